@@ -1,0 +1,86 @@
+"""One step of the engine, as data: the `StepPlan` the scheduler gives, the `StepResult` it gets back.
+
+A plan names device rows, lengths and blocks; it holds no tensors and imports no torch. There are no
+phases: a row says "compute positions start .. start+count of this sequence", whether that is a whole
+prompt, a piece of one, or the next token.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.request import Pixels, Sampling, TokenLogprobs, View
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Where a view's tokens stand in a sequence."""
+
+    start: int  # first token index
+    view: View
+    key: bytes  # view.key, computed once
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.view.tokens
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A prompt with every placeholder expanded: what the engine really computes."""
+
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...]  # in order, disjoint
+    positions: NDArray[np.int32]  # [3, len(tokens)] rotary positions (time, row, column)
+    delta: int  # token i >= len(tokens) stands at position i + delta on all three axes
+
+
+class Enter(msgspec.Struct, frozen=True):
+    """A sequence takes a device row: what the row must know for as long as it is there."""
+
+    row: int
+    sampling: Sampling
+    seed: int  # resolved; with the output position it determines the noise
+    prompt: tuple[int, ...]  # for repetition penalties
+    output: tuple[int, ...]  # tokens already produced (after a preemption)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Compute `count` positions of one sequence, from `start`."""
+
+    sequence: int  # scheduler's handle; comes back in the result
+    row: int
+    start: int
+    count: int
+    # Known ids of start .. start+len(tokens); when one short of `count`, the last id is the token this row
+    # sampled in the step before, which only the device knows yet.
+    tokens: tuple[int, ...]
+    positions: NDArray[np.int32]  # [3, count]
+    spans: tuple[Span, ...]  # the spans that overlap start .. start+count
+    sample: bool  # whether the last position yields a token
+    output_position: int  # how many output tokens precede the one sampled here
+
+
+class Encode(msgspec.Struct, frozen=True):
+    """Compute the features of a view and keep them in the store."""
+
+    view: View
+    key: bytes
+    pixels: Pixels
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Everything one step does, in this order: enter, table, copies, encodes, rows."""
+
+    number: int
+    enter: tuple[Enter, ...]
+    table: tuple[tuple[int, int, int], ...]  # (row, index, block): block-table entries that changed
+    copies: tuple[tuple[int, int], ...]  # (source block, target block): copy-on-write
+    encodes: tuple[Encode, ...]
+    rows: tuple[Row, ...]
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What a step produced: one entry per row of the plan that sampled, in the plan's order."""
+
+    number: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]

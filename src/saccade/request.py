@@ -1,0 +1,107 @@
+"""What travels between the front and the engine: a `Request` in, `Delta`s out.
+
+takes   nothing; these are values
+gives   the two shapes that cross the link, and the identity of what an image contributes to them
+never   imports torch; holds state
+"""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Pixels = NDArray[np.uint8]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen and when to stop. Stop *strings* are the front's business."""
+
+    max_tokens: int = 16  # already clamped by the front to what the context leaves
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None  # None: the engine draws one per request
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # alternatives reported per token; 0 reports the sampled one alone
+    stop_token_ids: tuple[int, ...] = ()  # the checkpoint's end tokens included, unless ignore_eos
+    n: int = 1
+
+
+class View(msgspec.Struct, frozen=True):
+    """One look at a picture: which part of the source, at which token grid.
+
+    Its `key` is its identity: it names features in the store and, with the offset inside the view,
+    tokens in the prefix cache. Two views are interchangeable exactly if their keys are equal.
+    """
+
+    content: bytes  # >= 16 bytes; hash of mode, size and encoded bytes, keyed per tenant
+    box: tuple[int, int, int, int]  # x0, y0, x1, y1 in source pixels
+    grid: tuple[int, int]  # rows, columns of patches (before merging)
+    merge: int  # patches per token along each side
+    processing: bytes  # hash of resize filter, mean, std, patch sizes
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.grid[1] // (self.merge * self.merge)
+
+    @property
+    def token_grid(self) -> tuple[int, int]:
+        return self.grid[0] // self.merge, self.grid[1] // self.merge
+
+    @property
+    def key(self) -> bytes:
+        numbers = np.array([*self.box, *self.grid, self.merge], dtype="<i8").tobytes()
+        parts = (self.content, numbers, self.processing)
+        framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        return blake3(framed).digest(length=32)
+
+
+class Media(msgspec.Struct, frozen=True):
+    """A picture, or one pair of video frames, standing at one placeholder of the prompt."""
+
+    slot: int  # index in `Request.prompt` of the single placeholder id this media expands
+    view: View
+    pixels: Pixels  # [frames, height, width, 3] RGB; 1 frame for a picture, 2 for video
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A question on its way to the engine. `prompt` holds one placeholder id per media."""
+
+    id: str
+    prompt: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+    sampling: Sampling = Sampling()
+    salt: bytes = b""  # the tenant; prefixes are shared only between equal salts
+    arrived: float = 0.0  # time.monotonic() of the front; both processes share the clock
+
+    @property
+    def length(self) -> int:
+        """Prompt tokens after every placeholder has become its view's tokens."""
+        return len(self.prompt) + sum(media.view.tokens - 1 for media in self.media)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of the raw model distribution at one position."""
+
+    sampled: float
+    top: tuple[tuple[int, float], ...]  # best first, as many as were asked for
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one choice of one request: the tokens of one step, perhaps the end."""
+
+    request_id: str
+    index: int = 0  # which of the n choices
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache (on the first delta)
+    error: str | None = None
