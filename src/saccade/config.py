@@ -91,6 +91,7 @@ class ServeConfig:
     api_keys: tuple[str, ...] = ()  # none: open
     served_model_names: tuple[str, ...] = ()  # none: the model's own name
     max_body_bytes: int = 64 << 20
+    read_timeout: float = 60.0  # seconds a request's header, and then its body, may take to arrive
     request_timeout: float = 600.0  # seconds from arrival to the last token
     shutdown_timeout: float = 30.0  # seconds running requests get after SIGTERM
     max_choices: int = 16  # n

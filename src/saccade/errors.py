@@ -7,7 +7,10 @@
     │   │   └── ContextTooLong  400  more tokens than the model holds
     │   ├── NotAllowed          401  missing or wrong key
     │   ├── NotFound            404  no such model or route
+    │   ├── WrongMethod         405  the route exists, the method does not
+    │   ├── BodyTooSlow         408  the request took too long to arrive
     │   ├── BodyTooLarge        413  the request body is over its limit
+    │   ├── TimedOut            504  the answer took longer than a request may take
     │   └── Overloaded          503  the queue is full, or the server drains
     ├── CheckpointError         500  the model folder is wrong: names the file, tensor or key
     ├── ConfigError             500  options that contradict each other or the machine
@@ -61,9 +64,25 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class WrongMethod(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class BodyTooSlow(RequestError):
+    status = 408
+    code = "request_too_slow"
+
+
 class BodyTooLarge(RequestError):
     status = 413
     code = "body_too_large"
+
+
+class TimedOut(RequestError):
+    status = 504
+    kind = "timeout_error"
+    code = "request_timeout"
 
 
 class Overloaded(RequestError):

@@ -75,7 +75,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     table: tuple[tuple[int, int, int], ...]  # (row, index, block): block-table entries that changed
     copies: tuple[tuple[int, int], ...]  # (source block, target block): copy-on-write
     encodes: tuple[Encode, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # at least one; those of a single token first
 
 
 class StepResult(msgspec.Struct, frozen=True):

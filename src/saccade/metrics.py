@@ -1,0 +1,141 @@
+"""What a server tells about itself: the engine's snapshot and the front's own clocks, for Prometheus.
+
+takes   `EngineStats`, the totals the engine sends with its steps, and the front's notes about each request
+gives   the text of /metrics
+owns    one registry per `FrontMetrics`, so that two servers in one process never mix
+never   imports anything of ours; counts anything twice (engine totals are exported as they are)
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Seconds. From one decode step of a small model to the slowest request anybody waits for.
+FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)
+INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
+END_TO_END_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the engine. The first group are states, the second are totals that only grow."""
+
+    waiting: int = 0  # requests not yet admitted
+    running: int = 0  # requests holding device rows
+    blocks_used: int = 0  # KV blocks held by requests
+    blocks_cached: int = 0  # KV blocks kept only for the prefix cache
+    blocks_free: int = 0
+    feature_bytes: int = 0  # visual features kept
+
+    prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hit_tokens: int = 0  # of those, found
+    feature_hits: int = 0
+    feature_misses: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0  # prompt tokens of admitted requests, visual and cached ones included
+    generated_tokens: int = 0
+    visual_tokens: int = 0  # of the prompt tokens, those that stand for pictures
+    steps: int = 0
+    encodes: int = 0  # views run through the vision tower
+
+
+class _EngineCollector(Collector):
+    """Exports the latest snapshot at scrape time; totals become real Prometheus counters."""
+
+    def __init__(self, latest: Callable[[], EngineStats]) -> None:
+        self._latest = latest
+
+    def describe(self) -> Iterable[Metric]:
+        return _engine_families(EngineStats())
+
+    def collect(self) -> Iterable[Metric]:
+        return _engine_families(self._latest())
+
+
+def _engine_families(stats: EngineStats) -> Iterator[Metric]:
+    requests = GaugeMetricFamily("saccade_requests", "Requests inside the engine.", labels=["state"])
+    requests.add_metric(["waiting"], stats.waiting)
+    requests.add_metric(["running"], stats.running)
+    yield requests
+    blocks = GaugeMetricFamily(
+        "saccade_kv_blocks",
+        "KV blocks held by requests (used), kept only for the prefix cache (cached), and free.",
+        labels=["state"],
+    )
+    blocks.add_metric(["used"], stats.blocks_used)
+    blocks.add_metric(["cached"], stats.blocks_cached)
+    blocks.add_metric(["free"], stats.blocks_free)
+    yield blocks
+    yield GaugeMetricFamily(
+        "saccade_feature_cache_bytes", "Bytes of visual features kept for reuse.", stats.feature_bytes
+    )
+    tokens = CounterMetricFamily(
+        "saccade_tokens",
+        "Tokens by kind; cached and visual ones are part of the prompt tokens.",
+        labels=["kind"],
+    )
+    tokens.add_metric(["prompt"], stats.prompt_tokens)
+    tokens.add_metric(["cached"], stats.prefix_hit_tokens)
+    tokens.add_metric(["visual"], stats.visual_tokens)
+    tokens.add_metric(["generated"], stats.generated_tokens)
+    yield tokens
+    for name, text, total in (
+        ("prefix_cache_queried_tokens", "Prompt tokens looked up.", stats.prefix_queried_tokens),
+        ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens),
+        ("feature_cache_hits", "Views whose features were kept from before.", stats.feature_hits),
+        ("feature_cache_misses", "Views that had to be encoded.", stats.feature_misses),
+        ("preemptions", "Times a request gave up its blocks to be computed again.", stats.preemptions),
+        ("engine_steps", "Steps the engine ran.", stats.steps),
+        ("vision_encodes", "Views run through the vision tower.", stats.encodes),
+    ):
+        yield CounterMetricFamily(f"saccade_{name}", text, total)
+
+
+class FrontMetrics:
+    """The metrics of one server: the engine's snapshot plus what only the front can time."""
+
+    def __init__(self, latest: Callable[[], EngineStats]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(latest))
+        self.first_token = Histogram(
+            "saccade_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=FIRST_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self.inter_token = Histogram(
+            "saccade_inter_token_seconds",
+            "Between two successive tokens of one choice.",
+            buckets=INTER_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self.end_to_end = Histogram(
+            "saccade_request_seconds",
+            "From a request's arrival to its end.",
+            buckets=END_TO_END_BUCKETS,
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "saccade_http_requests_in_flight", "Generation requests being served.", registry=self.registry
+        )
+        self.finished = Counter(
+            "saccade_finished_choices",
+            "Choices by how they ended: stop, length, cancelled or error.",
+            labelnames=["outcome"],
+            registry=self.registry,
+        )
+        self.responses = Counter(
+            "saccade_http_responses",
+            "HTTP responses by route and status; 499 is a client that left before its answer began.",
+            labelnames=["route", "status"],
+            registry=self.registry,
+        )
+
+    def render(self) -> bytes:
+        """The Prometheus text format; CONTENT_TYPE names it."""
+        return generate_latest(self.registry)

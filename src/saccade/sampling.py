@@ -1,0 +1,131 @@
+"""What a user may ask of sampling, checked; and what it comes to for the engine.
+
+`SamplingParams` is the user's side (silence is allowed, stop strings are text); `Sampling` in request.py
+is the engine's side (everything is resolved, only token ids are left).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from saccade.errors import InvalidValue
+from saccade.request import Sampling
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 64
+MAX_STOPS = 16
+MAX_SEED = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to sample. `None` takes the checkpoint's own default, or the neutral value."""
+
+    max_tokens: int | None = 16  # None: what the context leaves
+    min_tokens: int = 0
+    temperature: float | None = None  # 0 is greedy
+    top_k: int | None = None  # 0 or -1 is off
+    top_p: float | None = None
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # how many alternatives to report with each token
+    stop: tuple[str, ...] | list[str] | str = ()
+    stop_token_ids: tuple[int, ...] | list[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        whole = {
+            "max_tokens": (self.max_tokens, 1, None),
+            "min_tokens": (self.min_tokens, 0, None),
+            "top_k": (self.top_k, -1, None),
+            "seed": (self.seed, -MAX_SEED - 1, MAX_SEED),
+            "logprobs": (self.logprobs, 0, MAX_LOGPROBS),
+            "n": (self.n, 1, MAX_CHOICES),
+        }
+        for name, (value, low, high) in whole.items():
+            _check(name, value, low, high, whole=True)
+        real = {
+            "temperature": (self.temperature, 0.0, 100.0),
+            "top_p": (self.top_p, 0.0, 1.0),
+            "min_p": (self.min_p, 0.0, 1.0),
+            "repetition_penalty": (self.repetition_penalty, 0.01, 100.0),
+            "presence_penalty": (self.presence_penalty, -2.0, 2.0),
+            "frequency_penalty": (self.frequency_penalty, -2.0, 2.0),
+        }
+        for name, (number, least, most) in real.items():
+            _check(name, number, least, most, whole=False)
+        if self.top_p == 0:
+            raise InvalidValue(
+                "top_p is 0, which leaves no token; use temperature 0 for greedy", param="top_p"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})"
+            raise InvalidValue(message, param="min_tokens")
+        self._check_stops()
+        for token, bias in self.logit_bias.items():
+            _check(f"logit_bias[{token}]", bias, -100.0, 100.0, whole=False)
+
+    def _check_stops(self) -> None:
+        if len(self.stop_strings) > MAX_STOPS:
+            message = f"{len(self.stop_strings)} stop strings were given; at most {MAX_STOPS} are allowed"
+            raise InvalidValue(message, param="stop")
+        if not all(self.stop_strings):
+            raise InvalidValue("a stop string is empty; remove it", param="stop")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def resolve(
+        self, *, room: int, vocab_size: int, end_tokens: tuple[int, ...], defaults: Mapping[str, float]
+    ) -> Sampling:
+        """The engine's version: `room` is how many tokens the context still holds after the prompt."""
+        for name, ids in (
+            ("logit_bias", tuple(self.logit_bias)),
+            ("stop_token_ids", tuple(self.stop_token_ids)),
+        ):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    message = f"{name} names token {token}; the vocabulary has ids 0 to {vocab_size - 1}"
+                    raise InvalidValue(message, param=name)
+
+        def choose(name: str, value: float | None, neutral: float) -> float:
+            return value if value is not None else float(defaults.get(name, neutral))
+
+        most = room if self.max_tokens is None else min(self.max_tokens, room)
+        return Sampling(
+            max_tokens=most,
+            min_tokens=min(self.min_tokens, most),
+            temperature=choose("temperature", self.temperature, 1.0),
+            top_k=max(int(choose("top_k", self.top_k, 0)), 0),
+            top_p=choose("top_p", self.top_p, 1.0),
+            min_p=self.min_p,
+            repetition_penalty=choose("repetition_penalty", self.repetition_penalty, 1.0),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+            logit_bias=dict(self.logit_bias),
+            logprobs=self.logprobs,
+            stop_token_ids=tuple(self.stop_token_ids) + (() if self.ignore_eos else end_tokens),
+            n=self.n,
+        )
+
+
+def _check(name: str, value: float | None, low: float, high: float | None, *, whole: bool) -> None:
+    if value is None:
+        return
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        raise InvalidValue(
+            f"{name} is {value!r}; it must be {'an integer' if whole else 'a number'}", param=name
+        )
+    if value < low or (high is not None and value > high):
+        span = f"at least {low}" if high is None else f"{low} to {high}"
+        raise InvalidValue(f"{name} is {value}; it must be {span}", param=name)
