@@ -1,0 +1,134 @@
+"""The decoder all families share: its sizes say which of the optional parts it has."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.cache.pages import KVShape, Paged
+from saccade.kernels.attention import Rows, any_shape
+from saccade.kernels.rope import interleaved_axes, rotary_angles
+from saccade.models.dims import DecoderDims, RopeDims
+from saccade.models.layers import (
+    Attention,
+    DeepVisual,
+    Embedding,
+    GatedMLP,
+    LanguageModel,
+    Linear,
+    Place,
+    RMSNorm,
+    Turn,
+    VisionTower,
+)
+
+# The names most families give these modules in their checkpoints; what is fused stands in one line.
+NAMES: dict[str, tuple[str, ...]] = {
+    "embedding": ("{text}.embed_tokens",),
+    "layers.*.attention_norm": ("{text}.layers.*.input_layernorm",),
+    "layers.*.attention.qkv": tuple(f"{{text}}.layers.*.self_attn.{part}_proj" for part in "qkv"),
+    "layers.*.attention.q_norm": ("{text}.layers.*.self_attn.q_norm",),
+    "layers.*.attention.k_norm": ("{text}.layers.*.self_attn.k_norm",),
+    "layers.*.attention.out": ("{text}.layers.*.self_attn.o_proj",),
+    "layers.*.mlp_norm": ("{text}.layers.*.post_attention_layernorm",),
+    "layers.*.mlp.gate_up": ("{text}.layers.*.mlp.gate_proj", "{text}.layers.*.mlp.up_proj"),
+    "layers.*.mlp.down": ("{text}.layers.*.mlp.down_proj",),
+    "norm": ("{text}.norm",),
+    "head": ("lm_head",),
+}
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, dims: DecoderDims, layer: int, place: Place) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(dims.hidden, dims.eps, place)
+        self.attention = Attention(
+            dims.hidden,
+            dims.heads,
+            KVShape(dims.layers, dims.kv_heads, dims.head_dim),
+            place,
+            bias=dims.attention_bias,
+            norm_eps=dims.eps if dims.qk_norm else None,
+            window=dims.windows[layer],
+        )
+        self.mlp_norm = RMSNorm(dims.hidden, dims.eps, place)
+        self.mlp = GatedMLP(dims.hidden, dims.inner, place, dims.mlp_bias)
+
+    def forward(
+        self, x: Tensor, turn: Turn, k_pages: Tensor, v_pages: Tensor, slots: Tensor, rows: Rows
+    ) -> Tensor:
+        normed = self.attention_norm.forward(x)
+        x = x + self.attention.forward(normed, turn, k_pages, v_pages, slots, rows)
+        return x + self.mlp.forward(self.mlp_norm.forward(x))
+
+
+class Decoder(LanguageModel):
+    """Embedding, layers, norm and head; a vision tower beside them where the family has one."""
+
+    def __init__(self, dims: DecoderDims, place: Place, vision: VisionTower | None = None) -> None:
+        super().__init__()
+        self.kv_shape = KVShape(dims.layers, dims.kv_heads, dims.head_dim)
+        self.vocab_size, self.hidden_size = dims.vocab, dims.hidden
+        self.max_positions = dims.max_positions
+        self.vision = vision
+        self.embedding = Embedding(dims.vocab, dims.hidden, place)
+        self.layers = nn.ModuleList(Layer(dims, layer, place) for layer in range(dims.layers))
+        self.norm = RMSNorm(dims.hidden, dims.eps, place)
+        self.head = None if dims.tied else Linear(dims.hidden, (dims.vocab,), place)
+        # Plain attributes, not buffers: they stay float32 and int64 whatever the weights are.
+        self._frequencies = rotary_frequencies(dims.rope, dims.head_dim).to(place.device)
+        self._axes = None
+        if dims.rope.sections is not None:
+            axes = interleaved_axes(dims.rope.sections, dims.head_dim // 2)
+            self._axes = torch.tensor(axes, dtype=torch.int64, device=place.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding.forward(tokens)
+
+    def forward(self, embeds: Tensor, positions: Tensor, paged: Paged, deep: DeepVisual | None) -> Tensor:
+        pages = paged.pages
+        rows = Rows(
+            paged.tables,
+            paged.lengths,
+            paged.offsets,
+            paged.counts,
+            paged.contexts,
+            paged.decodes,
+            pages.block_size,
+        )
+        turn = self.turn(positions)
+        x = embeds
+        with any_shape(x.device):
+            for index, layer in enumerate(self.layers):
+                x = layer(x, turn, pages.k[index], pages.v[index], paged.slots, rows)
+                if deep is not None and index < deep.levels.shape[0]:
+                    x = x.index_add(0, deep.index, deep.levels[index].to(x.dtype))
+        return self.norm.forward(x)
+
+    def turn(self, positions: Tensor) -> Turn:
+        """The rotation at positions [3, T], in the weights' dtype."""
+        return Turn(*rotary_angles(positions, self._frequencies, self._axes, self.embedding.weight.dtype))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        head = self.embedding if self.head is None else self.head
+        return F.linear(hidden, head.weight).float()
+
+
+def rotary_frequencies(rope: RopeDims, head_dim: int) -> Tensor:
+    """Radians per position, [head_dim / 2] float32:  theta ^ (-2 j / head_dim), then the kind's scaling.
+
+    llama3 looks at how many turns t a frequency makes over the original context: kept above `high`,
+    divided by `factor` below `low`, in between mixed by (t - low) / (high - low).
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        turns = rope.original * frequencies / (2 * math.pi)
+        keep = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+        return keep * frequencies + (1 - keep) * frequencies / rope.factor
+    return frequencies

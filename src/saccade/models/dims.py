@@ -1,0 +1,245 @@
+"""The sizes of a network, read from its configuration, typed and checked.
+
+What is not understood is refused by name: a model that loads computes what its authors meant.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.errors import CheckpointError
+
+Config = Mapping[str, Any]
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True)
+class RopeDims:
+    """How positions become angles."""
+
+    kind: str  # one of ROPE_KINDS
+    theta: float
+    factor: float = 1.0  # linear and llama3: how much longer the context became
+    low: float = 1.0  # llama3: turns over the original context below which a frequency is divided
+    high: float = 1.0  # llama3: turns above which it is kept
+    original: int = 0  # llama3: the original context
+    sections: tuple[int, ...] | None = None  # frequencies of (time, row, column), interleaved; None: one axis
+
+
+@dataclass(frozen=True)
+class DecoderDims:
+    layers: int
+    hidden: int
+    inner: int  # of the MLP
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_positions: int
+    eps: float
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    rope: RopeDims
+    windows: tuple[int | None, ...]  # per layer; None: full attention
+
+
+@dataclass(frozen=True)
+class VisionDims:
+    depth: int
+    hidden: int
+    inner: int
+    heads: int
+    activation: str
+    channels: int
+    patch: int
+    frames: int  # temporal patch size
+    merge: int
+    out: int
+    positions: int  # learned positions along each side
+    theta: float
+    deep: tuple[int, ...]  # layers whose output joins the decoder again
+
+
+def whole(config: Config, key: str, default: int | None = None) -> int:
+    """A positive whole number of the configuration."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise CheckpointError(f"config.json lacks {key!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json: {key!r} is {value!r}; it must be a positive whole number")
+    return value
+
+
+def real(config: Config, key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise CheckpointError(f"config.json lacks {key!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise CheckpointError(f"config.json: {key!r} is {value!r}; it must be a positive number")
+    return float(value)
+
+
+def inner_config(config: Config, key: str) -> Config:
+    inner = config.get(key)
+    if not isinstance(inner, Mapping):
+        raise CheckpointError(f"config.json lacks the section {key!r}")
+    return inner
+
+
+def read_decoder(
+    config: Config,
+    *,
+    tied: bool,
+    qk_norm: bool,
+    default_head_dim: int | None,
+    default_theta: float,
+    default_sections: tuple[int, int, int] | None = None,
+) -> DecoderDims:
+    """The decoder's sizes. The defaults are the family's, for files that leave them out."""
+    hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
+    kv_heads = whole(config, "num_key_value_heads", heads)
+    head_dim = whole(config, "head_dim", default_head_dim or hidden // heads)
+    if heads % kv_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} kv heads evenly")
+    if head_dim % 2:
+        raise CheckpointError(f"config.json: 'head_dim' is {head_dim}; rotary positions need an even number")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise CheckpointError(f"config.json: 'hidden_act' {activation!r} is not supported; 'silu' is")
+    layers = whole(config, "num_hidden_layers")
+    return DecoderDims(
+        layers=layers,
+        hidden=hidden,
+        inner=whole(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=whole(config, "vocab_size"),
+        max_positions=whole(config, "max_position_embeddings"),
+        eps=real(config, "rms_norm_eps", 1e-6),
+        tied=tied,
+        attention_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        qk_norm=qk_norm,
+        rope=read_rope(config, head_dim, default_theta, default_sections),
+        windows=read_windows(config, layers),
+    )
+
+
+def read_rope(
+    config: Config, head_dim: int, default_theta: float, default_sections: tuple[int, int, int] | None
+) -> RopeDims:
+    """`rope_parameters`, or the older `rope_scaling` beside `rope_theta`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise CheckpointError(f"config.json: the rotary parameters are {rope!r}; they must be a section")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise CheckpointError(
+            f"config.json: the rotary type {kind!r} is not supported; {', '.join(ROPE_KINDS)} are"
+        )
+    theta = real(rope, "rope_theta", real(config, "rope_theta", default_theta))
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise CheckpointError(f"config.json: 'partial_rotary_factor' {partial!r} is not supported; 1 is")
+    sections = _read_sections(rope, head_dim, default_sections)
+    if kind == "default":
+        return RopeDims(kind, theta, sections=sections)
+    factor = real(rope, "factor")
+    if kind == "linear":
+        return RopeDims(kind, theta, factor, sections=sections)
+    low, high = real(rope, "low_freq_factor"), real(rope, "high_freq_factor")
+    if not low < high:
+        raise CheckpointError(f"config.json: 'low_freq_factor' {low} is not below 'high_freq_factor' {high}")
+    original = whole(rope, "original_max_position_embeddings")
+    return RopeDims(kind, theta, factor, low, high, original, sections)
+
+
+def _read_sections(
+    rope: Config, head_dim: int, default: tuple[int, int, int] | None
+) -> tuple[int, ...] | None:
+    sections = rope.get("mrope_section", default)
+    if sections is None:
+        return None
+    if rope.get("mrope_interleaved") is False:
+        raise CheckpointError("config.json: 'mrope_interleaved' false is not supported; true is")
+    if not isinstance(sections, list | tuple) or len(sections) != 3 or sum(sections) != head_dim // 2:
+        raise CheckpointError(
+            f"config.json: 'mrope_section' is {sections!r}; it must share "
+            f"{head_dim // 2} frequencies among 3 axes"
+        )
+    return tuple(int(share) for share in sections)
+
+
+def read_windows(config: Config, layers: int) -> tuple[int | None, ...]:
+    """Which layers attend through a sliding window, and how wide it is."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        sliding = bool(config.get("use_sliding_window", False))
+        first = whole(config, "max_window_layers", layers) if sliding else layers
+        kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
+    if len(kinds) != layers:
+        raise CheckpointError(f"config.json: 'layer_types' names {len(kinds)} layers of {layers}")
+    windows: list[int | None] = []
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise CheckpointError(
+                f"config.json: the layer type {kind!r} is not supported; 'full_attention' and "
+                "'sliding_attention' are"
+            )
+        windows.append(whole(config, "sliding_window") if kind == "sliding_attention" else None)
+    return tuple(windows)
+
+
+def read_vision(config: Config, activations: tuple[str, ...]) -> VisionDims:
+    hidden, heads = whole(config, "hidden_size"), whole(config, "num_heads")
+    if hidden % heads or hidden // heads % 4:
+        raise CheckpointError(
+            f"config.json: a vision width of {hidden} over {heads} heads leaves no multiple of 4 per head, "
+            "which 2-D rotary positions need"
+        )
+    activation = config.get("hidden_act", "gelu_pytorch_tanh")
+    if activation not in activations:
+        raise CheckpointError(
+            f"config.json: the vision 'hidden_act' {activation!r} is not supported; "
+            f"{', '.join(activations)} are"
+        )
+    count = whole(config, "num_position_embeddings")
+    side = round(count**0.5)
+    if side * side != count:
+        raise CheckpointError(f"config.json: 'num_position_embeddings' is {count}; it must be a square")
+    depth = whole(config, "depth")
+    deep = tuple(config.get("deepstack_visual_indexes") or ())
+    if len(set(deep)) != len(deep) or any(
+        not isinstance(layer, int) or not 0 <= layer < depth for layer in deep
+    ):
+        raise CheckpointError(
+            f"config.json: 'deepstack_visual_indexes' is {list(deep)}; it must name different "
+            f"layers of {depth}"
+        )
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type", "axial") != "axial":
+        raise CheckpointError(
+            f"config.json: the vision rotary type {rope['rope_type']!r} is not supported; 'axial' is"
+        )
+    return VisionDims(
+        depth=depth,
+        hidden=hidden,
+        inner=whole(config, "intermediate_size"),
+        heads=heads,
+        activation=activation,
+        channels=whole(config, "in_channels", 3),
+        patch=whole(config, "patch_size"),
+        frames=whole(config, "temporal_patch_size"),
+        merge=whole(config, "spatial_merge_size"),
+        out=whole(config, "out_hidden_size"),
+        positions=side,
+        theta=real(rope, "rope_theta", 10000.0),
+        deep=deep,
+    )

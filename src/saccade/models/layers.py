@@ -1,0 +1,181 @@
+"""What networks are made of, and what the engine sees of a finished one.
+
+Every module takes a `Place` and makes its parameters there, empty: never elsewhere first. Inputs are
+explicit; nothing is read from the surroundings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.cache.pages import KVShape, Paged
+from saccade.kernels.attention import Rows, paged_attention
+from saccade.kernels.kv_write import kv_write
+from saccade.kernels.norm import rms_norm
+from saccade.kernels.rope import apply_rotary
+
+
+class Place(NamedTuple):
+    """Where parameters live, and as what."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def parameter(self, *shape: int) -> nn.Parameter:
+        empty = torch.empty(shape, device=self.device, dtype=self.dtype)
+        return nn.Parameter(empty, requires_grad=False)
+
+
+@dataclass(frozen=True)
+class DeepVisual:
+    """Features of visual tokens that join the stream again after the first decoder layers (DeepStack)."""
+
+    index: Tensor  # [Tv] int64, each once: which of the step's tokens are visual
+    levels: Tensor  # [D, Tv, hidden]
+
+
+class VisionTower(nn.Module):
+    """Turns the patches of views into features: one vector for the prompt and one per DeepStack level."""
+
+    patch_dim: int  # channels * frames * patch * patch
+    merge: int  # patches per token along each side
+    depth_levels: int  # D
+    out_dim: int
+
+    def forward(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+        """[P, patch_dim] in merge order, views packed; gives [tokens, (1 + D) * out_dim]."""
+        raise NotImplementedError
+
+
+class LanguageModel(nn.Module):
+    """A causal language model over paged keys and values."""
+
+    kv_shape: KVShape
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    vision: VisionTower | None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T] ids to [T, hidden]."""
+        raise NotImplementedError
+
+    def forward(self, embeds: Tensor, positions: Tensor, paged: Paged, deep: DeepVisual | None) -> Tensor:
+        """[T, hidden] at positions [3, T] int64; gives the normalised last hidden states [T, hidden]."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] to [S, vocab] float32."""
+        raise NotImplementedError
+
+
+class Linear(nn.Module):
+    """y = x W^T + b. `parts` are the output rows of the projections fused into one."""
+
+    def __init__(self, inputs: int, parts: tuple[int, ...], place: Place, bias: bool = False) -> None:
+        super().__init__()
+        self.parts = parts
+        self.weight = place.parameter(sum(parts), inputs)
+        self.bias = place.parameter(sum(parts)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    def __init__(self, count: int, width: int, place: Place) -> None:
+        super().__init__()
+        self.weight = place.parameter(count, width)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return F.embedding(index, self.weight)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float, place: Place) -> None:
+        super().__init__()
+        self.weight = place.parameter(width)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, width: int, eps: float, place: Place) -> None:
+        super().__init__()
+        self.weight = place.parameter(width)
+        self.bias = place.parameter(width)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class GatedMLP(nn.Module):
+    """y = down(silu(gate(x)) * up(x)), gate and up as one projection."""
+
+    def __init__(self, width: int, inner: int, place: Place, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up = Linear(width, (inner, inner), place, bias)
+        self.down = Linear(inner, (width,), place, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up.forward(x).chunk(2, dim=-1)
+        return self.down.forward(F.silu(gate) * up)
+
+
+class Turn(NamedTuple):
+    """The rotation of a step's tokens: [T, head_dim] each, as `apply_rotary` takes them."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped kv heads: project, normalise and rotate q and k, write, read, project."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv: KVShape,
+        place: Place,
+        *,
+        bias: bool,
+        norm_eps: float | None,  # None: q and k are not normalised
+        window: int | None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv.kv_heads, kv.head_dim
+        self.window = window
+        self.scale = kv.head_dim**-0.5
+        inner = heads * kv.head_dim
+        kv_inner = kv.kv_heads * kv.head_dim
+        self.qkv = Linear(width, (inner, kv_inner, kv_inner), place, bias)
+        self.out = Linear(inner, (width,), place, bias)
+        self.q_norm = RMSNorm(kv.head_dim, norm_eps, place) if norm_eps is not None else None
+        self.k_norm = RMSNorm(kv.head_dim, norm_eps, place) if norm_eps is not None else None
+
+    def forward(
+        self, x: Tensor, turn: Turn, k_pages: Tensor, v_pages: Tensor, slots: Tensor, rows: Rows
+    ) -> Tensor:
+        split = self.heads + self.kv_heads
+        qkv = self.qkv.forward(x).view(-1, split + self.kv_heads, self.head_dim)
+        qk, v = qkv[:, :split], qkv[:, split:]
+        if self.q_norm is not None and self.k_norm is not None:
+            # One pass over q and k: each head scaled by its kind's weight.
+            weights = (
+                self.q_norm.weight.expand(self.heads, -1),
+                self.k_norm.weight.expand(self.kv_heads, -1),
+            )
+            qk = rms_norm(qk, torch.cat(weights), self.q_norm.eps)
+        qk = apply_rotary(qk, turn.cos, turn.sin)
+        q, k = qk[:, : self.heads], qk[:, self.heads :]
+        kv_write(k, v, k_pages, v_pages, slots)
+        seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window)
+        return self.out.forward(seen.flatten(1))

@@ -1,0 +1,20 @@
+"""Llama, 2 to 3.3: a text decoder, with scaled rotary frequencies from 3.1 on."""
+
+from saccade.models.decoder import NAMES, Decoder
+from saccade.models.dims import Config, read_decoder
+from saccade.models.layers import LanguageModel, Place
+from saccade.models.weights import WeightMap
+
+# Early checkpoints carry their rotary frequencies, which follow from the configuration.
+WEIGHTS = WeightMap(NAMES, roots={"text": ("model",)}, ignored=("lm_head.weight", "rotary_emb.inv_freq"))
+
+
+def build(config: Config, place: Place) -> LanguageModel:
+    dims = read_decoder(
+        config,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qk_norm=False,
+        default_head_dim=None,
+        default_theta=10000.0,
+    )
+    return Decoder(dims, place)

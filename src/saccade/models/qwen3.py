@@ -1,0 +1,19 @@
+"""Qwen3: a text decoder with normalised queries and keys."""
+
+from saccade.models.decoder import NAMES, Decoder
+from saccade.models.dims import Config, read_decoder
+from saccade.models.layers import LanguageModel, Place
+from saccade.models.weights import WeightMap
+
+WEIGHTS = WeightMap(NAMES, roots={"text": ("model",)}, ignored=("lm_head.weight",))
+
+
+def build(config: Config, place: Place) -> LanguageModel:
+    dims = read_decoder(
+        config,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qk_norm=True,
+        default_head_dim=128,
+        default_theta=10000.0,
+    )
+    return Decoder(dims, place)

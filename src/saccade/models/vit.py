@@ -1,0 +1,221 @@
+"""The vision tower of Qwen3-VL: patches of views in, features of tokens out.
+
+A view's patches come in merge order: the merge * merge patches of one token stand together, tokens row by
+row. Views are packed one after another; each attends to itself alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.kernels.attention import any_shape
+from saccade.kernels.rope import apply_rotary
+from saccade.models.dims import VisionDims
+from saccade.models.layers import Embedding, LayerNorm, Linear, Place, Turn, VisionTower
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+EPS = 1e-6
+KEPT_PATCHES = 1 << 16  # of grids whose tables are kept: about 40 MB at 72 channels a head
+
+
+class Run(NamedTuple):
+    """Neighbouring views of equal size: attended to in one batch."""
+
+    start: int  # first patch
+    views: int
+    size: int  # patches per view
+
+
+class GridTable(NamedTuple):
+    """What depends on a view's grid alone, in merge order."""
+
+    corners: Tensor  # [4, P] int64 into the learned positions
+    weights: Tensor  # [4, P] float32
+    turn: Turn  # [P, head_dim] float32 each
+
+
+class VisionAttention(nn.Module):
+    """Full attention inside each view."""
+
+    def __init__(self, dims: VisionDims, place: Place) -> None:
+        super().__init__()
+        self.heads = dims.heads
+        self.qkv = Linear(dims.hidden, (3 * dims.hidden,), place, bias=True)  # one tensor in checkpoints too
+        self.out = Linear(dims.hidden, (dims.hidden,), place, bias=True)
+
+    def forward(self, x: Tensor, turn: Turn, runs: Sequence[Run]) -> Tensor:
+        patches, width = x.shape
+        qkv = self.qkv.forward(x).view(patches, 3 * self.heads, width // self.heads)
+        qk = apply_rotary(qkv[:, : 2 * self.heads], turn.cos, turn.sin)
+        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :]
+        seen = [self._attend(q, k, v, run) for run in runs]
+        return self.out.forward(seen[0] if len(seen) == 1 else torch.cat(seen))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+        stop = run.start + run.views * run.size
+        shape = (run.views, run.size, self.heads, -1)
+        q, k, v = (part[run.start : stop].reshape(shape).transpose(1, 2) for part in (q, k, v))
+        seen = F.scaled_dot_product_attention(q, k, v)  # [views, heads, size, head_dim]
+        return seen.transpose(1, 2).reshape(run.views * run.size, -1)
+
+
+class VisionLayer(nn.Module):
+    def __init__(self, dims: VisionDims, place: Place) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(dims.hidden, EPS, place)
+        self.attention = VisionAttention(dims, place)
+        self.mlp_norm = LayerNorm(dims.hidden, EPS, place)
+        self.up = Linear(dims.hidden, (dims.inner,), place, bias=True)
+        self.down = Linear(dims.inner, (dims.hidden,), place, bias=True)
+        self._activation = ACTIVATIONS[dims.activation]
+
+    def forward(self, x: Tensor, turn: Turn, runs: Sequence[Run]) -> Tensor:
+        x = x + self.attention.forward(self.attention_norm.forward(x), turn, runs)
+        return x + self.down.forward(self._activation(self.up.forward(self.mlp_norm.forward(x))))
+
+
+class Merger(nn.Module):
+    """The merge * merge patches of a token become one vector of the decoder's width."""
+
+    def __init__(self, dims: VisionDims, place: Place, *, norm_merged: bool) -> None:
+        super().__init__()
+        self.merged = dims.hidden * dims.merge**2
+        self.norm = LayerNorm(self.merged if norm_merged else dims.hidden, EPS, place)
+        self.norm_merged = norm_merged
+        self.up = Linear(self.merged, (self.merged,), place, bias=True)
+        self.down = Linear(self.merged, (dims.out,), place, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norm_merged:
+            x = self.norm.forward(x.reshape(-1, self.merged))
+        else:
+            x = self.norm.forward(x).reshape(-1, self.merged)
+        return self.down.forward(F.gelu(self.up.forward(x)))
+
+
+class QwenVision(VisionTower):
+    def __init__(self, dims: VisionDims, place: Place) -> None:
+        super().__init__()
+        self.patch_dim = dims.channels * dims.frames * dims.patch**2
+        self.merge = dims.merge
+        self.depth_levels = len(dims.deep)
+        self.out_dim = dims.out
+        self.patch_embedding = Linear(self.patch_dim, (dims.hidden,), place, bias=True)
+        self.positions = Embedding(dims.positions**2, dims.hidden, place)
+        self.layers = nn.ModuleList(VisionLayer(dims, place) for _ in range(dims.depth))
+        self.merger = Merger(dims, place, norm_merged=False)
+        self.deep_mergers = nn.ModuleList(Merger(dims, place, norm_merged=True) for _ in dims.deep)
+        self._deep = dims.deep
+        self._side = dims.positions
+        self._head_dim = dims.hidden // dims.heads
+        self._theta = dims.theta
+        self._place = place
+        self._tables: OrderedDict[tuple[int, int], GridTable] = OrderedDict()
+        self._kept = 0  # patches in _tables
+
+    def forward(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+        self._check(patches, grids)
+        runs = _runs(grids)
+        tables = [self.table(grid) for grid in grids]
+        turn = Turn(
+            torch.cat([table.turn.cos for table in tables]), torch.cat([table.turn.sin for table in tables])
+        )
+        x = self.patch_embedding.forward(patches.to(self._place.dtype))
+        x = x + self._learned_positions(tables).to(x.dtype)
+        levels: list[Tensor] = []
+        with any_shape(x.device):
+            for index, layer in enumerate(self.layers):
+                x = layer(x, turn, runs)
+                if index in self._deep:
+                    levels.append(self.deep_mergers[self._deep.index(index)](x))
+        return torch.cat([self.merger.forward(x), *levels], dim=-1)
+
+    def _check(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> None:
+        total = sum(height * width for height, width in grids)
+        if not grids or patches.shape != (total, self.patch_dim):
+            raise ValueError(
+                f"the grids {list(grids)} need patches [{total}, {self.patch_dim}], "
+                f"not {tuple(patches.shape)}"
+            )
+        for height, width in grids:
+            if height < 1 or width < 1 or height % self.merge or width % self.merge:
+                raise ValueError(f"a grid of {height} x {width} patches does not divide by {self.merge}")
+
+    def _learned_positions(self, tables: Sequence[GridTable]) -> Tensor:
+        """Bilinear between the four nearest learned positions; [P, hidden] float32."""
+        corners = torch.cat([table.corners for table in tables], dim=1)
+        weights = torch.cat([table.weights for table in tables], dim=1)
+        total = self.positions.forward(corners[0]) * weights[0, :, None]
+        for corner in range(1, 4):  # one at a time: a quarter of the memory
+            total += self.positions.forward(corners[corner]) * weights[corner, :, None]
+        return total
+
+    def table(self, grid: tuple[int, int]) -> GridTable:
+        """The grid's indexes, from the few kept ones or made anew. Least recently used go first."""
+        found = self._tables.get(grid)
+        if found is not None:
+            self._tables.move_to_end(grid)
+            return found
+        made = make_table(grid, self.merge, self._side, self._head_dim, self._theta, self._place.device)
+        self._tables[grid] = made
+        self._kept += grid[0] * grid[1]
+        while self._kept > KEPT_PATCHES and len(self._tables) > 1:
+            (height, width), _ = self._tables.popitem(last=False)
+            self._kept -= height * width
+        return made
+
+    def forget_tables(self) -> None:
+        self._tables.clear()
+        self._kept = 0
+
+
+def _runs(grids: Sequence[tuple[int, int]]) -> tuple[Run, ...]:
+    runs = []
+    start = 0
+    for size, group in groupby(height * width for height, width in grids):
+        views = len(list(group))
+        runs.append(Run(start, views, size))
+        start += views * size
+    return tuple(runs)
+
+
+def make_table(
+    grid: tuple[int, int], merge: int, side: int, head_dim: int, theta: float, device: torch.device
+) -> GridTable:
+    height, width = grid
+    # Merge order: [token row, token column, row inside, column inside].
+    places = torch.arange(height * width, device=device).view(height // merge, merge, width // merge, merge)
+    places = places.transpose(1, 2).flatten()
+    row, column = places // width, places % width
+    top, bottom, down = _between(row, height, side)
+    left, right, across = _between(column, width, side)
+    corners = torch.stack(
+        (top * side + left, top * side + right, bottom * side + left, bottom * side + right)
+    )
+    weights = torch.stack(
+        ((1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across)
+    )
+    # A quarter of the head turns with the row, a quarter with the column; both repeat for the other half.
+    exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)
+    frequencies = 1.0 / (theta**exponents)
+    angles = torch.cat((row[:, None] * frequencies, column[:, None] * frequencies), dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return GridTable(corners, weights, Turn(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+
+
+def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where `index` of `size` falls among `side` learned positions, ends on ends: before, after, fraction."""
+    exact = index.float() * (side - 1) / max(size - 1, 1)
+    before = exact.floor()
+    low = before.long().clamp(0, side - 1)
+    return low, (low + 1).clamp(max=side - 1), exact - before

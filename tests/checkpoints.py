@@ -1,0 +1,313 @@
+"""Tiny random checkpoints, saved by transformers: complete folders that every test may open.
+
+Deterministic from the seed. The weights are wide (see `_spread`), so that logits are far from ties, outputs
+depend on the whole context, and equality of greedy tokens is a robust test; special tokens have small head
+rows, so that greedy outputs run to their length instead of meeting an end token.
+
+    folder = qwen3_vl(tmp_path / "vl")            also tied=True; qwen3(...), llama(..., scaled=True)
+    inputs = oracle_inputs(folder, messages, pictures)      what transformers takes for the same question
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor, nn
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+PLAIN_ADDED_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # added, yet shown as text
+VOCAB_SIZE = 512  # a little more than the tokenizer has, as in public checkpoints
+BYTE_PAIR_SIZE = 480
+MIN_PIXELS, MAX_PIXELS = 64 * 64, 256 * 256  # 4 to 64 visual tokens a picture
+MAX_POSITIONS = 4096
+
+SPLIT_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+SPLIT_OTHERS = r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+CORPUS = """\
+The eye jumps to what matters and rests there for a moment. A picture of the harbour shows three red
+boats, two blue ones and a small white lighthouse on the left. How many boats are in the picture?
+What colour is the house? Describe the image in one sentence. The user asks a question and the
+assistant answers with care: there are twelve windows, seven of them open, and the clock on the
+tower says half past nine. Read the text on the sign, then say where the cat is sitting. You are a
+helpful assistant. user system assistant image video seconds the and that this with from have which
+would there their about other these first where after between."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' or part.type == 'image_url' -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif part.type == 'video' or part.type == 'video_url' -%}
+{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- elif part.type == 'text' -%}
+{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+
+def make_tokenizer() -> Tokenizer:
+    """Byte-level byte pairs in the Qwen manner: 480 plain tokens, then the added ones."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(f"{SPLIT_WORDS}|{SPLIT_OTHERS}"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=BYTE_PAIR_SIZE,
+        min_frequency=1,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([CORPUS], trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in PLAIN_ADDED_TOKENS])
+    return tokenizer
+
+
+def token_id(token: str) -> int:
+    found = make_tokenizer().token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return int(found)
+
+
+def qwen3_vl(
+    folder: Path,
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    **text_options: Any,
+) -> Path:
+    """Qwen3-VL: 4 decoder layers over a 4-layer ViT with DeepStack from three of them."""
+    tokenizer = make_tokenizer()
+    text = {
+        **_decoder_sizes(),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True,
+        },
+        **text_options,
+    }
+    vision = {
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": text["hidden_size"],
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1, 2],
+    }
+    config = transformers.Qwen3VLConfig(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=tied,
+        image_token_id=tokenizer.token_to_id("<|image_pad|>"),
+        video_token_id=tokenizer.token_to_id("<|video_pad|>"),
+        vision_start_token_id=tokenizer.token_to_id("<|vision_start|>"),
+        vision_end_token_id=tokenizer.token_to_id("<|vision_end|>"),
+    )
+    model = transformers.Qwen3VLForConditionalGeneration(config)
+    _save(model, folder, tokenizer, seed, dtype, max_shard_size)
+    _write_processor(folder)
+    return folder
+
+
+def qwen3(
+    folder: Path,
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    **options: Any,
+) -> Path:
+    config = transformers.Qwen3Config(**{**_decoder_sizes(), "tie_word_embeddings": tied, **options})
+    _save(transformers.Qwen3ForCausalLM(config), folder, make_tokenizer(), seed, dtype, max_shard_size)
+    return folder
+
+
+def llama(
+    folder: Path,
+    *,
+    scaled: bool = False,
+    tied: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    **options: Any,
+) -> Path:
+    """Llama; scaled=True adds llama3 frequency scaling, with thresholds inside this model's frequencies."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+    if scaled:
+        rope = {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+    config = transformers.LlamaConfig(
+        **{**_decoder_sizes(), "tie_word_embeddings": tied, "rope_parameters": rope, **options}
+    )
+    _save(transformers.LlamaForCausalLM(config), folder, make_tokenizer(), seed, dtype, max_shard_size)
+    return folder
+
+
+def oracle_inputs(
+    folder: Path, messages: Sequence[dict[str, Any]], pictures: Sequence[Image.Image] = ()
+) -> dict[str, Tensor]:
+    """The keyword arguments of transformers' model and `generate` for a chat with pictures.
+
+    Does by hand what its processor class does, because that class also wants a video processor, which
+    needs a library that has no build for every machine.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    inputs: dict[str, Tensor] = {}
+    if pictures:
+        processor = transformers.AutoImageProcessor.from_pretrained(folder)
+        processed = processor(images=list(pictures), return_tensors="pt")
+        inputs = {name: processed[name] for name in ("pixel_values", "image_grid_thw")}
+        pieces = text.split("<|image_pad|>")
+        if len(pieces) != len(pictures) + 1:
+            raise ValueError(f"{len(pieces) - 1} places for {len(pictures)} pictures")
+        text = pieces[0]
+        for grid, piece in zip(inputs["image_grid_thw"], pieces[1:], strict=True):
+            text += "<|image_pad|>" * (int(grid.prod()) // processor.merge_size**2) + piece
+    tokens = torch.tensor([tokenizer(text)["input_ids"]])
+    inputs |= {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if pictures:
+        inputs["mm_token_type_ids"] = (tokens == token_id("<|image_pad|>")).int()
+    return inputs
+
+
+def _decoder_sizes() -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": MAX_POSITIONS,
+    }
+
+
+def _save(
+    model: Any, folder: Path, tokenizer: Tokenizer, seed: int, dtype: torch.dtype, max_shard_size: str
+) -> None:
+    _spread(model, seed)
+    _quieten(model, tokenizer)
+    end = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=end, pad_token_id=end[1], do_sample=False
+    )
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "model_max_length": MAX_POSITIONS,
+            "clean_up_tokenization_spaces": False,
+            "additional_special_tokens": list(SPECIAL_TOKENS[1:]),
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+
+
+def _write_processor(folder: Path) -> None:
+    common: dict[str, Any] = {
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "processor_class": "Qwen3VLProcessor",
+    }
+    size = {"longest_edge": MAX_PIXELS, "shortest_edge": MIN_PIXELS}
+    image = {**common, "size": size, "image_processor_type": "Qwen2VLImageProcessor"}
+    _write_json(folder / "preprocessor_config.json", image)
+    # A video's limits count all its frames together.
+    size = {"longest_edge": 8 * MAX_PIXELS, "shortest_edge": MIN_PIXELS}
+    video = {**common, "size": size, "video_processor_type": "Qwen3VLVideoProcessor"}
+    _write_json(folder / "video_preprocessor_config.json", video)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+@torch.no_grad()
+def _spread(model: nn.Module, seed: int) -> None:
+    """Fill every parameter from one generator, in name order, with about unit gain per layer."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("bias"):
+            parameter.copy_(0.1 * noise)
+        elif parameter.dim() == 1:  # norms: around 1; wider for q and k: sharp attention
+            around = 1.5 if "q_norm" in name or "k_norm" in name else 1.0
+            parameter.copy_(around * (1 + 0.2 * noise))
+        elif "embed" in name and "patch" not in name:
+            parameter.copy_(noise if "embed_tokens" in name else 0.5 * noise)
+        elif name == "lm_head.weight":
+            parameter.copy_(noise)
+        else:
+            fan_in = parameter[0].numel()
+            gain = 3.0 if "patch_embed" in name else 1.5
+            parameter.copy_(gain * fan_in**-0.5 * noise)
+
+
+@torch.no_grad()
+def _quieten(model: Any, tokenizer: Tokenizer) -> None:
+    """Shrink the head rows of special tokens: they are never the likeliest."""
+    head = model.get_output_embeddings().weight
+    for token in SPECIAL_TOKENS:
+        head[tokenizer.token_to_id(token)] *= 0.02
