@@ -1,0 +1,336 @@
+"""Logits become tokens, on the device, without the host ever waiting.
+
+takes   the logits of a step's sampling rows, and what each row asked for when it entered
+gives   tokens on the device, log-probabilities where asked, and a promise of both on the host
+owns    the sampling parameters of every device row, and their token counts once some row needs them
+never   synchronises with the device in `enter` or `sample`: what a step needs is decided from what the host
+        knows of its rows, so a batch of greedy rows is one argmax
+
+Order of operations: log-probabilities of the untouched logits; logit bias; end tokens barred below
+min_tokens; repetition, frequency and presence penalties; temperature; top-k, top-p, min-p; Gumbel noise;
+argmax.
+
+The noise of a token is a hash of the request's seed, the output position and the token id, so a request draws
+the same tokens whatever runs beside it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.plan import Enter, Row
+from saccade.request import Sampling, TokenLogprobs
+from saccade.runtime import noise
+from saccade.runtime.history import History, RowLists, send, write
+
+# Columns of the parameter table, [max_rows, 9] float64 (the 32-bit key halves are exact in it).
+TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, KEY_LOW, KEY_HIGH = range(9)
+GREEDY_BELOW = 1e-5  # temperatures under this are greedy: dividing by them says nothing else
+_CHUNK_VALUES = 1 << 24  # logits worked on at once by everything beyond argmax: bounds the workspace
+_CANDIDATES = 1024  # on the CPU, top-p looks at so many tokens before it sorts them all
+
+
+class Use(NamedTuple):
+    """What the host knows of a device row: enough to decide what a step must compute."""
+
+    random: bool = False
+    top_k: int = 0  # 0 is off
+    top_p: bool = False
+    penalties: bool = False
+    bias: bool = False
+    min_tokens: int = 0  # 0 also when there is no end token to bar
+    logprobs: int | None = None
+
+
+class Sampler:
+    """Sampling over fixed device rows."""
+
+    def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
+        self._vocab = vocab
+        self._device = device
+        self._uses = [Use()] * max_rows
+        self._parameters = torch.zeros(max_rows, 9, dtype=torch.float64, device=device)
+        self._bias = RowLists(max_rows, device)
+        self._ends = RowLists(max_rows, device)
+        self._history = History(max_rows, vocab, device)
+        self._spread = noise.spread(vocab, device)
+        self._chunk = max(1, _CHUNK_VALUES // vocab)  # rows
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory held now; grows when a row first asks for penalties."""
+        return self._parameters.nbytes + self._spread.nbytes + self._history.nbytes
+
+    def enter(self, enter: Enter) -> None:
+        """A sequence takes a row: what it asked for, and the tokens it has already produced."""
+        sampling, row = enter.sampling, enter.row
+        use = describe(sampling, self._vocab)
+        self._uses[row] = use
+        line = torch.tensor(_line(sampling, enter.seed), dtype=torch.float64)
+        write(self._parameters[row], line)
+        if use.bias:
+            known = {token: bias for token, bias in sampling.logit_bias.items() if 0 <= token < self._vocab}
+            self._bias.set(row, list(known), list(known.values()))
+        if use.min_tokens:
+            ends = [token for token in sampling.stop_token_ids if 0 <= token < self._vocab]
+            self._ends.set(row, ends, [-torch.inf] * len(ends))
+        if use.penalties:
+            self._history.set(row, enter.prompt, enter.output)
+
+    def sample(
+        self, logits: Tensor, rows: Sequence[Row], device_rows: Tensor, output_positions: Tensor
+    ) -> "SampleOutput":
+        """One token per line of `logits` [S, vocab] float32, which is used up (edited in place).
+
+        `rows` says on the host what `device_rows` [S] and `output_positions` [S] (int64) say on the device.
+        """
+        uses = [self._uses[row.row] for row in rows]
+        if all(use == _PLAIN for use in uses):
+            return SampleOutput(logits.argmax(dim=-1), (None,) * len(uses), None)
+        logits = logits.contiguous()
+        steps = _Steps(uses, rows, self._device)
+        raw = _Raw(logits, steps.index("logprobs"), uses) if steps.has("logprobs") else None
+        parameters = self._parameters[device_rows]
+        self._edit(logits, steps, device_rows, parameters)
+        tokens = logits.argmax(dim=-1) if steps.has("greedy") else torch.empty_like(device_rows)
+        if steps.has("random"):
+            self._draw(tokens, logits, steps, parameters, output_positions)
+        if steps.has("penalties"):
+            chosen = steps.index("penalties")
+            self._history.count(device_rows[chosen], tokens[chosen])
+        logprobs = None if raw is None else raw.of(tokens)
+        return SampleOutput(tokens, tuple(use.logprobs for use in uses), logprobs)
+
+    def _edit(self, logits: Tensor, steps: "_Steps", device_rows: Tensor, parameters: Tensor) -> None:
+        """Everything that changes logits whether or not the row is greedy, in place."""
+        for name, lists in (("bias", self._bias), ("ends", self._ends)):
+            if steps.has(name):
+                index = steps.index(name)
+                lists.add_to(logits, index, device_rows[index])
+        for some in steps.chunks("penalties", self._chunk):
+            penalties = parameters[some, REPETITION:KEY_LOW].float()
+            logits[some] = self._history.penalise(logits[some], device_rows[some], penalties)
+
+    def _draw(
+        self, tokens: Tensor, logits: Tensor, steps: "_Steps", parameters: Tensor, positions: Tensor
+    ) -> None:
+        """Write the tokens of the random rows; their logits are used up."""
+        words = noise.words(parameters[:, KEY_LOW:].long(), positions)
+        # Sorting holds several times what the other kinds hold of each row.
+        for kind, size in (
+            ("free", self._chunk),
+            ("top_p", max(1, self._chunk // 4)),
+            ("top_k", self._chunk),
+        ):
+            for some in steps.chunks(kind, size):
+                scaled = scale_and_bar(logits[some], parameters[some], kind, steps.largest_k)
+                bits = noise.random_bits(self._spread, words[some])
+                tokens[some] = scaled.sub_(noise.log_exponential(bits)).argmax(dim=-1)
+
+
+def describe(sampling: Sampling, vocab: int) -> Use:
+    """What a row with these parameters will need, step by step."""
+    random = sampling.temperature >= GREEDY_BELOW
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (
+        1,
+        0,
+        0,
+    )
+    return Use(
+        random=random,
+        top_k=sampling.top_k if random and 0 < sampling.top_k < vocab else 0,
+        top_p=random and sampling.top_p < 1,
+        penalties=penalties,
+        bias=bool(sampling.logit_bias),
+        min_tokens=sampling.min_tokens if sampling.stop_token_ids else 0,
+        logprobs=None if sampling.logprobs is None else min(sampling.logprobs, vocab),
+    )
+
+
+_PLAIN = Use()
+
+
+def _line(sampling: Sampling, seed: int) -> list[float]:
+    """One line of the parameter table."""
+    return [
+        max(sampling.temperature, GREEDY_BELOW),
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        *noise.key(seed),
+    ]
+
+
+class _Steps:
+    """Which of the S rows each part of a step concerns: found on the host, uploaded in one copy if at all."""
+
+    def __init__(self, uses: Sequence[Use], rows: Sequence[Row], device: torch.device) -> None:
+        random = [i for i, use in enumerate(uses) if use.random]
+        self._members = {
+            "greedy": [i for i, use in enumerate(uses) if not use.random],
+            "random": random,
+            "free": [i for i in random if not uses[i].top_k and not uses[i].top_p],
+            "top_p": [i for i in random if not uses[i].top_k and uses[i].top_p],
+            "top_k": [i for i in random if uses[i].top_k],
+            "penalties": [i for i, use in enumerate(uses) if use.penalties],
+            "bias": [i for i, use in enumerate(uses) if use.bias],
+            "ends": [i for i, use in enumerate(uses) if rows[i].output_position < use.min_tokens],
+            "logprobs": [i for i, use in enumerate(uses) if use.logprobs is not None],
+        }
+        self._device = device
+        self.largest_k = max(use.top_k for use in uses)
+
+    def has(self, name: str) -> bool:
+        return bool(self._members[name])
+
+    def index(self, name: str) -> Tensor:
+        """[n] int64, on the device."""
+        return self._indices[name]
+
+    def chunks(self, name: str, size: int) -> Iterator[slice | Tensor]:
+        """At most `size` rows at a time; neighbours as a slice, which copies and uploads nothing."""
+        members = self._members[name]
+        for start in range(0, len(members), size):
+            some = members[start : start + size]
+            neighbours = some[-1] - some[0] == len(some) - 1
+            yield slice(some[0], some[-1] + 1) if neighbours else self.index(name)[start : start + size]
+
+    @cached_property
+    def _indices(self) -> dict[str, Tensor]:
+        packed = torch.tensor([i for part in self._members.values() for i in part], dtype=torch.int64)
+        sent = send(packed, self._device)
+        ends = accumulate(len(part) for part in self._members.values())
+        return {
+            name: sent[end - len(part) : end]
+            for (name, part), end in zip(self._members.items(), ends, strict=True)
+        }
+
+
+# -- which tokens may be drawn: each rule gives the least logit it keeps, [n, 1]
+
+
+def scale_and_bar(logits: Tensor, parameters: Tensor, kind: str, largest_k: int) -> Tensor:
+    """[n, V] logits over the temperature, less the best (which stands at 0), -inf where barred; in place."""
+    line = parameters.float().unsqueeze(-1)  # [n, 9, 1]
+    scaled = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(line[:, TEMPERATURE])
+    least = line[:, MIN_P].log()  # a share of the best one's probability is a distance from it
+    if kind == "top_k":
+        k = parameters[:, TOP_K].long()
+        least = torch.maximum(least, top_k_least(scaled, k, line[:, TOP_P], largest_k))
+    elif kind == "top_p":
+        least = torch.maximum(least, top_p_least(scaled, line[:, TOP_P]))
+    return scaled.masked_fill_(scaled < least, -torch.inf)
+
+
+def top_k_least(logits: Tensor, k: Tensor, top_p: Tensor, largest_k: int) -> Tensor:
+    """The k-th best logit of each row (ties stay in), or the least that top-p keeps of those, if more.
+
+    logits [n, V]; k [n], all at most largest_k; top_p [n, 1]. The best stands at 0.
+    """
+    best = logits.topk(largest_k, dim=-1).values  # descending
+    least = best.gather(1, k.unsqueeze(1) - 1)
+    inside = best >= least
+    # Tokens tied with the k-th beyond the largest_k found: they are kept too, so they share in the mass.
+    ties = (logits >= least).sum(dim=-1, keepdim=True) - inside.sum(dim=-1, keepdim=True)
+    weights = torch.where(inside, best.exp(), 0.0)
+    total = weights.sum(dim=-1, keepdim=True) + ties * least.exp()
+    return torch.where(top_p < 1, _nucleus(best, weights / total, top_p).maximum(least), least)
+
+
+def top_p_least(logits: Tensor, top_p: Tensor) -> Tensor:
+    """The least logit of the smallest set of best tokens whose mass reaches top_p [n, 1] (ties stay in)."""
+    total = logits.exp().sum(dim=-1, keepdim=True)
+    if logits.device.type != "cpu":
+        best = logits.sort(dim=-1, descending=True).values
+        return _nucleus(best, best.exp() / total, top_p)
+    best = logits.topk(min(_CANDIDATES, logits.shape[1]), dim=-1).values
+    shares = best.exp() / total
+    if bool((shares.sum(dim=-1, keepdim=True) >= top_p).all()):  # reading this back costs nothing here
+        return _nucleus(best, shares, top_p)
+    best = torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)  # sorts no indices: thrice as fast
+    return _nucleus(best, best.exp() / total, top_p)
+
+
+def _nucleus(best: Tensor, shares: Tensor, top_p: Tensor) -> Tensor:
+    """Tokens [n, m], best first, are kept while the mass before them is below top_p; the first always is."""
+    before = shares.cumsum(dim=-1) - shares
+    kept = (before < top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
+    return best.gather(1, kept - 1)
+
+
+# -- log-probabilities and the way to the host
+
+
+class Logprobs(NamedTuple):
+    """Of the L rows that asked, in order: log-probabilities under the untouched logits."""
+
+    sampled: Tensor  # [L]
+    top_ids: Tensor  # [L, N], best first; N is the most any row asked for
+    top: Tensor  # [L, N]
+
+
+class _Raw:
+    """The untouched logits of the rows that want log-probabilities."""
+
+    def __init__(self, logits: Tensor, index: Tensor, uses: Sequence[Use]) -> None:
+        self._index = index
+        self._most = max(use.logprobs or 0 for use in uses)
+        self._logprobs = logits[index].log_softmax(dim=-1)
+
+    def of(self, tokens: Tensor) -> Logprobs:
+        sampled = self._logprobs.gather(1, tokens[self._index].unsqueeze(1)).squeeze(1)
+        top = self._logprobs.topk(self._most, dim=-1)
+        return Logprobs(sampled, top.indices, top.values)
+
+
+@dataclass(frozen=True)
+class SampleOutput:
+    """What a step sampled, still on the device."""
+
+    tokens: Tensor  # [S] int64
+    asked: tuple[int | None, ...]  # alternatives each of the S rows wants reported
+    logprobs: Logprobs | None
+
+    def to_host(self) -> "HostSample":
+        """Begin the copy to the host; `HostSample.wait` ends it."""
+        wanted = [self.tokens, *(self.logprobs or ())]
+        if self.tokens.device.type != "cuda":
+            return HostSample(wanted, self.asked, None)
+        copies = [torch.empty_like(part, device="cpu", pin_memory=True) for part in wanted]
+        for copy, part in zip(copies, wanted, strict=True):
+            copy.copy_(part, non_blocking=True)
+        return HostSample(copies, self.asked, torch.cuda.current_stream(self.tokens.device).record_event())
+
+
+class HostSample:
+    """A step's samples on their way to the host."""
+
+    def __init__(
+        self, parts: list[Tensor], asked: tuple[int | None, ...], done: "torch.cuda.Event | None"
+    ) -> None:
+        self._parts = parts
+        self._asked = asked
+        self._done = done
+
+    def wait(self) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Tokens and log-probabilities of the S rows, in their order; blocks until the device is done."""
+        if self._done is not None:
+            self._done.synchronize()
+        tokens: list[int] = self._parts[0].tolist()
+        if len(self._parts) == 1:
+            return tokens, [None] * len(tokens)
+        lines = zip(*(part.tolist() for part in self._parts[1:]), strict=True)
+        return tokens, [None if most is None else _report(most, *next(lines)) for most in self._asked]
+
+
+def _report(most: int, sampled: float, ids: list[int], values: list[float]) -> TokenLogprobs:
+    return TokenLogprobs(sampled=sampled, top=tuple(zip(ids[:most], values[:most], strict=True)))

@@ -1,0 +1,114 @@
+"""The channel between front and engine: what goes in comes out, and nothing is left behind."""
+
+import gc
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from saccade.errors import EngineDied
+from saccade.metrics import EngineStats
+from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
+from saccade.runtime.wire import Cancel, Channel, News, Submit, ToEngine, ToFront
+
+
+def pair() -> tuple[Channel, Channel]:
+    left, right = socket.socketpair()
+    return Channel(left), Channel(right)
+
+
+def picture(height: int, width: int, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, (1, height, width, 3), dtype=np.uint8)
+
+
+def request_with(*pictures: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Request:
+    media = tuple(
+        Media(slot, View(bytes([slot]) * 32, (0, 0, 64, 64), (4, 4), 2, b"p"), pixels)
+        for slot, pixels in enumerate(pictures)
+    )
+    sampling = Sampling(max_tokens=3, logit_bias={5: -1.5}, stop_token_ids=(1, 2), seed=9)
+    return Request(id="r", prompt=tuple(range(len(pictures) + 2)), media=media, sampling=sampling, salt=b"s")
+
+
+def test_a_request_arrives_as_it_was_sent_pixels_included() -> None:
+    front, engine = pair()
+    sent = request_with(picture(64, 48), picture(33, 17, seed=1))
+    front.send(Submit(sent))
+    got = engine.receive(ToEngine).request
+    assert (got.id, got.prompt, got.sampling, got.salt) == (sent.id, sent.prompt, sent.sampling, sent.salt)
+    for ours, theirs in zip(sent.media, got.media, strict=True):
+        assert ours.view == theirs.view
+        assert np.array_equal(ours.pixels, theirs.pixels)
+
+
+def test_received_pixels_may_be_written_without_reaching_the_sender() -> None:
+    front, engine = pair()
+    pixels = picture(8, 8)
+    original = pixels.copy()
+    front.send(Submit(request_with(pixels)))
+    engine.receive(ToEngine).request.media[0].pixels[:] = 0
+    assert np.array_equal(pixels, original)
+
+
+def test_non_contiguous_pixels_cross() -> None:
+    front, engine = pair()
+    pixels = picture(16, 16)[:, ::2, ::-1]
+    front.send(Submit(request_with(pixels)))
+    assert np.array_equal(engine.receive(ToEngine).request.media[0].pixels, pixels)
+
+
+def test_messages_keep_their_order_and_boundaries_across_threads() -> None:
+    front, engine = pair()
+    requests = [request_with(picture(200, 300, seed)) if seed % 3 else request_with() for seed in range(40)]
+    sender = threading.Thread(
+        target=lambda: [front.send(Submit(r)) or front.send(Cancel(str(i))) for i, r in enumerate(requests)]  # type: ignore[func-returns-value]
+    )
+    sender.start()
+    for index, sent in enumerate(requests):
+        got = engine.receive(ToEngine).request
+        assert [m.pixels.tobytes() for m in got.media] == [m.pixels.tobytes() for m in sent.media]
+        assert engine.receive(ToEngine) == Cancel(str(index))
+    sender.join()
+
+
+def test_news_with_logprobs_arrives() -> None:
+    front, engine = pair()
+    logprobs = (TokenLogprobs(-0.5, ((3, -0.5), (4, -1.5))),)
+    news = News((Delta(request_id="r", tokens=(3,), logprobs=logprobs, finish="stop"),), EngineStats(steps=7))
+    engine.send(news)
+    assert front.receive(ToFront) == news
+
+
+def test_the_end_is_none_for_the_reader_and_an_error_for_the_writer() -> None:
+    front, engine = pair()
+    engine.close()
+    assert front.receive(ToFront) is None
+    with pytest.raises(EngineDied):
+        front.send(Submit(request_with(picture(64, 64))))
+
+
+def test_close_wakes_a_blocked_reader() -> None:
+    front, _engine = pair()
+    got: list[object] = ["nothing yet"]
+    reader = threading.Thread(target=lambda: got.append(front.receive(ToFront)))
+    reader.start()
+    front.close()
+    reader.join(timeout=10)
+    assert not reader.is_alive()
+    assert got[-1] is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_shared_memory_is_given_back_when_the_pixels_are_dropped() -> None:
+    front, engine = pair()
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    maps_before = Path("/proc/self/maps").read_text().count("saccade-pixels")
+    for seed in range(20):
+        front.send(Submit(request_with(picture(64, 64, seed))))
+        engine.receive(ToEngine)
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert Path("/proc/self/maps").read_text().count("saccade-pixels") == maps_before
