@@ -1,0 +1,178 @@
+"""What sequences hold of the KV pool and of the feature store: the only place that takes and gives back.
+
+takes   sequences, and how far they are to be computed
+gives   blocks and pinned features to them; what a step must copy and encode for it
+owns    every reference the sequences have to blocks, every pin
+never   decides who runs or who gives way
+
+The device runs steps strictly in the order of their plans, and a plan is launched (its features put in the
+store) before the scheduler is called again. So a sequence's `computed` counts what is *planned*: whatever a
+later plan reads has been written by then. The same order makes it safe to release a block at once, though
+a step in flight may still write to it: the next holder's first write, or copy into it, comes later. What
+must wait for the *result* is sealing a block for others to find: only then are its tokens known.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.prefix import PrefixCache
+from saccade.schedule.policy import Limits
+from saccade.schedule.sequence import Sequence
+from saccade.schedule.step import Step
+from saccade.vision.store import FeatureStore
+
+
+class Holdings:
+    def __init__(
+        self, limits: Limits, pool: BlockPool, prefix: PrefixCache | None, store: FeatureStore[Any]
+    ) -> None:
+        self._limits = limits
+        self._size = limits.block_size
+        self._pool = pool
+        self._prefix = prefix
+        self._store = store
+
+    # How much there is
+
+    def lacks(self, sequence: Sequence, stop: int) -> int:
+        """Blocks missing in the pool for the sequence to be computed up to `stop`."""
+        return max(self._limits.blocks_for(stop) - len(sequence.blocks) - self._pool.available, 0)
+
+    def places(self, sequence: Sequence) -> int:
+        """Tokens the sequence has a place for, with all that could be taken from the pool."""
+        return (len(sequence.blocks) + self._pool.available) * self._size
+
+    def owes(self, sequence: Sequence) -> int:
+        """Blocks a running sequence still needs to catch up, and to grow by one more."""
+        soon = min(sequence.length + self._size, sequence.limit - 1)
+        return max(self._limits.blocks_for(soon) - len(sequence.blocks), 0)
+
+    # Entering
+
+    def begin(self, sequence: Sequence, owed: int) -> bool:
+        """Let the sequence share the blocks that already hold its beginning, if the rest of it has a place
+        too beside what is `owed` to others; else leave everything as it was."""
+        blocks, computed = self._head_start(sequence)
+        if self._share(sequence, blocks, computed, owed):
+            return True
+        # Without the last block, whose copy would need a place beside the original, it may fit.
+        whole = computed // self._size
+        return len(blocks) > whole and self._share(sequence, blocks[:whole], whole * self._size, owed)
+
+    def _head_start(self, sequence: Sequence) -> tuple[list[int], int]:
+        """Blocks that hold its beginning, and how many of its tokens they spare. The last token is computed
+        in any case: there would be nothing to sample from without it."""
+        blocks: list[int] = []
+        shared = 0
+        if self._prefix is not None and sequence.chain is not None:
+            sequence.chain.grow(sequence.tokens)
+            blocks = self._prefix.match(sequence.chain)
+            shared = len(blocks) * self._size
+        donor = sequence.donor()
+        if donor is not None and donor.prompt_length > shared:
+            blocks, shared = donor.blocks, donor.prompt_length
+        computed = min(shared, sequence.length - 1)
+        return blocks[: self._limits.blocks_for(computed)], computed
+
+    def _share(self, sequence: Sequence, blocks: list[int], computed: int, owed: int) -> bool:
+        for block in blocks:
+            self._pool.share(block)
+        sequence.blocks, sequence.computed = list(blocks), computed
+        sequence.stale = list(range(len(blocks)))
+        copies = len(blocks) - computed // self._size  # 1 if its next token falls into a shared block
+        if self._limits.blocks_for(sequence.length) - len(blocks) + copies <= self._pool.available - owed:
+            return True
+        self.drop(sequence)
+        return False
+
+    def copy_on_write(self, step: Step, sequence: Sequence) -> None:
+        """If its next token falls into a shared block, give the sequence a copy of that block to write.
+
+        The original stays held until `copied`, so that no copy's source is another one's target.
+        """
+        index = sequence.computed // self._size
+        if index < len(sequence.blocks):
+            copy = self._pool.take()
+            step.copies.append((sequence.blocks[index], copy))
+            sequence.blocks[index] = copy
+
+    def copied(self, step: Step) -> None:
+        for source, _ in step.copies:
+            self._pool.release(source)
+
+    # Running
+
+    def see(self, step: Step, sequence: Sequence, tokens: int) -> int:
+        """Pin the views among the next `tokens`, have those encoded that nobody has; gives how many of the
+        tokens may be computed: they stop before the first view whose encoding the step cannot afford."""
+        start = sequence.computed
+        for span in sequence.spans(start, start + tokens):
+            if span.start in sequence.pins:
+                continue
+            pixels = sequence.group.pixels[span.key]
+            if not self._store.expects(span.key) and not step.encode(span, pixels):
+                return max(span.start - start, 0)
+            self._store.pin(span.key)
+            sequence.pins[span.start] = span
+        return tokens
+
+    def extend(self, sequence: Sequence, stop: int) -> None:
+        """Take the blocks the sequence needs to be computed up to `stop`."""
+        while len(sequence.blocks) < self._limits.blocks_for(stop):
+            sequence.stale.append(len(sequence.blocks))
+            sequence.blocks.append(self._pool.take())
+
+    def settle(self, sequence: Sequence, computed: int) -> None:
+        """The result has arrived of a step that computed the sequence up to `computed`: the views it has
+        passed are unpinned, the blocks it has filled can be found by others."""
+        for span in [span for span in sequence.pins.values() if span.stop <= computed]:
+            self._store.unpin(sequence.pins.pop(span.start).key)
+        if self._prefix is None or sequence.chain is None:
+            return
+        sequence.chain.grow(sequence.tokens)
+        for index in range(sequence.sealed, computed // self._size):
+            own = sequence.blocks[index]
+            block = self._prefix.seal(sequence.chain, index, own)
+            if block != own:  # the same content was there before: move over to it
+                self._pool.share(block)
+                self._pool.release(own)
+                sequence.blocks[index] = block
+                sequence.stale.append(index)
+            sequence.sealed = index + 1
+
+    # Leaving
+
+    def drop(self, sequence: Sequence) -> None:
+        """Give back everything the sequence holds; it starts again from nothing."""
+        for span in sequence.pins.values():
+            self._store.unpin(span.key)
+        for block in reversed(sequence.blocks):  # the end of a chain before its beginning
+            self._pool.release(block)
+        sequence.pins, sequence.blocks, sequence.stale = {}, [], []
+        sequence.computed = sequence.sealed = 0
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Raise unless what the running sequences hold is exactly what pool and store think is held."""
+        self._pool.check()
+        self._store.check()
+        if self._prefix is not None:
+            self._prefix.check()
+        holders: Counter[int] = Counter()
+        pins: Counter[bytes] = Counter()
+        for sequence in running:
+            holders.update(sequence.blocks)
+            pins.update(span.key for span in sequence.pins.values())
+            if len(sequence.blocks) * self._size < sequence.computed:
+                raise RuntimeError(f"sequence {sequence.handle} is computed beyond its blocks")
+            for block in sequence.blocks[sequence.computed // self._size :]:
+                if not self._pool.writable(block):
+                    raise RuntimeError(
+                        f"sequence {sequence.handle} is about to write block {block} of others"
+                    )
+        counted = {block: self._pool.holders(block) for block in range(self._pool.count)}
+        if any(counted[block] != holders[block] for block in counted):
+            raise RuntimeError("the blocks held by sequences and the pool's counts differ")
+        if dict(pins) != self._store.pins:
+            raise RuntimeError("the views pinned by sequences and the store's pins differ")

@@ -1,0 +1,199 @@
+"""The prefix cache: what is found was computed from exactly the same things."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.prefix import Chain, PrefixCache, overlapping
+from saccade.plan import Span
+from saccade.request import View
+
+TEXT = list(range(10, 22))
+
+
+def span(start: int, name: int, tokens: int = 4) -> Span:
+    view = View(name.to_bytes(16, "little"), (0, 0, 8, 8), (2, 2 * tokens), 2, b"test")
+    return Span(start, view, view.key)
+
+
+def keys(tokens: list[int], *spans: Span, salt: bytes = b"", size: int = 4) -> list[bytes]:
+    chain = Chain(salt, spans, size)
+    chain.grow(tokens)
+    return chain.keys
+
+
+def common(one: list[bytes], other: list[bytes]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def filled(cache: PrefixCache, pool: BlockPool, tokens: list[int], *spans: Span) -> list[int]:
+    """Seal a sequence's blocks and release them, as a sequence that ends does."""
+    chain = cache.chain(b"", spans)
+    chain.grow(tokens)
+    blocks = []
+    for index in range(len(chain.keys)):
+        own = pool.take()
+        block = cache.seal(chain, index, own)
+        if block != own:
+            pool.share(block)
+            pool.release(own)
+        blocks.append(block)
+        cache.check()
+    for block in reversed(blocks):
+        pool.release(block)
+    cache.check()
+    return blocks
+
+
+def found(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes = b"") -> list[int]:
+    chain = cache.chain(salt, spans)
+    chain.grow(tokens)
+    return cache.match(chain)
+
+
+# Keys
+
+
+def test_a_chain_grown_token_by_token_equals_one_grown_at_once() -> None:
+    slow = Chain(b"x", (span(2, 1, 6),), 4)
+    for count in range(len(TEXT) + 1):
+        slow.grow(TEXT[:count])
+        assert len(slow.keys) == count // 4
+    assert slow.keys == keys(TEXT, span(2, 1, 6), salt=b"x")
+
+
+def test_a_changed_token_changes_its_block_and_all_behind_it() -> None:
+    for index in range(len(TEXT)):
+        changed = [*TEXT[:index], 99, *TEXT[index + 1 :]]
+        assert common(keys(TEXT), keys(changed)) == index // 4
+
+
+def test_another_picture_in_the_same_place_changes_every_block_it_reaches() -> None:
+    assert common(keys(TEXT, span(5, 1)), keys(TEXT, span(5, 2))) == 1
+    assert common(keys(TEXT, span(8, 1)), keys(TEXT, span(8, 2))) == 2
+    assert common(keys(TEXT, span(3, 1, 1)), keys(TEXT, span(3, 2, 1))) == 0
+
+
+def test_a_picture_is_not_its_placeholder_typed_as_text() -> None:
+    assert common(keys(TEXT), keys(TEXT, span(4, 1))) == 1
+
+
+def test_the_place_inside_the_picture_counts() -> None:
+    placeholders = [0] * 12
+    assert common(keys(placeholders, span(0, 1, 12)), keys(placeholders, span(0, 1, 8))) == 0
+    one, other = keys(placeholders, span(1, 1, 8)), keys(placeholders, span(2, 1, 8))
+    assert common(one, other) == 0
+
+
+def test_tenants_have_no_key_in_common() -> None:
+    assert not set(keys(TEXT, salt=b"a")) & set(keys(TEXT, salt=b"b"))
+
+
+def test_equal_blocks_at_different_places_have_different_keys() -> None:
+    assert len(set(keys([5] * 12))) == 3
+
+
+@given(starts=st.lists(st.integers(0, 5), max_size=5), start=st.integers(0, 40), count=st.integers(1, 20))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_overlapping_finds_exactly_the_spans_with_a_token_inside(
+    starts: list[int], start: int, count: int
+) -> None:
+    spans, place = [], 0
+    for gap in starts:
+        spans.append(span(place + gap, 1, 3))
+        place += gap + 3
+    inside = [s for s in spans if any(start <= token < start + count for token in range(s.start, s.stop))]
+    assert list(overlapping(spans, start, start + count)) == inside
+
+
+# Finding
+
+
+def test_the_longest_known_beginning_is_found() -> None:
+    pool = BlockPool(8)
+    cache = PrefixCache(pool, 4)
+    blocks = filled(cache, pool, TEXT)
+    assert found(cache, TEXT) == blocks
+    assert found(cache, [*TEXT[:9], 99, 99, 99]) == blocks[:2]
+    assert found(cache, TEXT[:7]) == blocks[:1]
+    assert found(cache, TEXT[1:]) == []
+    assert found(cache, TEXT, salt=b"other") == []
+    assert found(cache, TEXT, span(4, 1)) == blocks[:1]
+
+
+def test_equal_content_keeps_the_block_that_was_there() -> None:
+    pool = BlockPool(8)
+    cache = PrefixCache(pool, 4)
+    first = filled(cache, pool, TEXT)
+    assert filled(cache, pool, [*TEXT, 1, 2, 3, 4])[:3] == first
+    assert (pool.kept, pool.free) == (4, 4)
+
+
+def test_a_chain_is_given_up_from_its_end() -> None:
+    pool = BlockPool(3)
+    cache = PrefixCache(pool, 4)
+    blocks = filled(cache, pool, TEXT)
+    for left in (2, 1, 0):
+        pool.take()
+        cache.check()
+        assert found(cache, TEXT) == blocks[:left]
+
+
+def test_what_was_used_last_is_given_up_last() -> None:
+    pool = BlockPool(6)
+    cache = PrefixCache(pool, 4)
+    old, new = filled(cache, pool, TEXT), filled(cache, pool, TEXT[::-1])
+    for block in old:
+        pool.share(block)
+    for block in reversed(old):
+        pool.release(block)
+    for _ in range(3):
+        pool.take()
+    assert found(cache, TEXT) == old
+    assert found(cache, TEXT[::-1]) == []
+    assert len(new) == 3
+
+
+def test_check_notices_a_block_whose_beginning_is_gone() -> None:
+    pool = BlockPool(4)
+    cache = PrefixCache(pool, 4)
+    chain = cache.chain(b"", ())
+    chain.grow(TEXT)
+    blocks = [cache.seal(chain, index, pool.take()) for index in range(3)]
+    for block in blocks:  # the wrong way round
+        pool.release(block)
+    with pytest.raises(RuntimeError, match="would be given up before"):
+        cache.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_found_is_what_was_sealed_whatever_is_given_up(seed: int) -> None:
+    """Many sequences that share beginnings, in a pool too small for them; contents are remembered beside."""
+    draw = Random(seed)
+    pool = BlockPool(12)
+    cache = PrefixCache(pool, 2)
+    contents: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end
+    for _ in range(150):
+        tokens = [draw.randrange(2) for _ in range(draw.randrange(2, 17))]
+        chain = cache.chain(b"", ())
+        chain.grow(tokens)
+        blocks = cache.match(chain)
+        for index, block in enumerate(blocks):
+            assert contents[block] == tuple(tokens[: 2 * index + 2])
+            pool.share(block)
+        for index in range(len(blocks), len(chain.keys)):
+            block = pool.take()
+            contents[block] = tuple(tokens[: 2 * index + 2])
+            assert cache.seal(chain, index, block) == block
+            blocks.append(block)
+            cache.check()
+        for block in reversed(blocks):
+            pool.release(block)
+        cache.check()
+        pool.check()
+    assert pool.used == 0

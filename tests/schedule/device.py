@@ -1,0 +1,267 @@
+"""A device without a model: pages of cells instead of KV, a hash instead of a forward pass.
+
+Each cell is a hash of its input and of the cell before it, as KV is a function of everything before it. So a
+cell that is stale, foreign or overwritten breaks the chain of whoever reads it, and the token sampled from
+a wrong chain is a wrong token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.prefix import PrefixCache
+from saccade.plan import Enter, Layout, Row, StepPlan, StepResult
+from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
+from saccade.schedule.scheduler import Limits, Scheduler
+from saccade.schedule.sequence import derive_seed
+from saccade.vision.layout import lay_out
+from saccade.vision.store import FeatureStore
+
+IMAGE_ID = 0  # the placeholder; text uses 1 and above
+STOP_ID = 1
+VOCABULARY = 9
+ROOT = 0  # what stands before the first cell
+FEATURE_BYTES = 10  # per token of a view
+
+
+class Cell(NamedTuple):
+    before: int
+    value: int
+
+
+def picture(name: int, slot: int, rows: int = 2, columns: int = 2) -> Media:
+    """A picture of rows x columns tokens; all its pixels are its name."""
+    content = name.to_bytes(16, "little")
+    view = View(content, (0, 0, columns, rows), (2 * rows, 2 * columns), 2, b"test")
+    return Media(slot, view, np.full((1, rows, columns, 3), name, dtype=np.uint8))
+
+
+def question(
+    name: str, prompt: list[int], pictures: tuple[Media, ...] = (), *, salt: bytes = b"", **sampling: Any
+) -> Request:
+    """Greedy or not makes no difference here: the device mixes in the seed."""
+    options: dict[str, Any] = {"stop_token_ids": (STOP_ID,), "seed": None, "max_tokens": 4, **sampling}
+    return Request(
+        id=name,
+        prompt=tuple(prompt),
+        media=pictures,
+        sampling=Sampling(**options),
+        salt=salt,
+    )
+
+
+def next_cell(before: int, content: int, positions: tuple[int, ...]) -> Cell:
+    return Cell(before, hash((before, content, *positions)))
+
+
+def sample(last: Cell, seed: int, output_position: int) -> int:
+    return 1 + hash((last.value, seed, output_position)) % (VOCABULARY - 1)
+
+
+def visual_input(name: int, offset: int) -> int:
+    return -2 - 1000 * name - offset  # apart from every token id
+
+
+def answer_alone(request: Request, index: int, limits: Limits) -> list[int]:
+    """What the request's choice gets with the engine to itself: the whole truth, without blocks or steps."""
+    layout = lay_out(request)
+    sampling = request.sampling
+    seed = derive_seed(sampling, limits.seed, request.id, index)
+    names = {media.view.key: int(media.pixels.flat[0]) for media in request.media}
+    inputs: list[int] = list(layout.tokens)
+    for span in layout.spans:
+        for offset in range(span.view.tokens):
+            inputs[span.start + offset] = visual_input(names[span.key], offset)
+    cell = Cell(ROOT, ROOT)
+    output: list[int] = []
+    for index in range(min(len(inputs) + sampling.max_tokens, limits.max_model_len)):
+        if index >= len(inputs):
+            output.append(sample(cell, seed, len(output)))
+            if len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
+                break
+        content = output[-1] if index >= len(inputs) else inputs[index]
+        cell = next_cell(cell.value, content, true_positions(layout, index))
+    return output
+
+
+def true_positions(layout: Layout, index: int) -> tuple[int, ...]:
+    if index < len(layout.tokens):
+        return tuple(int(axis[index]) for axis in layout.positions)
+    return (index + layout.delta,) * 3
+
+
+@dataclass
+class Device:
+    limits: Limits
+    pool: BlockPool
+    store: FeatureStore[int]
+    tables: dict[tuple[int, int], int] = field(default_factory=dict)
+    cells: dict[tuple[int, int], Cell] = field(default_factory=dict)  # (block, offset)
+    entered: dict[int, Enter] = field(default_factory=dict)
+    last_tokens: dict[int, int] = field(default_factory=dict)
+    encoded: list[bytes] = field(default_factory=list)
+
+    def place(self, row: int, index: int) -> tuple[int, int]:
+        return self.tables[row, index // self.limits.block_size], index % self.limits.block_size
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """In the plan's order; the scheduler has not been called since it made the plan."""
+        self.check_budgets(plan)
+        for enter in plan.enter:
+            self.entered[enter.row] = enter
+        for row_number, index, block in plan.table:
+            self.tables[row_number, index] = block
+        self.copy(plan)
+        for encode in plan.encodes:
+            assert not self.store.has(encode.key), "a view is encoded again while its features are there"
+            self.store.put(encode.key, int(encode.pixels.flat[0]), encode.view.tokens * FEATURE_BYTES)
+            self.encoded.append(encode.key)
+        # Every context is read before anything is written: a row may not lean on another row of its step.
+        contexts = [self.read_context(row) for row in plan.rows]
+        sampled = [self.compute(row, last) for row, last in zip(plan.rows, contexts, strict=True)]
+        tokens = tuple(token for token in sampled if token is not None)
+        return StepResult(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens))
+
+    def check_budgets(self, plan: StepPlan) -> None:
+        assert plan.rows, "a step computes something"
+        assert sum(row.count for row in plan.rows) <= self.limits.max_step_tokens
+        assert len({row.row for row in plan.rows}) == len(plan.rows), "a row runs twice in a step"
+        assert len({row.sequence for row in plan.rows}) == len(plan.rows)
+        assert all(0 <= row.row < self.limits.max_rows for row in plan.rows)
+        keys = [encode.key for encode in plan.encodes]
+        assert len(keys) == len(set(keys)), "a view is encoded twice in a step"
+        patches = sum(encode.view.grid[0] * encode.view.grid[1] for encode in plan.encodes)
+        assert len(keys) <= 1 or patches <= self.limits.max_encode_patches
+
+    def copy(self, plan: StepPlan) -> None:
+        sources, targets = {source for source, _ in plan.copies}, [target for _, target in plan.copies]
+        assert not sources & set(targets), "the order of copies would matter"
+        assert len(set(targets)) == len(targets)
+        for source, target in plan.copies:
+            for offset in range(self.limits.block_size):
+                self.cells.pop((target, offset), None)
+                if (source, offset) in self.cells:
+                    self.cells[target, offset] = self.cells[source, offset]
+
+    def read_context(self, row: Row) -> Cell:
+        """The last cell before the row, once every cell before it is seen to continue the one before."""
+        last = Cell(ROOT, ROOT)
+        for index in range(row.start):
+            cell = self.cells[self.place(row.row, index)]
+            assert cell.before == last.value, f"sequence {row.sequence} reads a foreign cell at {index}"
+            last = cell
+        return last
+
+    def compute(self, row: Row, last: Cell) -> int | None:
+        tokens = list(row.tokens)
+        assert row.count - len(tokens) in (0, 1)
+        if len(tokens) < row.count:
+            tokens.append(self.last_tokens[row.row])
+        for offset, token in enumerate(tokens):
+            index = row.start + offset
+            place = self.place(row.row, index)
+            assert self.pool.writable(place[0]), f"sequence {row.sequence} writes a block that is not its own"
+            positions = tuple(int(axis[offset]) for axis in row.positions)
+            last = next_cell(last.value, self.look(row, index, token), positions)
+            self.cells[place] = last
+        if not row.sample:
+            return None
+        self.last_tokens[row.row] = sample(last, self.entered[row.row].seed, row.output_position)
+        return self.last_tokens[row.row]
+
+    def look(self, row: Row, index: int, token: int) -> int:
+        for span in row.spans:
+            if span.start <= index < span.stop:
+                assert token == IMAGE_ID
+                return visual_input(self.store.get(span.key), index - span.start)
+        assert token != IMAGE_ID, "a placeholder without its view"
+        return token
+
+
+class Engine:
+    """Scheduler and device, stepped as the engine does it: overlapped or not; `check` after every call."""
+
+    def __init__(
+        self,
+        *,
+        overlap: bool = False,
+        prefix_caching: bool = True,
+        blocks: int = 64,
+        feature_bytes: int = 1000,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or small_limits()
+        self.pool = BlockPool(blocks)
+        self.store: FeatureStore[int] = FeatureStore(feature_bytes)
+        prefix = PrefixCache(self.pool, self.limits.block_size) if prefix_caching else None
+        self.scheduler = Scheduler(self.limits, self.pool, prefix, self.store)
+        self.device = Device(self.limits, self.pool, self.store)
+        self.overlap = overlap
+        self.in_flight: list[tuple[StepPlan, StepResult]] = []
+        self.plans: list[StepPlan] = []
+        self.deltas: dict[str, list[Delta]] = {}
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request, lay_out(request))
+        self.deltas[request.id] = []
+        self.scheduler.check()
+
+    def cancel(self, name: str) -> None:
+        self.take(self.scheduler.cancel(name))
+
+    def take(self, deltas: list[Delta]) -> None:
+        self.scheduler.check()
+        for delta in deltas:
+            self.deltas[delta.request_id].append(delta)
+
+    def step(self) -> StepPlan | None:
+        """Plan and launch one step; learn the result of it, or when overlapped of the one before."""
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self.in_flight.append((plan, self.device.run(plan)))
+        elif not self.in_flight:
+            assert self.scheduler.idle, "nothing runs, nothing is in flight, and somebody waits"
+        if self.in_flight and (plan is None or len(self.in_flight) > self.overlap):
+            self.take(self.scheduler.apply(*self.in_flight.pop(0)))
+        return plan
+
+    def fail(self) -> None:
+        """The step launched last cannot be run after all."""
+        if self.in_flight:
+            self.take(self.scheduler.fail(self.in_flight.pop()[0], "out of luck"))
+
+    def run(self, steps: int = 2000, until: Callable[[], bool] | None = None) -> None:
+        for _ in range(steps):
+            if self.scheduler.idle or (until is not None and until()):
+                return
+            self.step()
+        raise AssertionError(f"not done after {steps} steps")
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [token for delta in self.deltas[name] if delta.index == index for token in delta.tokens]
+
+    def finish(self, name: str, index: int = 0) -> str | None:
+        ends = [delta.finish for delta in self.deltas[name] if delta.index == index and delta.finish]
+        assert len(ends) <= 1, "a choice ends once"
+        return ends[0] if ends else None
+
+    def cached(self, name: str) -> int:
+        return sum(delta.cached_tokens for delta in self.deltas[name])
+
+
+def small_limits(**changes: int) -> Limits:
+    numbers = {
+        "max_rows": 4,
+        "max_step_tokens": 32,
+        "max_model_len": 64,
+        "block_size": 4,
+        "max_encode_patches": 64,
+        "max_queue": 100,
+        **changes,
+    }
+    return Limits(**numbers)

@@ -1,0 +1,209 @@
+"""Whatever arrives, in whatever order, under whatever limits: everyone gets what they would get alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.errors import RequestError
+from saccade.request import Media, Request
+from saccade.schedule.scheduler import Limits
+from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question
+
+Action = tuple[str, object]
+
+
+@dataclass(frozen=True)
+class World:
+    limits: Limits
+    blocks: int
+    feature_bytes: int
+    overlap: bool
+    prefix_caching: bool
+
+    def engine(self) -> Engine:
+        return Engine(
+            overlap=self.overlap,
+            prefix_caching=self.prefix_caching,
+            blocks=self.blocks,
+            feature_bytes=self.feature_bytes,
+            limits=self.limits,
+        )
+
+
+worlds = st.builds(
+    World,
+    limits=st.builds(
+        Limits,
+        max_rows=st.integers(1, 6),
+        max_step_tokens=st.sampled_from([1, 2, 7, 7, 16, 40]),
+        max_model_len=st.sampled_from([24, 40]),
+        block_size=st.sampled_from([1, 2, 4, 5]),
+        max_encode_patches=st.sampled_from([1, 16, 40]),
+        max_queue=st.sampled_from([3, 100]),
+        seed=st.just(5),
+    ),
+    blocks=st.integers(4, 30),
+    feature_bytes=st.sampled_from([0, 50, 10_000]),
+    overlap=st.booleans(),
+    prefix_caching=st.sampled_from([True, True, False]),
+)
+
+# Prompts are beginnings of few texts, so that they share prefixes; pieces are texts and pictures.
+text = st.builds(
+    lambda kind, length: [2 + (kind * 7 + i) % 6 for i in range(length)], st.integers(0, 1), st.integers(0, 9)
+)
+look = st.tuples(st.integers(1, 3), st.sampled_from([(1, 1), (2, 2), (2, 3)]))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Callable[[str], Request]:
+    prompt: list[int] = []
+    pictures: list[Media] = []
+    for piece in draw(st.lists(st.one_of(text, look), min_size=1, max_size=4)):
+        if isinstance(piece, list):
+            prompt += piece
+        else:
+            name, (rows, columns) = piece
+            pictures.append(picture(name, len(prompt), rows, columns))
+            prompt.append(IMAGE_ID)
+    sampling = {
+        "max_tokens": draw(st.integers(1, 14)),
+        "min_tokens": draw(st.integers(0, 6)),
+        "n": draw(st.sampled_from([1, 1, 1, 2, 3])),
+        "seed": draw(st.sampled_from([None, 0, 1])),
+        "stop_token_ids": draw(st.sampled_from([(), (1,), (1, 2)])),
+    }
+    salt = draw(st.sampled_from([b"", b"", b"other"]))
+    return lambda name: question(name, prompt or [2], tuple(pictures), salt=salt, **sampling)
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), requests()),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("cancel"), st.integers(0, 5)),
+        st.tuples(st.just("fail"), st.none()),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def play(engine: Engine, script: list[Action]) -> dict[str, Request]:
+    """Gives the requests that were accepted."""
+    accepted: dict[str, Request] = {}
+    for action, detail in script:
+        if action == "add" and callable(detail):
+            request = detail(f"r{len(accepted)}")
+            try:
+                engine.add(request)
+            except RequestError:
+                engine.scheduler.check()
+            else:
+                accepted[request.id] = request
+        elif action == "step" and isinstance(detail, int):
+            for _ in range(detail):
+                engine.step()
+        elif action == "cancel" and isinstance(detail, int):
+            engine.cancel(f"r{len(accepted) - 1 - detail}")
+        elif action == "fail":
+            engine.fail()
+    return accepted
+
+
+def most_steps(accepted: dict[str, Request], limits: Limits) -> int:
+    """Alone and one after the other, each token a step, and everything computed a few times over."""
+    return 20 + sum(4 * request.sampling.n * limits.max_model_len for request in accepted.values())
+
+
+def verify(engine: Engine, accepted: dict[str, Request]) -> None:
+    """Every choice has ended with the tokens it would have had alone, and nothing is held any more."""
+    for name, request in accepted.items():
+        for index in range(request.sampling.n):
+            alone, got = answer_alone(request, index, engine.limits), engine.tokens(name, index)
+            finish = engine.finish(name, index)
+            if finish in ("cancelled", "error"):
+                assert got == alone[: len(got)]
+            else:
+                assert got == alone
+                assert finish == ends_with(request, alone)
+    assert engine.scheduler.idle
+    assert engine.pool.used == 0
+    assert not engine.store.pins
+
+
+def ends_with(request: Request, output: list[int]) -> str:
+    sampling = request.sampling
+    stopped = output[-1] in sampling.stop_token_ids and len(output) >= sampling.min_tokens
+    return "stop" if stopped else "length"
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(world=worlds, script=actions)
+def test_everyone_gets_what_they_would_get_alone(world: World, script: list[Action]) -> None:
+    engine = world.engine()
+    accepted = play(engine, script)
+    engine.run(most_steps(accepted, world.limits))
+    verify(engine, accepted)
+
+
+def crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, dict[str, Request]]:
+    """Forty requests about three pictures, some cancelled, in a pool that holds a few of them at a time."""
+    draw = Random(seed)
+    limits = Limits(
+        max_rows=draw.choice([3, 5, 8]),
+        max_step_tokens=draw.choice([7, 7, 20]),
+        max_model_len=48,
+        block_size=draw.choice([2, 4]),
+        max_encode_patches=draw.choice([1, 16, 40]),
+        max_queue=100,
+    )
+    blocks = 48 // limits.block_size + draw.randrange(12)
+    engine = World(limits, blocks, draw.choice([0, 60, 1000]), overlap, prefix_caching).engine()
+    accepted: dict[str, Request] = {}
+    for number in range(40):
+        prompt, pictures = [2, 3, 4, 5, 6, 7][: draw.randrange(7)], []
+        for _ in range(draw.randrange(3)):
+            pictures.append(picture(draw.randrange(3), len(prompt), 2, draw.choice([2, 3])))
+            prompt += [IMAGE_ID, *[2, 4, 6, 8][: draw.randrange(5)]]
+        request = question(
+            f"r{number}",
+            prompt or [3],
+            tuple(pictures),
+            salt=draw.choice([b"", b"", b"other"]),
+            max_tokens=draw.randrange(1, 26),
+            min_tokens=draw.randrange(22),
+            n=draw.choice([1, 1, 1, 2, 4]),
+            seed=draw.choice([None, 1]),
+        )
+        engine.add(request)
+        accepted[request.id] = request
+        for _ in range(draw.choice([0, 0, 2, 9])):
+            engine.step()
+        if draw.random() < 0.2:
+            engine.cancel(f"r{draw.randrange(number + 1)}")
+    engine.run(most_steps(accepted, limits))
+    return engine, accepted
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, prefix_caching: bool) -> None:
+    steps = preemptions = hits = copies = 0
+    for seed in range(36):
+        engine, accepted = crowd(seed, overlap=overlap, prefix_caching=prefix_caching)
+        verify(engine, accepted)
+        stats = engine.scheduler.stats()
+        steps += stats.steps
+        preemptions += stats.preemptions
+        hits += stats.prefix_hit_tokens
+        copies += sum(len(plan.copies) for plan in engine.plans)
+    # The crowd must have met what it is there to meet.
+    assert steps > 5000
+    assert preemptions > 80
+    assert copies > 100
+    assert (hits > 500) == prefix_caching
