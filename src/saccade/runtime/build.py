@@ -1,0 +1,102 @@
+"""Builds an engine's rooms from its options and wires them, in the order their sizes become known."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.pages import Pages
+from saccade.cache.prefix import PrefixCache
+from saccade.checkpoint import Checkpoint
+from saccade.config import EngineConfig
+from saccade.models.layers import LanguageModel
+from saccade.models.load import load
+from saccade.runtime.batch import Batch
+from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype
+from saccade.runtime.runner import Runner
+from saccade.runtime.sampler import Sampler
+from saccade.runtime.wire import EngineInfo
+from saccade.schedule.scheduler import Limits, Scheduler
+from saccade.vision.encode import Encoder
+from saccade.vision.store import FeatureStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Machine:
+    info: EngineInfo
+    scheduler: Scheduler
+    runner: Runner
+    overlap: bool
+
+
+def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: bool) -> Machine:
+    device = resolve_device(config)
+    dtype = resolve_dtype(config, checkpoint, device)
+    model = load(checkpoint, device, dtype, config.load_format, progress)
+    shares = budget(config, checkpoint, model, device, dtype)
+    store: FeatureStore[Tensor] = FeatureStore(shares.feature_bytes)
+    return Machine(
+        info=_info(config, checkpoint, model, shares, device, dtype),
+        scheduler=_scheduler(config, shares, store),
+        runner=_runner(config, checkpoint, model, shares, store, device, dtype),
+        overlap=config.overlap if config.overlap is not None else device.type == "cuda",
+    )
+
+
+def _scheduler(config: EngineConfig, shares: Budget, store: FeatureStore[Tensor]) -> Scheduler:
+    limits = Limits(
+        max_rows=config.max_num_seqs,
+        max_step_tokens=shares.step_tokens,
+        max_model_len=shares.max_model_len,
+        block_size=config.block_size,
+        max_encode_patches=shares.encode_patches,
+        max_queue=config.max_queue,
+        seed=config.seed,
+    )
+    pool = BlockPool(shares.blocks)
+    prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
+    return Scheduler(limits, pool, prefix, store)
+
+
+def _runner(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    shares: Budget,
+    store: FeatureStore[Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Runner:
+    pages = Pages.allocate(model.kv_shape, shares.blocks, config.block_size, dtype, device)
+    encoder = None
+    processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
+    if model.vision is not None and processing:
+        encoder = Encoder(model.vision, processing, device, dtype)
+    blocks_per_row = -(-shares.max_model_len // config.block_size)
+    batch = Batch(pages, config.max_num_seqs, blocks_per_row, device)
+    sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
+    return Runner(model, encoder, pages, store, batch, sampler)
+
+
+def _info(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    shares: Budget,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> EngineInfo:
+    return EngineInfo(
+        model=checkpoint.name,
+        max_model_len=shares.max_model_len,
+        vocab_size=model.vocab_size,
+        block_size=config.block_size,
+        num_blocks=shares.blocks,
+        max_num_seqs=config.max_num_seqs,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+    )

@@ -1,0 +1,118 @@
+"""The engine: constructs the rooms, wires them, and orders their work. It computes nothing itself.
+
+takes   requests and cancellations
+gives   deltas, one batch of them per step
+owns    every room behind the link: scheduler, caches, model, device rows
+never   lets one request's failure reach another's
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig
+from saccade.metrics import EngineStats
+from saccade.plan import StepPlan
+from saccade.request import Delta, Request
+from saccade.runtime.build import build_machine
+from saccade.runtime.runner import Launched, Runner
+from saccade.runtime.wire import EngineInfo
+from saccade.schedule.scheduler import Scheduler
+from saccade.vision.layout import lay_out
+
+log = logging.getLogger(__name__)
+
+
+class Loop(Protocol):
+    def step(self) -> list[Delta]: ...
+
+
+class SerialLoop:
+    """Plan, run, learn; then the next. Nothing is in flight between steps."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+
+    def step(self) -> list[Delta]:
+        plan = self._scheduler.plan()
+        launched = launch(self._runner, self._scheduler, plan)
+        return learn(self._scheduler, launched)
+
+
+class OverlappedLoop:
+    """The same, except that step N+1 is planned and launched before N is learnt.
+
+    The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._ahead: Launched | list[Delta] = []
+
+    def step(self) -> list[Delta]:
+        plan = self._scheduler.plan()
+        behind, self._ahead = self._ahead, launch(self._runner, self._scheduler, plan)
+        return learn(self._scheduler, behind)
+
+
+def launch(runner: Runner, scheduler: Scheduler, plan: StepPlan | None) -> Launched | list[Delta]:
+    """The running step, or the apologies to the requests of a step that could not be launched."""
+    if plan is None:
+        return []
+    try:
+        return runner.launch(plan)
+    except Exception as error:
+        return _give_up(scheduler, plan, error)
+
+
+def learn(scheduler: Scheduler, launched: Launched | list[Delta]) -> list[Delta]:
+    if isinstance(launched, list):
+        return launched
+    try:
+        result = launched.wait()
+    except Exception as error:
+        return _give_up(scheduler, launched.plan, error)
+    return scheduler.apply(launched.plan, result)
+
+
+def _give_up(scheduler: Scheduler, plan: StepPlan, error: Exception) -> list[Delta]:
+    if "CUDA error" in str(error):  # the context is gone with it: no request can be served any more
+        raise error
+    log.exception("step %d failed; its requests are answered with an error", plan.number)
+    return scheduler.fail(plan, "the engine could not compute this request; try again with a smaller input")
+
+
+class Engine:
+    def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
+        checkpoint = open_checkpoint(config.model)
+        machine = build_machine(config, checkpoint, progress=progress)
+        self.info: EngineInfo = machine.info
+        self._scheduler = machine.scheduler
+        loop = OverlappedLoop if machine.overlap else SerialLoop
+        self._loop: Loop = loop(machine.scheduler, machine.runner)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises a RequestError when it can never be answered."""
+        self._scheduler.add(request, lay_out(request))
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._scheduler.cancel(request_id)
+
+    def step(self) -> list[Delta]:
+        return self._loop.step()
+
+    @property
+    def idle(self) -> bool:
+        """No request is waiting, running or in flight."""
+        return self._scheduler.idle
+
+    def stats(self) -> EngineStats:
+        return self._scheduler.stats()
+
+    def check(self) -> None:
+        """Verify the bookkeeping of every cache; for tests and idle moments."""
+        self._scheduler.check()

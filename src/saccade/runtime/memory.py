@@ -1,0 +1,148 @@
+"""Bytes are budgeted once: weights, workspace, features, and what is left becomes KV blocks.
+
+takes   the options, the loaded model, the machine
+gives   a device, a dtype, and a `Budget`
+never   is asked again: a cache that grows later grows inside its budget
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from saccade.cache.pages import Paged, Pages
+from saccade.checkpoint import Checkpoint
+from saccade.config import GIB, EngineConfig
+from saccade.errors import ConfigError
+from saccade.models.layers import LanguageModel
+
+MIB = 1 << 20
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Who gets how much. Lengths and counts that follow from the bytes are resolved here too."""
+
+    step_tokens: int
+    encode_patches: int  # vision tower work per step
+    feature_bytes: int
+    blocks: int
+    max_model_len: int
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but this machine has no CUDA device; use --device cpu")
+    wanted = config.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted, 0) if wanted == "cuda" else torch.device(wanted)
+
+
+def resolve_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32  # CPUs without bf16 units compute it several times slower
+    named = str(_stored_dtype(checkpoint)).removeprefix("torch.")
+    if named not in DTYPES:
+        raise ConfigError(
+            f"the checkpoint's dtype is {named}; choose one of {', '.join(DTYPES)} with --dtype"
+        )
+    return DTYPES[named]
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """The dtype config.json names, on either level, under its new or its old key."""
+    levels = (checkpoint.text_config, checkpoint.config)
+    named = [level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)]
+    return str(named[0]) if named else "bfloat16"
+
+
+def budget(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Budget:
+    on_gpu = device.type == "cuda"
+    step_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 1024)
+    features = config.vision_cache_bytes
+    if features is None:
+        features = 2 * GIB if on_gpu else 256 * MIB
+    if model.vision is None:
+        features = 0
+    wanted_len = config.max_model_len or checkpoint.max_position_embeddings
+    if wanted_len > checkpoint.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {wanted_len}, but the checkpoint's positions end at "
+            f"{checkpoint.max_position_embeddings}; lower --max-model-len"
+        )
+    per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
+    blocks = config.num_blocks or _kv_bytes(config, model, device, step_tokens, features) // per_block
+    most = config.max_num_seqs * -(-wanted_len // config.block_size)  # every row at its longest
+    blocks = min(blocks, most)
+    longest = min(wanted_len, blocks * config.block_size)
+    if longest < 2 or (config.max_model_len is not None and longest < config.max_model_len):
+        raise ConfigError(
+            f"the KV pool of {blocks} blocks holds {blocks * config.block_size} tokens, fewer than "
+            f"max_model_len {wanted_len}; give it more memory or lower --max-model-len"
+        )
+    return Budget(step_tokens, 4 * max(step_tokens, 4096), features, blocks, longest)
+
+
+def _kv_bytes(
+    config: EngineConfig, model: LanguageModel, device: torch.device, step_tokens: int, features: int
+) -> int:
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    if device.type != "cuda":
+        return GIB
+    workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
+    free, total = torch.cuda.mem_get_info(device)
+    left = int(total * config.gpu_memory_utilization) - (total - free) - workspace - features
+    if left <= 0:
+        raise ConfigError(
+            f"weights, workspace ({workspace / GIB:.1f} GiB) and vision cache ({features / GIB:.1f} GiB) "
+            "leave no memory for the KV cache at "
+            f"gpu_memory_utilization {config.gpu_memory_utilization}; raise it"
+        )
+    return left
+
+
+@torch.inference_mode()
+def _measure_workspace(
+    model: LanguageModel, device: torch.device, tokens: int, rows: int, block_size: int
+) -> int:
+    """Peak bytes of the largest step beyond the weights: one long chunk, a full set of logits."""
+    dtype = next(model.parameters()).dtype
+    pages = Pages.allocate(model.kv_shape, 1, block_size, dtype, device)
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
+    paged = Paged(
+        pages=pages,
+        slots=zeros,
+        tables=torch.zeros(1, -(-tokens // block_size), dtype=torch.int32, device=device),
+        lengths=torch.tensor([tokens], dtype=torch.int32, device=device),
+        offsets=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        counts=(tokens,),
+        contexts=(tokens,),
+        decodes=0,
+    )
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    hidden = model(model.embed(zeros), zeros.expand(3, -1), paged, None)
+    for _ in range(3):  # the sampler keeps up to three copies of the logits
+        logits = model.logits(hidden[:rows])
+        hidden = hidden + logits.mean() * 0
+    if model.vision is not None:
+        patches = torch.zeros(_LARGEST_VIEW**2, model.vision.patch_dim, dtype=dtype, device=device)
+        model.vision(patches, [(_LARGEST_VIEW, _LARGEST_VIEW)])
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak + 3 * rows * model.vocab_size * 4 + 512 * MIB  # allocator slack and library handles
+
+
+_LARGEST_VIEW = (
+    128  # patches along each side of the view the workspace is measured with (2048 px at patch 16)
+)

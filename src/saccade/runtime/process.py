@@ -1,0 +1,80 @@
+"""The engine process: `python -m saccade.runtime.process FD`, started by the link and by nobody else.
+
+A thread reads the channel; the main thread steps. When the channel closes, the front is gone and so are we.
+"""
+
+import logging
+import queue
+import signal
+import socket
+import sys
+import threading
+
+from saccade.errors import RequestError, SaccadeError
+from saccade.runtime.engine import Engine
+from saccade.runtime.wire import Cancel, Channel, Failed, News, Ready, Refused, Start, Stop, Submit, ToEngine
+
+log = logging.getLogger("saccade.engine")
+
+
+class Inbox:
+    """Messages of the front, read by a thread so that the front never waits for a step."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(channel,), daemon=True).start()
+
+    def _read(self, channel: Channel) -> None:
+        while (message := channel.receive(ToEngine)) is not None:
+            self._messages.put(message)
+        self._messages.put(Stop())
+
+    def take(self, *, wait: bool) -> list[ToEngine]:
+        """All messages there are; with `wait`, at least one."""
+        taken = [self._messages.get()] if wait else []
+        while True:
+            try:
+                taken.append(self._messages.get_nowait())
+            except queue.Empty:
+                return taken
+
+
+def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
+    """Until the front says stop: listen, step, tell."""
+    while True:
+        for message in inbox.take(wait=engine.idle):
+            match message:
+                case Stop():
+                    return
+                case Submit(request):
+                    try:
+                        engine.submit(request)
+                    except RequestError as error:
+                        refusal = Refused(request.id, error.code or "", error.message, error.param)
+                        channel.send(refusal)
+                case Cancel(request_id):
+                    engine.cancel([request_id])
+                case Start():
+                    log.warning("a second start message was ignored")
+        deltas = engine.step()
+        channel.send(News(tuple(deltas), engine.stats()))
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    start = channel.receive(ToEngine)
+    if not isinstance(start, Start):
+        return
+    try:
+        engine = Engine(start.config)
+    except SaccadeError as error:
+        channel.send(Failed(error.message))
+        return
+    channel.send(Ready(engine.info))
+    serve(engine, Inbox(channel), channel)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The words front and engine say to each other, and the channel they travel on.
+
+takes   messages (msgspec structs)
+gives   the same messages in the other process; pixels arrive as shared memory, not as bytes
+owns    one end of a socket pair
+never   unpickles, names a file or listens: the socket pair is inherited, the memory is anonymous
+"""
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from saccade.config import EngineConfig
+from saccade.errors import EngineDied
+from saccade.metrics import EngineStats
+from saccade.request import Delta, Request
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the front needs to know of an engine that is ready."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    device: str
+    dtype: str
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start, or stopped for a reason it can tell."""
+
+    message: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request the engine cannot take; `code` names the error class (errors.py)."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None
+
+
+class News(msgspec.Struct, frozen=True, tag=True):
+    """What one step brought."""
+
+    deltas: tuple[Delta, ...]
+    stats: EngineStats
+
+
+ToEngine = Start | Submit | Cancel | Stop
+ToFront = Ready | Failed | Refused | News
+
+_HEADER = struct.Struct("<QQ")  # bytes of the message, bytes of shared memory (0: none)
+
+
+class Channel:
+    """One end of the pair. `send` may be called from any thread, `receive` from one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+
+    def send(self, message: ToEngine | ToFront) -> None:
+        arrays: list[np.ndarray[Any, Any]] = []
+        offset = 0
+
+        def place(value: Any) -> dict[str, Any]:
+            nonlocal offset
+            if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+                raise TypeError(f"{type(value).__name__} cannot cross the link")
+            arrays.append(value)
+            here, offset = offset, offset + value.nbytes
+            return {"offset": here, "shape": list(value.shape)}
+
+        body = msgspec.msgpack.encode(message, enc_hook=place)
+        try:
+            with self._sending:
+                self._send(body, arrays, offset)
+        except OSError as error:
+            raise EngineDied("the other end of the link is gone") from error
+
+    def _send(self, body: bytes, arrays: list[np.ndarray[Any, Any]], shared: int) -> None:
+        header = _HEADER.pack(len(body), shared)
+        if not shared:
+            self._sock.sendall(header + body)
+            return
+        memory = _anonymous_memory(shared)
+        try:
+            with mmap.mmap(memory, shared) as view:
+                for array in arrays:
+                    view.write(np.ascontiguousarray(array).data.cast("B"))
+            socket.send_fds(self._sock, [header], [memory])
+        finally:
+            os.close(memory)
+        self._sock.sendall(body)
+
+    def receive(self, kind: Any) -> Any:
+        """The next message, decoded as the union `kind`; None once the other end is closed."""
+        try:
+            header, memory = self._receive_header()
+            if header is None:
+                return None
+            length, shared = _HEADER.unpack(header)
+            body = self._read(length)
+        except OSError:
+            return None
+        if body is None:
+            return None
+        pool = None
+        if memory is not None:
+            # A private mapping: the arrays may be written without reaching back to the sender.
+            pool = mmap.mmap(memory, shared, flags=mmap.MAP_PRIVATE)
+            os.close(memory)
+
+        def restore(type_: Any, value: Any) -> Any:
+            if pool is None:
+                raise ValueError("a message names shared memory that did not come with it")
+            shape = tuple(value["shape"])
+            count = int(np.prod(shape, dtype=np.int64))
+            return np.frombuffer(pool, dtype=np.uint8, count=count, offset=value["offset"]).reshape(shape)
+
+        return msgspec.msgpack.decode(body, type=kind, dec_hook=restore)
+
+    def _receive_header(self) -> tuple[bytes | None, int | None]:
+        first, fds, _, _ = socket.recv_fds(self._sock, _HEADER.size, 1)
+        if not first:
+            return None, None
+        rest = self._read(_HEADER.size - len(first))
+        return (None if rest is None else first + rest), (fds[0] if fds else None)
+
+    def _read(self, count: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < count:
+            part = self._sock.recv(min(count - len(parts), 1 << 20))
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+    def close(self) -> None:
+        # Wakes a receive() that is blocked in another thread, which close() alone would not.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def _anonymous_memory(size: int) -> int:
+    """A file descriptor of memory without a name, so nothing can leak or be opened by others."""
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("saccade-pixels", os.MFD_CLOEXEC)
+    else:  # macOS
+        with tempfile.TemporaryFile() as file:
+            memory = os.dup(file.fileno())
+    os.ftruncate(memory, size)
+    return memory

@@ -1,0 +1,41 @@
+"""Shared by all tests: quiet hypothesis, few threads, tiny checkpoints made once per worker."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from tests import checkpoints
+
+torch.set_num_threads(1)  # two workers on two cores
+
+settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("suite")
+
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    "qwen3_vl": checkpoints.qwen3_vl,
+    "qwen3_vl_tied": lambda folder: checkpoints.qwen3_vl(folder, tied=True),
+    "qwen3": checkpoints.qwen3,
+    "llama": lambda folder: checkpoints.llama(folder),
+    "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
+}
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The checkpoint folder of a family, made on first use."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = FAMILIES[name](tmp_path_factory.mktemp(name) / "checkpoint")
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vl_folder(family_folder: Callable[[str], Path]) -> Path:
+    return family_folder("qwen3_vl")

@@ -1,0 +1,265 @@
+"""Greedy output equals transformers', token for token, in every situation the scheduler can create."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from saccade import SamplingParams
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig
+from saccade.front import Front
+from saccade.request import Request
+from saccade.runtime.engine import Engine
+from saccade.vision.preprocess import Preprocessor, ResampleTables
+from tests.conftest import FAMILIES
+from tests.parity.oracle import Oracle, picture
+
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    pictures: Sequence[Image.Image] = ()
+    max_tokens: int = 20
+
+
+@dataclass
+class Bench:
+    """A checkpoint under both engines; the oracle's answers are computed once."""
+
+    folder: Path
+    oracle: Oracle
+    known: dict[int, list[int]] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def tight_engine(self, questions: Sequence[Question], **options: Any) -> Engine:
+        """Blocks of 4 tokens, just enough of them for the largest question alone and a little more."""
+        most = max(self.request(question).length + question.max_tokens for question in questions)
+        return self.engine(num_blocks=-(-most // 4) + 3, block_size=4, **options)
+
+    def engine(self, **options: Any) -> Engine:
+        options = {"num_blocks": 256, **options}  # room for everything, yet quick to check after every step
+        return Engine(EngineConfig(model=str(self.folder), device="cpu", **options), progress=False)
+
+    def __post_init__(self) -> None:
+        self.front = Front(open_checkpoint(str(self.folder)), 4096)
+
+    def request(self, question: Question, **params: Any) -> Request:
+        sampling = SamplingParams(max_tokens=question.max_tokens, temperature=0, **params)
+        name = f"q{next(self.numbers)}"
+        return self.front.prepare_prompt(
+            question.text, sampling, name, images=question.pictures, trusted=True
+        )
+
+    def expected(self, question: Question) -> list[int]:
+        if id(question) not in self.known:
+            self.known[id(question)] = self.oracle.greedy(self.request(question), question.pictures)
+        return self.known[id(question)]
+
+    def check(self, engine: Engine, questions: Sequence[Question], **params: Any) -> None:
+        """All questions at once; every choice of every answer must be the oracle's."""
+        requests = [self.request(question, **params) for question in questions]
+        answers = run(engine, requests)
+        for question, request in zip(questions, requests, strict=True):
+            for index in range(request.sampling.n):
+                assert answers[request.id, index] == self.expected(question), question.text
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> dict[tuple[str, int], list[int]]:
+    for request in requests:
+        engine.submit(request)
+    answers: dict[tuple[str, int], list[int]] = {}
+    while not engine.idle:
+        for delta in engine.step():
+            answers.setdefault((delta.request_id, delta.index), []).extend(delta.tokens)
+        engine.check()
+    stats = engine.stats()
+    assert stats.blocks_used == stats.running == stats.waiting == 0
+    return answers
+
+
+@pytest.fixture(scope="module")
+def bench(family_folder: Callable[[str], Path]) -> Callable[[str], Bench]:
+    made: dict[str, Bench] = {}
+
+    def make(name: str) -> Bench:
+        if name not in made:
+            made[name] = Bench(family_folder(name), Oracle(family_folder(name)))
+        return made[name]
+
+    return make
+
+
+TEXTS = [
+    Question("The eye jumps to what matters"),
+    Question("How many boats are in the picture? There are"),
+    Question("a"),
+    Question("The eye jumps to what is red, and rests " * 6, max_tokens=30),
+    Question("Read the text on the sign, then say where", max_tokens=3),
+]
+PICTURES = [
+    Question(IMAGE + "What colour is the house?", [picture(100, 80, 1)]),
+    Question("Look: " + IMAGE + "Describe the image", [picture(333, 61, 2)]),  # wide, odd
+    Question(IMAGE + "x", [picture(17, 190, 3)]),  # narrow, enlarged
+    Question(
+        IMAGE + IMAGE + " and " + IMAGE + "?", [picture(64, 64, 4), picture(250, 90, 5), picture(31, 33, 6)]
+    ),
+    Question(IMAGE + "What colour is the boat?", [picture(100, 80, 1)]),  # the first picture again
+    Question(IMAGE + "What colour is the house?", [picture(100, 80, 7)]),  # the first text, another picture
+    Question("The eye jumps to what matters and rests there"),
+]
+LONG = Question("How many boats are in the picture?", max_tokens=300)
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "small chunks": {"max_num_batched_tokens": 7},
+    "few rows": {"max_num_seqs": 2},
+    "few blocks": {"max_num_batched_tokens": 33},
+    "few blocks, small chunks": {"max_num_batched_tokens": 7},
+    "no prefix cache": {"prefix_caching": False},
+    "no feature cache": {"vision_cache_bytes": 0},
+    "one token at a time": {"max_num_batched_tokens": 1},
+}
+
+
+def situated(peers: Bench, situation: str, questions: Sequence[Question], **options: Any) -> Engine:
+    if "few blocks" in situation:
+        return peers.tight_engine(questions, **SITUATIONS[situation], **options)
+    return peers.engine(**SITUATIONS[situation], **options)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_equals_transformers(
+    bench: Callable[[str], Bench], family: str, situation: str, overlap: bool
+) -> None:
+    peers = bench(family)
+    engine = situated(peers, situation, TEXTS, overlap=overlap)
+    peers.check(engine, TEXTS)
+    if "few blocks" in situation:
+        assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_tied"])
+def test_pictures_equal_transformers(
+    bench: Callable[[str], Bench], family: str, situation: str, overlap: bool
+) -> None:
+    peers = bench(family)
+    engine = situated(peers, situation, PICTURES, overlap=overlap)
+    peers.check(engine, PICTURES)
+    if "few blocks" in situation:
+        assert engine.stats().preemptions > 0
+    peers.check(engine, PICTURES[::-1])  # again, on whatever the caches hold now
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_output_equals_transformers(bench: Callable[[str], Bench], family: str) -> None:
+    peers = bench(family)
+    peers.check(peers.engine(overlap=True), [LONG])
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("situation", ["roomy", "small chunks", "few blocks", "no prefix cache"])
+def test_every_choice_of_n_equals_transformers(
+    bench: Callable[[str], Bench], situation: str, overlap: bool
+) -> None:
+    peers = bench("qwen3_vl")
+    questions = [*PICTURES[:3], TEXTS[3]]
+    peers.check(situated(peers, situation, questions, overlap=overlap), questions, n=3)
+
+
+def test_prefix_hits_with_the_same_and_with_another_picture(bench: Callable[[str], Bench]) -> None:
+    peers = bench("qwen3_vl")
+    engine = peers.engine(block_size=4)
+    peers.check(engine, PICTURES[:1])
+    before = engine.stats()
+    peers.check(engine, PICTURES[:1])
+    same = engine.stats()
+    assert same.prefix_hit_tokens - before.prefix_hit_tokens >= peers.request(PICTURES[0]).length - 4
+    assert same.encodes == before.encodes  # neither encoded nor even looked up again
+    peers.check(engine, [PICTURES[5]])  # same size and text, other pixels: only the text before it is shared
+    other = engine.stats()
+    assert other.prefix_hit_tokens - same.prefix_hit_tokens < 4
+    assert other.encodes == same.encodes + 1
+
+
+def test_the_same_picture_behind_other_text_is_encoded_once(bench: Callable[[str], Bench]) -> None:
+    peers = bench("qwen3_vl")
+    engine = peers.engine()
+    shared = picture(120, 120, 11)
+    questions = [
+        Question(f"{text}{IMAGE}?", [shared]) for text in ("", "Look ", "The sign says: ", "a b c d e f")
+    ]
+    peers.check(engine, questions)
+    assert engine.stats().encodes == 1
+    assert engine.stats().prefix_hit_tokens == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("seed", range(4))
+def test_cancellations_in_between_change_nobody_elses_tokens(
+    bench: Callable[[str], Bench], seed: int, overlap: bool
+) -> None:
+    peers = bench("qwen3_vl")
+    engine = peers.engine(overlap=overlap, num_blocks=60, block_size=4, max_num_batched_tokens=11)
+    questions = [*PICTURES, *TEXTS]
+    requests = [peers.request(question, n=1 + index % 2) for index, question in enumerate(questions)]
+    rng = np.random.default_rng(seed)
+    doomed = {
+        request.id: int(step) for request, step in zip(requests[::2], rng.integers(0, 40, 99), strict=False)
+    }
+    answers: dict[tuple[str, int], list[int]] = {}
+    for request in requests:
+        engine.submit(request)
+    for step in itertools.count():
+        engine.cancel([name for name, moment in doomed.items() if moment == step])
+        engine.check()
+        for delta in engine.step():
+            answers.setdefault((delta.request_id, delta.index), []).extend(delta.tokens)
+        engine.check()
+        if engine.idle:
+            break
+    for question, request in zip(questions, requests, strict=True):
+        for index in range(request.sampling.n):
+            got = answers.get((request.id, index), [])
+            wanted = peers.expected(question)
+            assert got == (wanted[: len(got)] if request.id in doomed else wanted)
+    stats = engine.stats()
+    assert stats.blocks_used == 0
+
+
+def video(frames: int, height: int, width: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    stills = [np.asarray(picture(width, height, seed * 100 + index)) for index in range(frames)]
+    return np.stack(stills)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}], ids=["roomy", "small chunks"])
+def test_two_videos_equal_transformers(bench: Callable[[str], Bench], options: dict[str, Any]) -> None:
+    """transformers is fed the patches we made: its own video processor needs torchvision."""
+    peers = bench("qwen3_vl")
+    checkpoint = open_checkpoint(str(peers.folder))
+    front = Front(checkpoint, 4096)
+    videos = [(video(6, 70, 100, 1), 2.0), (video(5, 96, 64, 2), 2.0)]
+    params = SamplingParams(max_tokens=20, temperature=0)
+    request = front.prepare_prompt(
+        f"First {VIDEO} then {VIDEO} what happens?", params, "videos", videos=videos, trusted=True
+    )
+    assert checkpoint.video is not None
+    preprocess = Preprocessor(checkpoint.video, torch.device("cpu"), ResampleTables(torch.device("cpu")))
+    patches = [preprocess.patches(torch.from_numpy(m.pixels.copy()), m.view) for m in request.media]
+    grids = [[3, *request.media[0].view.grid], [3, *request.media[3].view.grid]]
+    expected = peers.oracle.greedy_video(request, torch.cat(patches), grids)
+    answers = run(peers.engine(**options), [request])
+    assert answers["videos", 0] == expected
