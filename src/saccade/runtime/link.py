@@ -133,9 +133,11 @@ class ProcessLink:
     async def generate(self, request: Request) -> AsyncGenerator[Delta]:
         if not self._alive or self._channel is None:
             raise EngineDied(self._why_ended)
-        reply = self._replies[request.id] = _Reply(request.sampling.n)
+        name = request.id
+        reply = self._replies[name] = _Reply(request.sampling.n)
         try:
             await self._submit(self._channel, request)
+            del request  # its pixels are the engine's now, and an answer may take minutes
             while reply.open_choices:
                 news = await reply.queue.get()
                 if isinstance(news, SaccadeError):
@@ -144,9 +146,9 @@ class ProcessLink:
                 reply.open_choices -= news.finish is not None
                 yield news
         finally:
-            self._replies.pop(request.id, None)
+            self._replies.pop(name, None)
             if reply.open_choices:
-                self.cancel(request.id)
+                self.cancel(name)
 
     async def _submit(self, channel: Channel, request: Request) -> None:
         if not request.media:
