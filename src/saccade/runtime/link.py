@@ -46,6 +46,11 @@ _REFUSALS: dict[str | None, type[SaccadeError]] = {
 }
 
 
+# Threads that wait for work spin by default, which starves the front on a machine with few cores. What the
+# user has set stands.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+
+
 class EngineLink(Protocol):
     """What the server asks of an engine, wherever it runs."""
 
@@ -105,7 +110,7 @@ class ProcessLink:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is the front's to handle
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**_ENVIRONMENT, **os.environ},
             )
         self._channel = Channel(ours)
         self._ready = loop.create_future()
