@@ -229,6 +229,7 @@ def serve(model: str, **given: Any) -> None:
     )
     form = "%(asctime)s %(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=given["log_level"].upper(), format=form)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells at INFO, we tell ourselves
     sys.exit(run_server(engine, config))
 
 
