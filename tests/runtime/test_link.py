@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from saccade.config import EngineConfig
-from saccade.errors import ConfigError, ContextTooLong, EngineDied
+from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
 from saccade.request import Request, Sampling
 from saccade.runtime.link import ProcessLink
 from saccade.runtime.wire import Cancel, Submit
@@ -78,30 +78,64 @@ async def test_a_start_that_fails_says_why(vl_folder: Path, tmp_path: Path) -> N
         await ProcessLink(config(vl_folder, max_model_len=99999)).start()
 
 
-async def test_a_cancellation_never_overtakes_the_submission_it_cancels(vl_folder: Path) -> None:
-    class SlowChannel:
-        def __init__(self) -> None:
-            self.sent: list[object] = []
-            self.begun, self.go_on = threading.Event(), threading.Event()
+class SlowChannel:
+    """Stands still at every submission until told to go on."""
 
-        def send(self, message: object) -> None:
-            if isinstance(message, Submit):
-                self.begun.set()
-                self.go_on.wait(10)
-            self.sent.append(message)
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
 
+    def send(self, message: object) -> None:
+        if isinstance(message, Submit):
+            self.begun.set()
+            self.go_on.wait(10)
+        self.sent.append(message)
+
+
+async def test_a_slow_engine_holds_up_nobody_and_a_cancellation_never_overtakes(vl_folder: Path) -> None:
     link, channel = ProcessLink(config(vl_folder)), SlowChannel()
-    link._channel, link._alive = channel, True  # type: ignore[assignment]
-    request = request_with(picture(8, 8))
-    task = asyncio.create_task(collect(link, request))
-    await asyncio.to_thread(channel.begun.wait, 10)
+    link._end = None
+    loop = asyncio.get_running_loop()
+    writer = threading.Thread(target=link._write, args=(channel, loop), daemon=True)
+    writer.start()
+    task = asyncio.create_task(collect(link, request_with(picture(8, 8))))
+    await asyncio.to_thread(channel.begun.wait, 10)  # the event loop still turns while the channel stands
     task.cancel()
     await asyncio.wait({task})
     channel.go_on.set()
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        if isinstance(channel.sent[-1], Cancel) and len(channel.sent) > 1:
-            break
-    kinds = [type(message) for message in channel.sent]
-    assert kinds[-1] is Cancel
-    assert kinds.index(Submit) < len(kinds) - 1
+    link._outbox.put(None)
+    await asyncio.to_thread(writer.join, 10)
+    assert [type(message) for message in channel.sent] == [Submit, Cancel]
+
+
+async def test_a_message_that_cannot_be_packed_is_told_to_its_sender_alone(vl_folder: Path) -> None:
+    link = ProcessLink(config(vl_folder))
+    await link.start()
+    try:
+        broken = Request(id="broken", prompt=(5, object()))  # type: ignore[arg-type]
+        with pytest.raises(SaccadeError, match="could not be sent"):
+            await collect(link, broken)
+        assert len(await collect(link, question("good"))) == 8
+    finally:
+        await link.stop()
+
+
+async def test_an_engine_that_cannot_read_a_message_ends_and_says_so(vl_folder: Path) -> None:
+    link = ProcessLink(config(vl_folder))
+    await link.start()
+    try:
+        garbled = Request(id="garbled", prompt=("not a number",))  # type: ignore[arg-type]
+        with pytest.raises(EngineDied, match="could not read"):
+            await collect(link, garbled)
+        assert not link.alive
+    finally:
+        await link.stop()
+
+
+async def test_the_numbers_are_there_from_the_start(vl_folder: Path) -> None:
+    link = ProcessLink(config(vl_folder))
+    await link.start()
+    try:
+        assert link.stats().blocks_free == 64
+    finally:
+        await link.stop()

@@ -8,7 +8,9 @@ never   imports torch: the front stays small and starts fast
 
 import asyncio
 import contextlib
+import logging
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -38,8 +40,11 @@ from saccade.runtime.wire import (
     Start,
     Stop,
     Submit,
+    ToEngine,
     ToFront,
 )
+
+log = logging.getLogger(__name__)
 
 _REFUSALS: dict[str | None, type[SaccadeError]] = {
     kind.code: kind for kind in (InvalidValue, ContextTooLong, Overloaded)
@@ -74,34 +79,38 @@ class _Reply:
 
 
 class ProcessLink:
-    """An engine in a process of its own."""
+    """An engine in a process of its own.
+
+    What is sent goes through one writer thread: the event loop never waits for the engine or for a copy of
+    pixels, and a cancellation never overtakes the submission it cancels.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+        self._outbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._info: EngineInfo | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
         self._stats = EngineStats()
         self._replies: dict[str, _Reply] = {}
-        self._alive = False
-        self._why_ended = "the engine has not been started"
-        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._end: SaccadeError | None = EngineDied("the engine has not been started")  # None while it lives
 
     @property
     def info(self) -> EngineInfo:
         if self._info is None:
-            raise EngineDied(self._why_ended)
+            raise self._end or EngineDied("the engine is still starting")
         return self._info
 
     @property
     def alive(self) -> bool:
-        return self._alive
+        return self._end is None
 
     def stats(self) -> EngineStats:
         return self._stats
 
     async def start(self) -> None:
-        """Spawn the engine and wait until it can answer; ConfigError says why it cannot."""
+        """Spawn the engine and wait until it can answer; the error says why it cannot."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -114,9 +123,10 @@ class ProcessLink:
             )
         self._channel = Channel(ours)
         self._ready = loop.create_future()
-        self._alive = True
-        threading.Thread(target=self._listen, args=(self._channel, loop), daemon=True).start()
-        self._channel.send(Start(self._config))
+        self._end = None
+        for work in (self._listen, self._write):
+            threading.Thread(target=work, args=(self._channel, loop), daemon=True).start()
+        self._outbox.put(Start(self._config))
         try:
             self._info = await self._ready
         except BaseException:
@@ -125,24 +135,22 @@ class ProcessLink:
 
     async def stop(self) -> None:
         """End the engine; every open request gets EngineDied."""
-        self._why_ended = "the server is shutting down"
-        if self._channel is not None:
-            with contextlib.suppress(EngineDied):
-                self._channel.send(Stop())
+        self._over(EngineDied("the server is shutting down"))
+        self._outbox.put(Stop())
+        self._outbox.put(None)
         if self._process is not None:
             await asyncio.to_thread(_wait_or_kill, self._process, 10.0)
         if self._channel is not None:
             self._channel.close()
-        self._ended()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta]:
-        if not self._alive or self._channel is None:
-            raise EngineDied(self._why_ended)
+        if self._end is not None:
+            raise self._end
         name = request.id
         reply = self._replies[name] = _Reply(request.sampling.n)
+        self._outbox.put(Submit(request))
+        del request  # its pixels are the engine's now, and an answer may take minutes
         try:
-            await self._submit(self._channel, request)
-            del request  # its pixels are the engine's now, and an answer may take minutes
             while reply.open_choices:
                 news = await reply.queue.get()
                 if isinstance(news, SaccadeError):
@@ -155,23 +163,22 @@ class ProcessLink:
             if reply.open_choices:
                 self.cancel(name)
 
-    async def _submit(self, channel: Channel, request: Request) -> None:
-        if not request.media:
-            channel.send(Submit(request))
-            return
-        # A picture of many megapixels is copied into shared memory here: off the event loop.
-        sending = asyncio.ensure_future(asyncio.to_thread(channel.send, Submit(request)))
-        try:
-            await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            # The thread goes on sending: a cancellation sent now would overtake what it cancels.
-            sending.add_done_callback(lambda _: self.cancel(request.id))
-            raise
-
     def cancel(self, request_id: str) -> None:
-        if self._alive and self._channel is not None:
-            with contextlib.suppress(EngineDied):
-                self._channel.send(Cancel(request_id))
+        if self.alive:
+            self._outbox.put(Cancel(request_id))
+
+    def _write(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs in a thread: sends what is in the outbox, in order, until None."""
+        while (message := self._outbox.get()) is not None:
+            try:
+                channel.send(message)
+            except EngineDied:
+                return  # the listener notices too, and tells everybody
+            except Exception as error:  # a message that cannot be packed: its sender alone is told
+                log.exception("a message could not be sent")
+                if isinstance(message, Submit):
+                    refusal = Refused(message.request.id, "", f"the request could not be sent: {error}", None)
+                    loop.call_soon_threadsafe(self._handle, refusal)
 
     def _listen(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
         """Runs in a thread: hands every message to the event loop until the engine is gone."""
@@ -182,35 +189,43 @@ class ProcessLink:
 
         while (message := channel.receive(ToFront)) is not None:
             deliver(self._handle, message)
-        deliver(self._ended)
+        deliver(self._gone)
 
     def _handle(self, message: ToFront) -> None:
         match message:
             case News(deltas, stats):
                 self._stats = stats
                 for delta in deltas:
-                    if delta.request_id in self._replies:
-                        self._replies[delta.request_id].queue.put_nowait(delta)
+                    self._tell(delta.request_id, delta)
             case Refused(request_id, code, text, param):
-                if request_id in self._replies:
-                    refusal = _REFUSALS.get(code, SaccadeError)(text, param=param)
-                    self._replies[request_id].queue.put_nowait(refusal)
-            case Ready(info):
+                self._tell(request_id, _REFUSALS.get(code, SaccadeError)(text, param=param))
+            case Ready(info, stats):
+                self._stats = stats
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(info)
             case Failed(text):
-                self._why_ended = text
-                if self._ready is not None and not self._ready.done():
-                    self._ready.set_exception(ConfigError(text))
+                self._over(ConfigError(text) if self._info is None else EngineDied(text))
 
-    def _ended(self) -> None:
-        if self._alive and self._info is not None and self._why_ended.startswith("the engine has not"):
-            self._why_ended = "the engine stopped unexpectedly; the server must be restarted"
-        self._alive = False
+    def _tell(self, request_id: str, news: Delta | SaccadeError) -> None:
+        if request_id in self._replies:  # otherwise nobody listens any more
+            self._replies[request_id].queue.put_nowait(news)
+
+    def _gone(self) -> None:
+        """The channel is closed from the other side."""
+        text = "the engine stopped unexpectedly; the server must be restarted"
+        if self._info is None:
+            text = "the engine ended while it was starting; its log says why"
+        self._over(EngineDied(text))
+
+    def _over(self, why: SaccadeError) -> None:
+        """Nothing more can be answered; the first reason stands."""
+        if self._end is not None:
+            return
+        self._end = why
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(EngineDied("the engine ended while it was starting; its log says why"))
+            self._ready.set_exception(why)
         for reply in self._replies.values():
-            reply.queue.put_nowait(EngineDied(self._why_ended))
+            reply.queue.put_nowait(why)
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:

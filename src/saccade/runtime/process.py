@@ -25,9 +25,15 @@ class Inbox:
         threading.Thread(target=self._read, args=(channel,), daemon=True).start()
 
     def _read(self, channel: Channel) -> None:
-        while (message := channel.receive(ToEngine)) is not None:
-            self._messages.put(message)
-        self._messages.put(Stop())
+        try:
+            while (message := channel.receive(ToEngine)) is not None:
+                self._messages.put(message)
+        except Exception:
+            # An engine that hears nothing any more must not look alive.
+            log.exception("a message could not be read")
+            channel.send(Failed("the engine could not read a message and has stopped"))
+        finally:
+            self._messages.put(Stop())
 
     def take(self, *, wait: bool) -> list[ToEngine]:
         """All messages there are; with `wait`, at least one."""
@@ -72,7 +78,7 @@ def main() -> None:
     except SaccadeError as error:
         channel.send(Failed(error.message))
         return
-    channel.send(Ready(engine.info))
+    channel.send(Ready(engine.info, engine.stats()))
     serve(engine, Inbox(channel), channel)
 
 

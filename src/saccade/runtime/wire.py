@@ -7,7 +7,6 @@ never   unpickles, names a file or listens: the socket pair is inherited, the me
 """
 
 import contextlib
-import mmap
 import os
 import socket
 import struct
@@ -55,6 +54,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
+    stats: EngineStats
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +105,7 @@ class Channel:
             return {"offset": here, "shape": list(value.shape)}
 
         body = msgspec.msgpack.encode(message, enc_hook=place)
-        memory = _shared_copy(arrays, offset) if offset else None  # before the lock: others need not wait
+        memory = _shared_copy(arrays) if offset else None  # before the lock: others need not wait
         header = _HEADER.pack(len(body), offset)
         try:
             with self._sending:
@@ -122,28 +122,29 @@ class Channel:
 
     def receive(self, kind: Any) -> Any:
         """The next message, decoded as the union `kind`; None once the other end is closed."""
+        memory, pixels = None, np.empty(0, dtype=np.uint8)
         try:
             header, memory = self._receive_header()
             if header is None:
                 return None
             length, shared = _HEADER.unpack(header)
             body = self._read(length)
+            if memory is not None:
+                pixels = _read_all(memory, shared)
         except OSError:
             return None
+        finally:
+            if memory is not None:
+                os.close(memory)
         if body is None:
             return None
-        pool = None
-        if memory is not None:
-            # A private mapping: the arrays may be written without reaching back to the sender.
-            pool = mmap.mmap(memory, shared, flags=mmap.MAP_PRIVATE)
-            os.close(memory)
 
         def restore(type_: Any, value: Any) -> Any:
-            if pool is None:
-                raise ValueError("a message names shared memory that did not come with it")
-            shape = tuple(value["shape"])
+            start, shape = value["offset"], tuple(value["shape"])
             count = int(np.prod(shape, dtype=np.int64))
-            return np.frombuffer(pool, dtype=np.uint8, count=count, offset=value["offset"]).reshape(shape)
+            if start < 0 or start + count > len(pixels):
+                raise ValueError("a message names pixels that did not come with it")
+            return pixels[start : start + count].reshape(shape)
 
         return msgspec.msgpack.decode(body, type=kind, dec_hook=restore)
 
@@ -170,21 +171,33 @@ class Channel:
         self._sock.close()
 
 
-def _shared_copy(arrays: list[np.ndarray[Any, Any]], size: int) -> int:
-    """The arrays one after the other in anonymous memory; gives its file descriptor."""
-    memory = _anonymous_memory(size)
-    with mmap.mmap(memory, size) as view:
-        for array in arrays:
-            view.write(np.ascontiguousarray(array).data.cast("B"))
+def _shared_copy(arrays: list[np.ndarray[Any, Any]]) -> int:
+    """The arrays one after the other in anonymous memory; gives its file descriptor.
+
+    Written and read as a file is: unlike copies into a mapping, that leaves other threads running.
+    """
+    memory = _anonymous_memory()
+    for array in arrays:
+        left = np.ascontiguousarray(array).data.cast("B")
+        while left:
+            left = left[os.write(memory, left) :]
     return memory
 
 
-def _anonymous_memory(size: int) -> int:
+def _read_all(memory: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    content = np.empty(size, dtype=np.uint8)
+    place = 0
+    while place < size:
+        count = os.preadv(memory, [content.data[place:]], place)
+        if not count:
+            raise OSError(f"shared memory ends after {place} of {size} bytes")
+        place += count
+    return content
+
+
+def _anonymous_memory() -> int:
     """A file descriptor of memory without a name, so nothing can leak or be opened by others."""
     if hasattr(os, "memfd_create"):
-        memory = os.memfd_create("saccade-pixels", os.MFD_CLOEXEC)
-    else:  # macOS
-        with tempfile.TemporaryFile() as file:
-            memory = os.dup(file.fileno())
-    os.ftruncate(memory, size)
-    return memory
+        return os.memfd_create("saccade-pixels", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # macOS
+        return os.dup(file.fileno())
