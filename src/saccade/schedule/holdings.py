@@ -40,14 +40,21 @@ class Holdings:
         """Blocks missing in the pool for the sequence to be computed up to `stop`."""
         return max(self._limits.blocks_for(stop) - len(sequence.blocks) - self._pool.available, 0)
 
-    def places(self, sequence: Sequence) -> int:
-        """Tokens the sequence has a place for, with all that could be taken from the pool."""
-        return (len(sequence.blocks) + self._pool.available) * self._size
-
     def owes(self, sequence: Sequence) -> int:
-        """Blocks a running sequence still needs to catch up, and to grow by one more."""
+        """Blocks a running sequence needs to grow by one more; it has those of all its tokens so far."""
         soon = min(sequence.length + self._size, sequence.limit - 1)
         return max(self._limits.blocks_for(soon) - len(sequence.blocks), 0)
+
+    def must_encode(self, sequence: Sequence) -> bool:
+        """Whether a view of it is neither among the features nor in the part its prefix would spare."""
+        if not sequence.group.layout.spans:
+            return False
+        shared = 0
+        if self._prefix is not None and sequence.chain is not None:
+            sequence.chain.grow(sequence.tokens)
+            shared = len(self._prefix.match(sequence.chain)) * self._size
+        views = sequence.spans(shared, sequence.prompt_length)
+        return not all(self._store.expects(span.key) for span in views)
 
     # Entering
 
@@ -120,16 +127,17 @@ class Holdings:
 
     def extend(self, sequence: Sequence, stop: int) -> None:
         """Take the blocks the sequence needs to be computed up to `stop`."""
-        while len(sequence.blocks) < self._limits.blocks_for(stop):
+        while len(sequence.blocks) * self._size < stop:
             sequence.stale.append(len(sequence.blocks))
             sequence.blocks.append(self._pool.take())
 
     def settle(self, sequence: Sequence, computed: int) -> None:
         """The result has arrived of a step that computed the sequence up to `computed`: the views it has
         passed are unpinned, the blocks it has filled can be found by others."""
-        for span in [span for span in sequence.pins.values() if span.stop <= computed]:
-            self._store.unpin(sequence.pins.pop(span.start).key)
-        if self._prefix is None or sequence.chain is None:
+        if sequence.pins:
+            for span in [span for span in sequence.pins.values() if span.stop <= computed]:
+                self._store.unpin(sequence.pins.pop(span.start).key)
+        if self._prefix is None or sequence.chain is None or computed // self._size <= sequence.sealed:
             return
         sequence.chain.grow(sequence.tokens)
         for index in range(sequence.sealed, computed // self._size):

@@ -17,6 +17,8 @@ from saccade.cache.prefix import Chain, overlapping
 from saccade.plan import Enter, Layout, Row, Span
 from saccade.request import FinishReason, Pixels, Request, Sampling
 
+Rank = tuple[float, int]  # when it came, moved by its priority; its handle
+
 
 @dataclass(eq=False)
 class Group:
@@ -25,12 +27,14 @@ class Group:
     request: Request
     layout: Layout
     pixels: dict[bytes, Pixels]  # by view key
+    since: float = 0.0  # seconds on the scheduler's clock when it came
     choices: list["Sequence"] = field(default_factory=list)
+    rows: int = 0  # device rows its choices have now
     started: bool = False  # whether any choice has ever had a row
     cached: int = 0  # prompt tokens found in the prefix cache; zero again once told
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     handle: int  # grows with arrival
     group: Group
@@ -39,7 +43,10 @@ class Sequence:
     limit: int  # tokens at which it ends, prompt and output together
     chain: Chain | None  # None without a prefix cache
     tokens: list[int]  # known ids: the prompt, then the output
+    rank: Rank = (0.0, 0)  # its place in every line, for good
 
+    prompt_length: int = field(init=False)
+    encoding: bool = False  # its class: whether a view of it must be encoded, as of when it joined the queue
     pending: int = 0  # tokens sampled by steps whose results are not known yet
     ended: bool = False
     epoch: int = 0  # grows whenever it leaves its row, so that results of an earlier stay are told apart
@@ -52,9 +59,8 @@ class Sequence:
     stale: list[int] = field(default_factory=list)  # block indices the device's table does not have yet
     pins: dict[int, Span] = field(default_factory=dict)  # views kept for it, by their start
 
-    @property
-    def prompt_length(self) -> int:
-        return len(self.group.layout.tokens)
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.group.layout.tokens)
 
     @property
     def length(self) -> int:
@@ -64,7 +70,13 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Positions to compute before it can know more; none once its last token is on the way."""
-        return self.length - self.computed if self.length < self.limit else 0
+        length = len(self.tokens) + self.pending
+        return length - self.computed if length < self.limit else 0
+
+    @property
+    def streams(self) -> bool:
+        """Whether all that remains is the next token of its answer."""
+        return self.computed >= self.prompt_length and self.remaining == 1
 
     def donor(self) -> "Sequence | None":
         """Another choice of its request that holds the whole prompt, computed."""
@@ -98,7 +110,7 @@ class Sequence:
             tokens=tuple(self.tokens[start:stop]),
             positions=_positions(self.group.layout, start, stop),
             spans=tuple(self.spans(start, stop)),
-            sample=stop == self.length,
+            sample=stop == len(self.tokens) + self.pending,
             output_position=max(stop - self.prompt_length, 0),
         )
 
@@ -117,9 +129,18 @@ def _positions(layout: Layout, start: int, stop: int) -> NDArray[np.int32]:
     if stop <= prompt:
         return layout.positions[:, start:stop]
     first = max(start, prompt)
-    behind = np.empty((3, stop - first), dtype=np.int32)
-    behind[:] = np.arange(first + layout.delta, stop + layout.delta, dtype=np.int32)
+    behind = _straight(first + layout.delta, stop + layout.delta)
     return behind if start >= prompt else np.concatenate((layout.positions[:, start:], behind), axis=1)
+
+
+# The same position on all three axes, as text has it; a slice costs a tenth of making one anew.
+_LINE = np.broadcast_to(np.arange(1 << 18, dtype=np.int32), (3, 1 << 18))
+
+
+def _straight(first: int, stop: int) -> NDArray[np.int32]:
+    if stop <= _LINE.shape[1]:
+        return _LINE[:, first:stop]
+    return np.broadcast_to(np.arange(first, stop, dtype=np.int32), (3, stop - first))
 
 
 def derive_seed(sampling: Sampling, root: int, request_id: str, index: int) -> int:
