@@ -96,7 +96,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...]  # best first, as many as were asked for
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice of one request: the tokens of one step, perhaps the end."""
 
     request_id: str

@@ -70,7 +70,12 @@ def test_classes_share_tokens_and_time_only_while_both_want_some() -> None:
 
 def test_a_single_token_goes_to_the_classes_in_turn() -> None:
     limits = small_limits()
-    assert [allowances(limits, 1, 0.0, None, both=True, turn=turn)[0].tokens for turn in range(4)] == [0, 1, 0, 1]
+    assert [allowances(limits, 1, 0.0, None, both=True, turn=turn)[0].tokens for turn in range(4)] == [
+        0,
+        1,
+        0,
+        1,
+    ]
     assert [allowances(limits, 1, 0.0, None, both=False, turn=turn)[0].tokens for turn in (0, 1)] == [1, 1]
 
 

@@ -5,24 +5,24 @@ gives   milliseconds to expect
 owns    the correction learnt so far
 never   reads a clock
 
-A step's time is taken as a sum of parts, each a coefficient (milliseconds per unit) times a quantity of the step:
+A step's time is taken as a sum of parts, each a coefficient (ms per unit) times a quantity of the step:
 
     fixed        1                            reading the weights, launching
     mixed        1 if any row has a prompt    what a captured decode step does not have
     row          rows of a single token       sampling, KV writes
     context      tokens those rows attend to  reading the KV cache
     token        prompt tokens                activations
-    crowded      tokens beyond the ridge      arithmetic of the matrices: below the ridge, reading the weights
-                                              takes longer, so max(bytes, operations) is a hinge, which is linear
+    crowded      tokens beyond the ridge      arithmetic of the matrices; below the ridge reading them takes
+                                              longer, so max(bytes, operations) is a hinge
     pair         query-key pairs of prompts   attention of the prompts
     encoding     1 if any view is encoded     the vision tower's weights
     patch        patches encoded              arithmetic of the tower
     patch_pair   pairs of patches per view    attention of the tower
 
 The prior (schedule/prior.py) gives the coefficients. What is learnt is one non-negative factor for each, by
-recursive least squares on the relative error: every observation is weighed by how surprising it is
-(Huber), old ones are forgotten at a rate, but only in the parts the new one speaks about, so that a quiet night
-of text does not unlearn what pictures cost.
+recursive least squares on the relative error: every observation is weighed by how surprising it is (Huber),
+old ones are forgotten at a rate, but only in the parts the new one speaks about, so that a quiet night of
+text does not unlearn what pictures cost.
 """
 
 from dataclasses import astuple, dataclass, fields, replace
@@ -144,11 +144,11 @@ class CostModel:
         return self.price(work.quantities(self.prior.ridge))
 
     def price(self, quantities: tuple[float, ...]) -> float:
-        return sum(map(mul, self._current, quantities))
+        return float(sum(map(mul, self._current, quantities)))
 
     def tokens_within(self, limit: float, work: Work, start: int, most: int) -> int:
-        """How many prompt tokens from position `start` on can join the work, `most` at most, if the step may take
-        `limit` milliseconds."""
+        """How many prompt tokens from position `start` on can join the work, `most` at most, if the step may
+        take `limit` milliseconds."""
         tried = replace(work)
 
         def fits(count: int) -> bool:
@@ -181,18 +181,19 @@ class CostModel:
             self._learn(np.array(quantities) * self._unit / actual, weight)
 
     def _learn(self, shares: NDArray[np.float64], weight: float) -> None:
-        """`shares`: what part of the measured time the prior gives each quantity; their sum, times the factors
-        looked for, should be 1."""
+        """`shares`: what part of the measured time the prior gives each quantity; times the factors looked
+        for, they should add up to 1."""
         keep = np.where(shares > 0, np.exp(-0.5 / MEMORY), 1.0)
         pull = self._told - self._seen @ self._factors  # towards what the past still asks for
         self._seen *= np.outer(keep, keep)
         self._told = self._seen @ self._factors + keep * pull
         self._seen += weight * np.outer(shares, shares)
         self._told += weight * shares
-        factors, seen, told = self._factors, self._seen, self._told
-        for _ in range(SWEEPS):
-            for part in range(len(factors)):
-                others = seen[part] @ factors - seen[part, part] * factors[part]
-                best = (told[part] - others + TRUST) / (seen[part, part] + TRUST)
-                factors[part] = max(best, 0.0)
+        factors, seen = self._factors, self._seen
+        spoken_of = np.flatnonzero(shares).tolist()
+        own = (seen.diagonal() + TRUST).tolist()
+        told = (self._told + TRUST).tolist()
+        for part in spoken_of * SWEEPS:
+            missing = told[part] - float(seen[part] @ factors) - TRUST * float(factors[part])
+            factors[part] = max(float(factors[part]) + missing / own[part], 0.0)
         self._current = tuple((self._unit * factors).tolist())

@@ -134,10 +134,9 @@ class Holdings:
     def settle(self, sequence: Sequence, computed: int) -> None:
         """The result has arrived of a step that computed the sequence up to `computed`: the views it has
         passed are unpinned, the blocks it has filled can be found by others."""
-        if sequence.pins:
-            for span in [span for span in sequence.pins.values() if span.stop <= computed]:
-                self._store.unpin(sequence.pins.pop(span.start).key)
-        if self._prefix is None or sequence.chain is None or computed // self._size <= sequence.sealed:
+        for span in [span for span in sequence.pins.values() if span.stop <= computed]:
+            self._store.unpin(sequence.pins.pop(span.start).key)
+        if self._prefix is None or sequence.chain is None:
             return
         sequence.chain.grow(sequence.tokens)
         for index in range(sequence.sealed, computed // self._size):

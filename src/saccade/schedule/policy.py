@@ -5,8 +5,8 @@ gives   a decision
 never   changes anything
 
 Sequences stand in one order, their rank: the moment they came plus `patience` seconds for each level of their
-priority. It never changes, and that is the ageing: whoever comes later than a request's whole head start
-is behind it, whatever its priority. Rank decides who gives way when memory runs out, and who is first in a line.
+priority. It never changes, and that is the ageing: whoever comes later than that is behind it, whatever its
+priority. Rank decides who gives way when memory runs out, and who is first in a line.
 
 There are two lines: requests with a view to encode, and all others (text, or views and prefixes known from
 before). Each has a share of the step and of the rows while the other one wants some too, and neither waits
@@ -33,12 +33,14 @@ class Limits:
     max_encode_patches: int  # of the vision tower in one step; a single larger view still goes, alone
     max_queue: int  # requests waiting; more are refused
     seed: int = 0  # root of the seeds of requests that name none
-    itl_target: float | None = None  # ms a step may take while answers are streaming; None: as long as it takes
-    # What a step does for prompts however little time the target leaves: this many tokens for the first prompt of
-    # each class, and one view. It keeps prompts moving under a target that cannot be met.
+    itl_target: float | None = None  # ms a step may take while answers are streaming; None: any
+    # What a step does for prompts however little time the target leaves: this many tokens for the first
+    # prompt of each class, and one view. It keeps prompts moving under a target that cannot be met.
     least_chunk: int = 32
     patience: float = 1.0  # seconds: what a level of priority is worth, and when a head is passed no more
-    encode_share: float = 0.5  # of a step's tokens and time, for prompts with views to encode, when others wait
+    encode_share: float = (
+        0.5  # of a step's tokens and time, for prompts with views to encode, when others wait
+    )
     class_rows: float = 0.75  # share of the rows that one class may take while the other one waits
 
     def blocks_for(self, tokens: int) -> int:
@@ -96,8 +98,8 @@ def allowances(
     limits: Limits, tokens: int, now: float, target: float | None, *, both: bool, turn: int
 ) -> tuple[Allowance, Allowance]:
     """What prompts without and with views to encode may add to a step that has `tokens` left and takes `now`
-    milliseconds already. When `both` want some, the first get their share and the second the rest; a single token
-    goes to them in turn."""
+    ms already. When `both` want some, the first get their share and the second the rest; a single token goes
+    to them in turn."""
     share = 1 - limits.encode_share if both else 1.0
     first = int(tokens * share) if tokens > 1 else tokens * (turn % 2 or not both)
     until = target if target is None else now + max(target - now, 0.0) * share

@@ -65,7 +65,9 @@ def coefficients(network: Network, chip: Chip) -> Coefficients:
     return Coefficients(
         fixed=ms * weights / chip.bandwidth + chip.launch,
         mixed=chip.launch,
-        row=ms * (4 * 4 * network.vocab + activations) / chip.bandwidth,  # fp32 logits, passed over four times
+        row=ms
+        * (4 * 4 * network.vocab + activations)
+        / chip.bandwidth,  # fp32 logits, passed over four times
         context=ms * network.kv_bytes / chip.bandwidth,
         token=ms * activations / chip.bandwidth,
         crowded=ms * 2 * network.parameters / chip.matrix,

@@ -6,13 +6,12 @@ owns    the two queues, the running sequences, the device rows
 never   touches the device, or waits; its only clock is the one it is given
 
 There are no phases: a sequence catches up from `computed` to `length`, be that a prompt, a piece of one,
-the next token, or everything again after it had to give way. It takes the blocks of all its known tokens when it
-enters, so only a growing answer can find the pool empty, and only for one block at a time.
+the next token, or everything again after it had to give way. It takes the blocks of all its known tokens
+when it enters, so only a growing answer can find the pool empty, and only for one block at a time.
 """
 
 import time
 from collections.abc import Callable
-from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -25,11 +24,11 @@ from saccade.request import Delta, FinishReason, Request, TokenLogprobs
 from saccade.schedule import policy
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.holdings import Holdings
-from saccade.schedule.line import Line
+from saccade.schedule.places import Places
 from saccade.schedule.policy import Allowance, Limits
 from saccade.schedule.prior import UNKNOWN
 from saccade.schedule.sequence import Group, Sequence, derive_seed
-from saccade.schedule.step import Planned, Step
+from saccade.schedule.step import Step
 from saccade.schedule.totals import Totals
 from saccade.vision.store import FeatureStore
 
@@ -56,12 +55,7 @@ class Scheduler:
         self._cost = cost if cost is not None else CostModel(UNKNOWN)
         self._clock = clock
         self._groups: dict[str, Group] = {}  # by request id
-        self._waiting = (Line(), Line())  # by class: without, and with views to encode
-        self._starved = [False, False]  # whether the head of that line last failed for want of rows or memory
-        self._running = Line()
-        self._class_rows = [0, 0]  # of the running, by class
-        self._running_requests = 0
-        self._free_rows = list(range(limits.max_rows))  # a heap: low rows first
+        self._places = Places(limits.max_rows)
         self._in_flight: dict[int, Step] = {}  # by plan number, oldest first
         self._handles = count()
         self._totals = Totals()
@@ -73,7 +67,7 @@ class Scheduler:
         policy.refuse_impossible(request, layout, self._limits, self._pool.count)
         if request.id in self._groups:
             raise InvalidValue(f"a request with the id {request.id!r} is being answered already", param="id")
-        waiting = len(self._groups) - self._running_requests
+        waiting = len(self._groups) - self._places.running_requests
         if waiting >= self._limits.max_queue:
             raise Overloaded(
                 f"{waiting} requests are waiting and the queue holds {self._limits.max_queue}; "
@@ -98,8 +92,8 @@ class Scheduler:
     def _queue(self, sequence: Sequence) -> None:
         """Into the line of its class as things stand; choices of one request need its views once."""
         first = sequence.group.choices[0]
-        sequence.encoding = self._holdings.must_encode(first) if sequence is first else first.encoding
-        self._waiting[sequence.encoding].join(sequence)
+        encoding = self._holdings.must_encode(first) if sequence is first else first.encoding
+        self._places.queue(sequence, encoding=encoding)
 
     def cancel(self, request_id: str) -> list[Delta]:
         """End a request now and free all it holds; no news if it has ended already."""
@@ -109,9 +103,8 @@ class Scheduler:
         """The step could not be run, or its result not be had: its requests end with an error."""
         step = self._in_flight.pop(plan.number)
         self._totals.forget_untimed()
-        requests = dict.fromkeys(
-            item.sequence.group.request.id for item in step.planned if not item.sequence.ended
-        )
+        touched = [sequence for sequence, _, _ in step.planned if not sequence.ended]
+        requests = dict.fromkeys(sequence.group.request.id for sequence in touched)
         return [delta for request_id in requests for delta in self._end_request(request_id, "error", message)]
 
     # One step
@@ -132,37 +125,43 @@ class Scheduler:
         """The next token of every running answer, first by rank; gives the others that run, by class."""
         streams: list[Sequence] = []
         prompts: tuple[list[Sequence], list[Sequence]] = ([], [])
-        for sequence in self._running:
-            if sequence.streams:
+        for sequence in self._places.running:
+            remaining = sequence.remaining
+            if remaining == 1 and sequence.computed >= sequence.prompt_length:
                 streams.append(sequence)
-            elif sequence.remaining:
+            elif remaining:
                 prompts[sequence.encoding].append(sequence)
         reserve = 1 if prompts[0] or prompts[1] else 0  # so that prompts move however small the budget
         for sequence in streams:
             if step.tokens_left <= reserve:
                 break
             if sequence.row is not None and self._make_room(sequence):  # it may have given way meanwhile
-                self._run(step, sequence, 1)
+                step.run(sequence, sequence.next_row(1))
         if step.singles:
             step.target = self._limits.itl_target
         return prompts
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """A place for its next token, once others behind it have given way if need be. The last of all waits
-        with what it holds: whoever is before it takes that if need be. Who gives way has no row in this step yet:
-        streams get theirs in order of rank, prompts after them."""
+        """Take a place for its next token, once others behind it have given way if need be. The last of all
+        waits with what it holds: whoever is before it takes that if need be. Who gives way has no row in this
+        step yet: streams get theirs in order of rank, prompts after them."""
         stop = sequence.computed + 1
         if len(sequence.blocks) * self._limits.block_size >= stop:
             return True
-        while self._holdings.lacks(sequence, stop) and policy.victim(self._running) is not sequence:
-            self._give_way(policy.victim(self._running))
-        return not self._holdings.lacks(sequence, stop)
+        while self._holdings.lacks(sequence, stop) and policy.victim(self._places.running) is not sequence:
+            self._give_way(policy.victim(self._places.running))
+        if self._holdings.lacks(sequence, stop):
+            return False
+        self._holdings.extend(sequence, stop)
+        return True
 
     def _catch_up(self, step: Step, prompts: tuple[list[Sequence], list[Sequence]]) -> None:
         """Prompts, within what their class may add to the step: those that run, then those that wait."""
         if not step.tokens_left:
             return
-        wanted = [prompts[kind] or (self._free_rows and self._waiting[kind]) for kind in (False, True)]
+        wanted = [
+            prompts[kind] or (self._places.free_rows and self._places.waiting[kind]) for kind in (False, True)
+        ]
         allowances = policy.allowances(
             self._limits,
             step.tokens_left,
@@ -173,14 +172,10 @@ class Scheduler:
         )
         for kind in (False, True):
             for sequence in prompts[kind]:
-                if sequence.row is not None:
-                    self._advance(step, sequence, allowances[kind])
-            if self._waiting[kind]:
+                if sequence.row is not None and (tokens := self._portion(step, sequence, allowances[kind])):
+                    step.run(sequence, sequence.next_row(tokens))
+            if self._places.waiting[kind]:
                 self._admit(step, kind, allowances[kind])
-
-    def _advance(self, step: Step, sequence: Sequence, allowance: Allowance) -> None:
-        if tokens := self._portion(step, sequence, allowance):
-            self._run(step, sequence, tokens)
 
     def _portion(self, step: Step, sequence: Sequence, allowance: Allowance) -> int:
         """How many of its tokens a prompt gets in this step, the views among them found or encoded."""
@@ -197,7 +192,8 @@ class Scheduler:
 
     def _admit(self, step: Step, kind: bool, allowance: Allowance) -> None:
         """The waiting sequences of a class in order, up to the first that does not fit."""
-        line, other = self._waiting[kind], self._waiting[not kind]
+        places = self._places
+        line, other = places.waiting[kind], places.waiting[not kind]
         now = self._clock()
         owed: int | None = None
         place = 0
@@ -210,17 +206,17 @@ class Scheduler:
                 line.leave(sequence)  # its features were given up meanwhile
                 self._queue(sequence)
                 continue
-            self._starved[kind] = not self._free_rows
-            if self._starved[kind] or policy.held_back(
-                sequence, other, self._starved[not kind], now, self._limits.patience
+            places.starved[kind] = not self._places.free_rows
+            if places.starved[kind] or policy.held_back(
+                sequence, other, places.starved[not kind], now, self._limits.patience
             ):
                 return
-            if len(other) and self._class_rows[kind] >= self._limits.most_class_rows:
+            if len(other) and places.rows_of[kind] >= self._limits.most_class_rows:
                 return
             if not self._has_time(step, sequence, allowance, now):
                 return
             if owed is None:
-                owed = sum(self._holdings.owes(running) for running in self._running)
+                owed = sum(self._holdings.owes(running) for running in self._places.running)
             if not self._enter(step, sequence, allowance, owed):
                 return
             owed += self._holdings.owes(sequence)
@@ -237,29 +233,19 @@ class Scheduler:
     def _enter(self, step: Step, sequence: Sequence, allowance: Allowance, owed: int) -> bool:
         """A row and first tokens for a waiting sequence; False, and nothing changed, if they do not fit."""
         if not self._holdings.begin(sequence, owed):
-            self._starved[sequence.encoding] = True
+            self._places.starved[sequence.encoding] = True
             return False
         tokens = self._portion(step, sequence, allowance)
         if not tokens:
             self._holdings.drop(sequence)
             return False
-        self._waiting[sequence.encoding].leave(sequence)
-        self._running.join(sequence)
-        self._class_rows[sequence.encoding] += 1
-        sequence.row = heappop(self._free_rows)
-        sequence.group.rows += 1
-        self._running_requests += sequence.group.rows == 1
+        self._places.enter(sequence)
         step.enter.append(sequence.enter())
         self._totals.start(sequence, self._clock(), searched=self._prefix is not None)
         self._holdings.copy_on_write(step, sequence)
         self._holdings.extend(sequence, sequence.length)
-        self._run(step, sequence, tokens)
+        step.run(sequence, sequence.next_row(tokens))
         return True
-
-    def _run(self, step: Step, sequence: Sequence, tokens: int) -> None:
-        row = sequence.next_row(tokens)
-        self._holdings.extend(sequence, row.start + row.count)
-        step.run(sequence, row)
 
     def _send_off(self, step: Step) -> StepPlan | None:
         planned = step.planned
@@ -275,8 +261,8 @@ class Scheduler:
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> list[Delta]:
-        """Learn what a step sampled; results come in the order of the plans. `seconds` is how long it took; None if
-        that could not be told apart: then it is part of the next step's."""
+        """Learn what a step sampled; results come in the order of the plans. `seconds` is how long it took;
+        None if that could not be told apart: then it is part of the next step's."""
         oldest = next(iter(self._in_flight), None)
         if not oldest == plan.number == result.number:
             raise RuntimeError(f"step {oldest} is next to be applied, not {plan.number} with {result.number}")
@@ -286,6 +272,7 @@ class Scheduler:
         if not asked == len(result.tokens) == len(result.logprobs):
             raise RuntimeError(f"step {oldest} samples {asked} tokens, but {len(result.tokens)} came back")
         samples = zip(result.tokens, result.logprobs, strict=True)
+        block_size = self._limits.block_size
         deltas = []
         for sequence, epoch, row in step.planned:
             sample = next(samples) if row.sample else None
@@ -295,13 +282,15 @@ class Scheduler:
                 sequence.pending -= 1
                 sequence.tokens.append(sample[0])
             if sequence.epoch == epoch:
-                self._holdings.settle(sequence, row.start + row.count)
+                computed = row.start + row.count
+                if sequence.pins or computed // block_size > sequence.sealed:
+                    self._holdings.settle(sequence, computed)
             if sample:
                 deltas.append(self._news(sequence, *sample))
+        self._totals.generated_tokens += len(deltas)
         return deltas
 
     def _news(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
-        self._totals.generated_tokens += 1
         group = sequence.group
         cached, group.cached = group.cached, 0
         finish = sequence.finish()
@@ -325,16 +314,7 @@ class Scheduler:
         self._totals.preemptions += 1
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence.row is None:
-            self._waiting[sequence.encoding].leave(sequence)
-            return
-        self._running.leave(sequence)
-        self._class_rows[sequence.encoding] -= 1
-        sequence.group.rows -= 1
-        self._running_requests -= sequence.group.rows == 0
-        heappush(self._free_rows, sequence.row)
-        sequence.row = None
-        sequence.epoch += 1
+        self._places.leave(sequence)
         self._holdings.drop(sequence)
 
     def _end(self, sequence: Sequence) -> None:
@@ -366,10 +346,10 @@ class Scheduler:
     def stats(self) -> EngineStats:
         features = self._store.stats
         return EngineStats(
-            waiting=len(self._groups) - self._running_requests,
-            waiting_encode=len(self._waiting[True]),
-            waiting_other=len(self._waiting[False]),
-            running=self._running_requests,
+            waiting=len(self._groups) - self._places.running_requests,
+            waiting_encode=len(self._places.waiting[True]),
+            waiting_other=len(self._places.waiting[False]),
+            running=self._places.running_requests,
             oldest_wait=self._totals.oldest_wait(self._clock()),
             blocks_used=self._pool.used,
             blocks_cached=self._pool.kept,
@@ -383,25 +363,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise if any bookkeeping contradicts another; for tests and idle moments."""
-        self._holdings.check(self._running)
+        self._holdings.check(self._places.running)
         everyone = {sequence for group in self._groups.values() for sequence in group.choices}
-        waiting = [*self._waiting[False], *self._waiting[True]]
-        rows = [sequence.row for sequence in self._running]
-        faults = []
-        if len(waiting) + len(rows) != len(everyone) or everyone != {*waiting, *self._running}:
-            faults.append("a sequence is not either waiting or running")
-        if sorted([*self._free_rows, *(-1 if row is None else row for row in rows)]) != list(
-            range(self._limits.max_rows)
-        ):
-            faults.append("a device row is not either free or one sequence's")
-        if any(item.row is not None or item.blocks or item.pins or item.computed for item in waiting):
-            faults.append("a waiting sequence holds something")
-        if not all(line.ordered for line in (*self._waiting, self._running)):
-            faults.append("a line is out of order")
-        if [sum(item.encoding is kind for item in self._running) for kind in (False, True)] != self._class_rows:
-            faults.append("the rows of the classes are miscounted")
-        if len({item.group.request.id for item in self._running}) != self._running_requests:
-            faults.append("the running requests are miscounted")
+        faults = self._places.faults(everyone)
         if any(item.ended or item.pending > len(self._in_flight) for item in everyone):
             faults.append("a sequence waits for a token that is not on its way")
         if faults:

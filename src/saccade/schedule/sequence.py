@@ -8,6 +8,7 @@ never   decides when or how far it runs
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from blake3 import blake3
@@ -73,11 +74,6 @@ class Sequence:
         length = len(self.tokens) + self.pending
         return length - self.computed if length < self.limit else 0
 
-    @property
-    def streams(self) -> bool:
-        """Whether all that remains is the next token of its answer."""
-        return self.computed >= self.prompt_length and self.remaining == 1
-
     def donor(self) -> "Sequence | None":
         """Another choice of its request that holds the whole prompt, computed."""
         holding = (item for item in self.group.choices if item.row is not None)
@@ -101,46 +97,51 @@ class Sequence:
         """Its next `count` positions; the last yields a token when nothing remains behind it."""
         if self.row is None:
             raise RuntimeError(f"sequence {self.handle} has no row to run in")
-        start, stop = self.computed, self.computed + count
+        start, stop, prompt = self.computed, self.computed + count, self.prompt_length
+        if count == 1 and start >= prompt:  # the next token of an answer: most rows of most steps
+            known = (self.tokens[start],) if start < len(self.tokens) else ()
+            column = _column(start + self.group.layout.delta)
+            last = stop == len(self.tokens) + self.pending
+            return Row(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
         return Row(
-            sequence=self.handle,
-            row=self.row,
-            start=start,
-            count=count,
-            tokens=tuple(self.tokens[start:stop]),
-            positions=_positions(self.group.layout, start, stop),
-            spans=tuple(self.spans(start, stop)),
-            sample=stop == len(self.tokens) + self.pending,
-            output_position=max(stop - self.prompt_length, 0),
+            self.handle,
+            self.row,
+            start,
+            count,
+            tuple(self.tokens[start:stop]),
+            _positions(self.group.layout, start, stop),
+            tuple(self.spans(start, stop)),
+            stop == len(self.tokens) + self.pending,
+            stop - prompt if stop > prompt else 0,
         )
 
     def finish(self) -> FinishReason | None:
         """Whether the last known token ends it."""
-        sampling = self.group.request.sampling
-        produced = len(self.tokens) - self.prompt_length
-        if produced >= sampling.min_tokens and self.tokens[-1] in sampling.stop_token_ids:
+        length, sampling = len(self.tokens), self.group.request.sampling
+        if self.tokens[-1] in sampling.stop_token_ids and length - self.prompt_length >= sampling.min_tokens:
             return "stop"
-        return "length" if len(self.tokens) >= self.limit else None
+        return "length" if length >= self.limit else None
 
 
 def _positions(layout: Layout, start: int, stop: int) -> NDArray[np.int32]:
     """Rotary positions of tokens start .. stop: [3, stop - start]."""
-    prompt = len(layout.tokens)
+    prompt, delta = len(layout.tokens), layout.delta
+    if start >= prompt:
+        return _straight(start + delta, stop + delta)
     if stop <= prompt:
         return layout.positions[:, start:stop]
-    first = max(start, prompt)
-    behind = _straight(first + layout.delta, stop + layout.delta)
-    return behind if start >= prompt else np.concatenate((layout.positions[:, start:], behind), axis=1)
-
-
-# The same position on all three axes, as text has it; a slice costs a tenth of making one anew.
-_LINE = np.broadcast_to(np.arange(1 << 18, dtype=np.int32), (3, 1 << 18))
+    behind = _straight(prompt + delta, stop + delta)
+    return np.concatenate((layout.positions[:, start:], behind), axis=1)
 
 
 def _straight(first: int, stop: int) -> NDArray[np.int32]:
-    if stop <= _LINE.shape[1]:
-        return _LINE[:, first:stop]
+    """Positions of text: the same on all three axes."""
     return np.broadcast_to(np.arange(first, stop, dtype=np.int32), (3, stop - first))
+
+
+@lru_cache(1 << 16)  # 10 MB when full; making them anew took a third of the time of planning a step
+def _column(position: int) -> NDArray[np.int32]:
+    return _straight(position, position + 1)
 
 
 def derive_seed(sampling: Sampling, root: int, request_id: str, index: int) -> int:

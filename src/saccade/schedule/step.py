@@ -5,22 +5,15 @@ gives   the StepPlan
 never   decides
 """
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from saccade.plan import Encode, Enter, Row, Span, StepPlan
 from saccade.request import Pixels
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.sequence import Sequence
 
-
-class Planned(NamedTuple):
-    """A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row."""
-
-    sequence: Sequence
-    epoch: int
-    row: Row
+# A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row.
+Planned = tuple[Sequence, int, Row]
 
 
 @dataclass
@@ -43,7 +36,7 @@ class Step:
         return self.cost.predict(self.work)
 
     def affords(self, start: int, tokens: int, until: float | None, least: int) -> int:
-        """How many of a prompt's next `tokens` fit until the step takes `until` milliseconds, `least` in any case."""
+        """How many of a prompt's next `tokens` fit before the step takes `until` ms; `least` in any case."""
         if until is None or tokens <= least:
             return tokens
         return max(self.cost.tokens_within(until, self.work, start, tokens), least)
@@ -67,7 +60,7 @@ class Step:
         if sequence.stale:
             self.table += [(row.row, index, sequence.blocks[index]) for index in sequence.stale]
             sequence.stale = []
-        (self.singles if row.count == 1 else self.longer).append(Planned(sequence, sequence.epoch, row))
+        (self.singles if row.count == 1 else self.longer).append((sequence, sequence.epoch, row))
         self.tokens_left -= row.count
         self.work.add_row(row.start, row.count)
 
@@ -78,7 +71,7 @@ class Step:
             table=tuple(self.table),
             copies=tuple(self.copies),
             encodes=tuple(self.encodes),
-            rows=tuple(item.row for item in self.planned),
+            rows=tuple([row for _, _, row in self.planned]),
         )
 
     @property

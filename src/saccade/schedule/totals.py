@@ -6,6 +6,7 @@ never   decides
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from saccade.plan import StepPlan
 from saccade.schedule.cost import CostModel
@@ -36,7 +37,7 @@ class Totals(Counters):
     _unstarted: dict[str, Group] = field(default_factory=dict)  # by request id, longest waiting first
     _untimed: tuple[float, ...] | None = None  # quantities of steps whose time is part of the next one's
 
-    def counted(self) -> dict[str, float]:
+    def counted(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def oldest_wait(self, now: float) -> float:
