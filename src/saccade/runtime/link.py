@@ -135,11 +135,7 @@ class ProcessLink:
             raise EngineDied(self._why_ended)
         reply = self._replies[request.id] = _Reply(request.sampling.n)
         try:
-            # A picture of many megapixels is copied into shared memory here: off the event loop.
-            if request.media:
-                await asyncio.to_thread(self._channel.send, Submit(request))
-            else:
-                self._channel.send(Submit(request))
+            await self._submit(self._channel, request)
             while reply.open_choices:
                 news = await reply.queue.get()
                 if isinstance(news, SaccadeError):
@@ -151,6 +147,19 @@ class ProcessLink:
             self._replies.pop(request.id, None)
             if reply.open_choices:
                 self.cancel(request.id)
+
+    async def _submit(self, channel: Channel, request: Request) -> None:
+        if not request.media:
+            channel.send(Submit(request))
+            return
+        # A picture of many megapixels is copied into shared memory here: off the event loop.
+        sending = asyncio.ensure_future(asyncio.to_thread(channel.send, Submit(request)))
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            # The thread goes on sending: a cancellation sent now would overtake what it cancels.
+            sending.add_done_callback(lambda _: self.cancel(request.id))
+            raise
 
     def cancel(self, request_id: str) -> None:
         if self._alive and self._channel is not None:
