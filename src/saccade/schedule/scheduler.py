@@ -343,6 +343,15 @@ class Scheduler:
         """No request is waiting or running, and no step in flight."""
         return not self._groups and not self._in_flight
 
+    @property
+    def short_of(self) -> str | None:
+        """What the heads of the queues lacked in the step planned last: rows, memory, or time in the step."""
+        places = self._places
+        short = [starved for line, starved in zip(places.waiting, places.starved, strict=True) if line]
+        if not short:
+            return None
+        return "rows" if not places.free_rows else "memory" if any(short) else "time"
+
     def stats(self) -> EngineStats:
         features = self._store.stats
         return EngineStats(
