@@ -2,9 +2,9 @@
 
     python -m bench.simulate [--requests 100000] [--seed 0]
 
-Two machines, Qwen3-VL-8B shapes at an H200's ceilings: `roomy` with the whole memory, `tight` with a KV pool in which
-two of the larger videos do not fit together and a feature cache of one picture, so that requests queue for
-memory, give way and come again. Prints what happened; fails if anybody is left, or anything is still held.
+Two machines, Qwen3-VL-8B shapes at an H200's ceilings: `roomy` with the whole memory, `tight` with a KV pool
+in which two videos do not fit together and a feature cache of one picture, so that requests queue for memory,
+give way and come again. Prints what happened; fails if anybody is left, or anything is still held.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def show(name: str, outcome: Outcome, elapsed: float) -> None:
         f"{dict(outcome.short_of)}"
     )
     print(
-        f"  {'kind':15} {'n':>7} {'TTFT p50':>9} {'p99':>9} {'max':>9} {'ITL p50':>8} {'p99':>8} {'max':>9}  ms"
+        f"  {'kind':15} {'n':>7} {'TTFT p50':>9} {'p99':>9} {'max':>9} {'ITL p50':>8} {'p99':>8} {'max':>9}"
     )
     for kind, waits in outcome.kinds.items():
         first, between = (np.array(values) * 1e3 for values in (waits.first, waits.between))

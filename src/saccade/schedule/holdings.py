@@ -111,15 +111,16 @@ class Holdings:
 
     # Running
 
-    def see(self, step: Step, sequence: Sequence, tokens: int) -> int:
+    def see(self, step: Step, sequence: Sequence, tokens: int, *, must: bool) -> int:
         """Pin the views among the next `tokens`, have those encoded that nobody has; gives how many of the
-        tokens may be computed: they stop before the first view whose encoding the step cannot afford."""
+        tokens may be computed: they stop before the first view whose encoding the step cannot afford. With
+        `must` it affords one in any case."""
         start = sequence.computed
         for span in sequence.spans(start, start + tokens):
             if span.start in sequence.pins:
                 continue
             pixels = sequence.group.pixels[span.key]
-            if not self._store.expects(span.key) and not step.encode(span, pixels):
+            if not self._store.expects(span.key) and not step.encode(span, pixels, must=must):
                 return max(span.start - start, 0)
             self._store.pin(span.key)
             sequence.pins[span.start] = span

@@ -100,8 +100,10 @@ def allowances(
     """What prompts without and with views to encode may add to a step that has `tokens` left and takes `now`
     ms already. When `both` want some, the first get their share and the second the rest; a single token goes
     to them in turn."""
-    share = 1 - limits.encode_share if both else 1.0
-    first = int(tokens * share) if tokens > 1 else tokens * (turn % 2 or not both)
+    share, first = 1.0, tokens
+    if both:
+        share = 1 - limits.encode_share
+        first = min(max(int(tokens * share), 1), tokens - 1) if tokens > 1 else tokens * (turn % 2)
     until = target if target is None else now + max(target - now, 0.0) * share
     return Allowance(first, until, limits.least_chunk), Allowance(tokens, target, limits.least_chunk)
 

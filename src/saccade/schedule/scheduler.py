@@ -34,6 +34,7 @@ from saccade.vision.store import FeatureStore
 
 __all__ = ["Limits", "Scheduler"]
 
+CLASSES = (False, True)  # without, and with views to encode
 MAX_IN_FLIGHT = 2  # steps; beyond, a sequence would have to go on from a token two steps ahead of the host
 
 
@@ -157,20 +158,24 @@ class Scheduler:
 
     def _catch_up(self, step: Step, prompts: tuple[list[Sequence], list[Sequence]]) -> None:
         """Prompts, within what their class may add to the step: those that run, then those that wait."""
-        if not step.tokens_left:
-            return
         wanted = [
-            prompts[kind] or (self._places.free_rows and self._places.waiting[kind]) for kind in (False, True)
+            prompts[kind] or (self._places.free_rows and self._places.waiting[kind]) for kind in CLASSES
         ]
+        both = all(wanted)
+        self._serve(step, prompts, both=both)
+        if both and not step.planned:  # what was set aside for one class could not be used by it
+            self._serve(step, prompts, both=False)
+
+    def _serve(self, step: Step, prompts: tuple[list[Sequence], list[Sequence]], *, both: bool) -> None:
         allowances = policy.allowances(
             self._limits,
             step.tokens_left,
             step.milliseconds if step.target is not None else 0.0,
             step.target,
-            both=bool(wanted[False] and wanted[True]),
+            both=both,
             turn=self._totals.steps,
         )
-        for kind in (False, True):
+        for kind in CLASSES:
             for sequence in prompts[kind]:
                 if sequence.row is not None and (tokens := self._portion(step, sequence, allowances[kind])):
                     step.run(sequence, sequence.next_row(tokens))
@@ -182,7 +187,8 @@ class Scheduler:
         tokens = min(sequence.remaining, step.tokens_left, allowance.tokens)
         least = min(tokens, allowance.least)
         tokens = step.affords(sequence.computed, tokens, allowance.until, least)
-        seen = self._holdings.see(step, sequence, tokens) if tokens else 0
+        must = allowance.least > 0  # the first prompt of a class gets on, come what may
+        seen = self._holdings.see(step, sequence, tokens, must=must) if tokens else 0
         if step.encodes:  # they take their time too
             seen = min(seen, step.affords(sequence.computed, seen, allowance.until, max(least, 1)))
         if seen:

@@ -41,10 +41,10 @@ class Step:
             return tokens
         return max(self.cost.tokens_within(until, self.work, start, tokens), least)
 
-    def encode(self, span: Span, pixels: Pixels) -> bool:
-        """Encode a view if this step affords it. The first is always afforded, or a huge one never were."""
+    def encode(self, span: Span, pixels: Pixels, *, must: bool) -> bool:
+        """Encode a view if this step affords it, or `must` encode one: else a huge one never were."""
         patches = span.view.grid[0] * span.view.grid[1]
-        if self.encodes and not self._affords_view(patches):
+        if not (must and not self.encodes) and not self._affords_view(patches):
             return False
         self.encodes.append(Encode(span.view, span.key, pixels))
         self.patches_left -= patches
