@@ -143,12 +143,19 @@ class Holdings:
         for index in range(sequence.sealed, computed // self._size):
             own = sequence.blocks[index]
             block = self._prefix.seal(sequence.chain, index, own)
-            if block != own:  # the same content was there before: move over to it
+            if block != own:
+                self._move(sequence, index, own, block)
+            sequence.sealed = index + 1
+
+    def _move(self, sequence: Sequence, index: int, own: int, block: int) -> None:
+        """The same content was there before, in `block`: move over to it, with the choices that share `own`.
+        They would else hold what follows without holding what it was sealed to follow."""
+        for choice in sequence.group.choices:
+            if index < len(choice.blocks) and choice.blocks[index] == own:
                 self._pool.share(block)
                 self._pool.release(own)
-                sequence.blocks[index] = block
-                sequence.stale.append(index)
-            sequence.sealed = index + 1
+                choice.blocks[index] = block
+                choice.stale.append(index)
 
     # Leaving
 

@@ -14,6 +14,7 @@ for the other's shortage of encoder time. Where they compete for rows and memory
 head until that has waited for `patience`; from then on nobody behind it passes.
 """
 
+import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Limits:
 
     @property
     def most_class_rows(self) -> int:
-        return -int(-self.max_rows * self.class_rows // 1)
+        return math.ceil(self.max_rows * self.class_rows)
 
 
 @dataclass

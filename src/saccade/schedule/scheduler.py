@@ -158,10 +158,11 @@ class Scheduler:
 
     def _catch_up(self, step: Step, prompts: tuple[list[Sequence], list[Sequence]]) -> None:
         """Prompts, within what their class may add to the step: those that run, then those that wait."""
-        wanted = [
-            prompts[kind] or (self._places.free_rows and self._places.waiting[kind]) for kind in CLASSES
-        ]
-        both = all(wanted)
+        places = self._places
+        both = all(
+            prompts[kind] or (places.waiting[kind] and places.free_rows and not places.starved[kind])
+            for kind in CLASSES
+        )
         self._serve(step, prompts, both=both)
         if both and not step.planned:  # what was set aside for one class could not be used by it
             self._serve(step, prompts, both=False)

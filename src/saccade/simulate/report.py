@@ -72,7 +72,7 @@ class Report:
                 fit.kind,
                 f"{fit.tokens:,}",
                 f"{fit.visual_tokens:,}",
-                f"{fit.bytes / 1e6:,.0f}",
+                f"{fit.bytes / 1e6:,.1f}",
                 f"{fit.concurrent:,.0f}",
                 f"{fit.whole:,}",
                 fit.binds,
