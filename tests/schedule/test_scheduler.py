@@ -306,13 +306,13 @@ def test_two_who_compute_the_same_at_once_end_up_sharing_it() -> None:
 
 
 def test_choices_move_over_together_to_what_was_there_before() -> None:
-    """The second choice shares the first one's blocks before their content is known to be somebody else's."""
+    """Later choices share the first one's blocks before their content is known to be somebody else's."""
     engine = Engine(overlap=True, limits=small_limits(max_step_tokens=64))
     engine.add(question("b", TEXT[:9], max_tokens=8, **ENDLESS))
-    request = question("a", TEXT, max_tokens=8, n=2, **ENDLESS)
+    request = question("a", TEXT, max_tokens=8, n=3, **ENDLESS)
     engine.add(request)
     engine.run()  # the prefix cache is checked after every call
-    for index in range(2):
+    for index in range(3):
         assert engine.tokens("a", index) == answer_alone(request, index, engine.limits)
 
 
