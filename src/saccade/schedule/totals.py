@@ -5,6 +5,7 @@ gives   the counters of EngineStats, by name
 never   decides
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,8 @@ class Counters:
 
 @dataclass
 class Totals(Counters):
-    _unstarted: dict[str, Group] = field(default_factory=dict)  # by request id, longest waiting first
+    # By request id, longest waiting first.
+    _unstarted: OrderedDict[str, Group] = field(default_factory=OrderedDict)
     _untimed: tuple[float, ...] | None = None  # quantities of steps whose time is part of the next one's
 
     def counted(self) -> dict[str, Any]:
