@@ -25,8 +25,8 @@ class BlockPool:
         self._holders = [0] * count
         self._sealed: set[int] = set()
         self._free = list(reversed(range(count)))
-        # In order of release: the first is given up first. Finding the first of a plain dict takes a walk over
-        # all that were deleted before it.
+        # In order of release: the first is given up first. Finding the first of a plain dict takes a walk
+        # over all that were deleted before it.
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
