@@ -203,3 +203,12 @@ def test_a_name_that_is_no_hub_id_is_said_to_be_none() -> None:
 def test_reading_a_checkpoint_needs_no_torch() -> None:
     program = "import sys, saccade.front, saccade.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_checkpoint_that_says_it_does_not_sample_is_greedy(folder: Path) -> None:
+    change(folder / "generation_config.json", do_sample=False)
+    assert reopen(folder).generation.given()["temperature"] == 0
+    change(folder / "generation_config.json", do_sample=True)
+    assert reopen(folder).generation.given()["temperature"] == 0.7
+    change(folder / "generation_config.json", do_sample=..., temperature=...)
+    assert "temperature" not in reopen(folder).generation.given()

@@ -77,8 +77,9 @@ def test_server_and_media_options_arrive(
     started: list[tuple[EngineConfig, ServeConfig]], tmp_path: Path
 ) -> None:
     words = "--host 0.0.0.0 --port 0 --api-key a --api-key b --served-model-name m --max-body-bytes 1MiB"
-    words += " --request-timeout 9 --shutdown-timeout 2 --limit-mm-per-prompt image=2,video=0"
-    words += " --max-image-pixels 1000 --allowed-media-domains x.example --media-fetch-timeout 3"
+    words += " --request-timeout 9 --read-timeout 7 --shutdown-timeout 2"
+    words += " --limit-mm-per-prompt image=2,video=0 --max-image-pixels 1000"
+    words += " --allowed-media-domains x.example --media-fetch-timeout 3"
     assert run("serve", *words.split(), "--allowed-local-media-path", str(tmp_path)).exit_code == 0
     media = MediaLimits(
         images_per_prompt=2,
@@ -96,6 +97,7 @@ def test_server_and_media_options_arrive(
         served_model_names=("m",),
         max_body_bytes=1 << 20,
         request_timeout=9.0,
+        read_timeout=7.0,
         shutdown_timeout=2.0,
         media=media,
     )

@@ -243,8 +243,9 @@ def _generation(config: Json) -> GenerationDefaults:
         return None if value is None else float(value)
 
     top_k = number("top_k")
+    greedy = config.get("do_sample") is False  # said, not merely left out: the authors decode greedily
     return GenerationDefaults(
-        temperature=number("temperature"),
+        temperature=0.0 if greedy else number("temperature"),
         top_p=number("top_p"),
         top_k=None if top_k is None else max(0, int(top_k)),
         min_p=number("min_p"),

@@ -5,6 +5,7 @@ are named in `_LATE` and imported when they run: `saccade serve` must not load t
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -151,6 +152,13 @@ _SERVER_OPTIONS = (
         "--max-body-bytes", type=size_in_bytes, metavar="SIZE", default="64MiB", help="Largest request body."
     ),
     _option("--request-timeout", type=float, default=600.0, help="Seconds from a request to its last token."),
+    _option("--read-timeout", type=float, default=60.0, help="Seconds a request may take to arrive."),
+    _option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        help="What the server writes to stderr.",
+    ),
     _option(
         "--shutdown-timeout", type=float, default=30.0, help="Seconds running requests get after SIGTERM."
     ),
@@ -215,9 +223,13 @@ def serve(model: str, **given: Any) -> None:
         served_model_names=given["served_model_name"],
         max_body_bytes=given["max_body_bytes"],
         request_timeout=given["request_timeout"],
+        read_timeout=given["read_timeout"],
         shutdown_timeout=given["shutdown_timeout"],
         media=media,
     )
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=given["log_level"].upper(), format=form)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells at INFO, we tell ourselves
     sys.exit(run_server(engine, config))
 
 

@@ -6,7 +6,7 @@ prompt says decides the answer; anything else is answered with `ANSWER`:
     say: TEXT           answers TEXT, one token a step, then the end token
     hang                one token, then nothing until cancelled
     never               not even one token
-    flood               tokens without end, as fast as they are taken
+    wait for FILE       one token; the others when there is such a file
     fail / die / full   the engine breaks on this request / ends / has no room
     broken              the link raises something nobody foresaw
 """
@@ -137,6 +137,7 @@ class FakeLink:
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self.open: set[str] = set()
+        self._kept: list[AsyncGenerator[Delta, None]] = []
         self.latest = EngineStats(blocks_free=128)
         self.pause = 0.0  # seconds between tokens
 
@@ -152,7 +153,12 @@ class FakeLink:
     def stats(self) -> EngineStats:
         return self.latest
 
-    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        deltas = self._generate(request)
+        self._kept.append(deltas)  # so that closing is somebody's deed, not the garbage collector's
+        return deltas
+
+    async def _generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         if not self.alive:
             raise EngineDied("the engine has ended")
         self.requests.append(request)
@@ -179,11 +185,13 @@ class FakeLink:
         if text == "never":
             await asyncio.Event().wait()
         answer = text.removeprefix("say: ") if text.startswith("say: ") else ANSWER
-        tokens = [*answer.encode(), END] if text != "flood" else [120] * request.sampling.max_tokens
+        tokens = [*answer.encode(), END]
         for place in range(request.sampling.max_tokens):
             await asyncio.sleep(self.pause)
             if place and text == "hang":
                 await asyncio.Event().wait()
+            while place == 1 and text.startswith("wait for ") and not Path(text[9:]).exists():
+                await asyncio.sleep(0.01)
             if place and text == "fail":
                 yield Delta(request_id=request.id, finish="error", error="RuntimeError in /srv/engine.py")
                 return

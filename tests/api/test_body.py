@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.api.body import MAX_KEYS, MAX_VALUES, Disconnected, parse_json, read_body
-from saccade.errors import BodyTooLarge, BodyTooSlow
+from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue
 from tests.api.conftest import Site
 
 PLAIN = st.recursive(
@@ -76,6 +76,17 @@ async def test_number_that_is_not_finite_is_named(site: Site, number: str, param
     body = f'{{"model":"tiny","messages":[{{"role":"user","content":"x"}}],"{param}":{number}}}'
     answer = await site.post("/v1/chat/completions", body.encode())
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("body", [body for name, body in BAD.items() if "surrogate" in name])
+def test_half_a_character_goes_no_further_than_the_parser(body: bytes) -> None:
+    with pytest.raises(InvalidValue, match=r"surrogate|UTF-8"):
+        parse_json(body)
+
+
+def test_number_of_values_is_bounded_before_they_are_made() -> None:
+    with pytest.raises(InvalidValue, match="JSON values"):
+        parse_json(b"[]," * (MAX_VALUES + 1))
 
 
 def test_pairs_of_surrogates_are_characters() -> None:

@@ -30,7 +30,7 @@ from saccade.api.asgi import (
     send_json,
 )
 from saccade.api.body import Disconnected, parse_json, read_body
-from saccade.api.openai import Body, ChatBody, CompletionBody, read
+from saccade.api.openai import Body, ChatBody, CompletionBody, read, sampling_of
 from saccade.api.reply import DONE, ChatReply, Head, Reply, TextReply, event
 from saccade.api.service import Service
 from saccade.errors import Overloaded, SaccadeError, TimedOut
@@ -73,27 +73,6 @@ class _Terms:
     include_usage: bool
 
 
-def sampling_of(body: Body) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=body.token_limit,
-        min_tokens=body.min_tokens or 0,
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p or 0.0,
-        repetition_penalty=body.repetition_penalty,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        seed=body.seed,
-        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        logprobs=body.alternatives,
-        stop=body.stops,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos or False,
-        n=body.n or 1,
-    )
-
-
 class GenerationExchange:
     """An ASGI application for one request."""
 
@@ -120,8 +99,8 @@ class GenerationExchange:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def tracked(message: Message) -> None:
+            await send(message)  # waits for earlier bytes first; ended while waiting, it has sent nothing
             self._started |= message["type"] == "http.response.start"
-            await send(message)
 
         service = self._service
         service.exchanges.add(self)
@@ -141,6 +120,7 @@ class GenerationExchange:
             reading = asyncio.create_task(read_body(receive, scope["headers"], *limits, hold=self._hold))
             self._current = reading
             self._data = await reading
+            del reading  # it keeps the body
             if self._reason is not None:  # the reading was over when it was to be ended
                 raise self._reason
             self._current = asyncio.create_task(self._answer(scope[SALT], send))
@@ -207,7 +187,7 @@ class GenerationExchange:
         return internal_error()
 
     async def _refuse(self, send: Send, error: SaccadeError) -> None:
-        if error.status >= 500:
+        if error.status > 500:  # a plain 500 has been logged with its cause
             log.warning("%s: %d %s", self._id, error.status, error.message)
         try:
             async with asyncio.timeout(ERROR_SECONDS):
@@ -295,6 +275,7 @@ class GenerationExchange:
     async def _stream(self, jobs: list[_Job], terms: _Terms, send: Send) -> None:
         reply = terms.reply
         opened: set[int] = set()
+        opening = asyncio.Lock()  # several prompts send at the same time
 
         async def take(index: int, piece: AnswerPiece) -> None:
             chunk = b""
@@ -303,14 +284,20 @@ class GenerationExchange:
                 chunk = reply.opening(index)
             chunk += reply.piece(index, piece)
             if not self._streaming:
-                self._streaming = True
-                await send({"type": "http.response.start", "status": 200, "headers": [*_EVENTS, self._mark]})
+                async with opening:
+                    await self._open(send)
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
         await self._run(jobs, take)
         last = reply.usage(_total(jobs)) + DONE if terms.include_usage else DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _open(self, send: Send) -> None:
+        if not self._streaming:
+            head = [*_EVENTS, self._mark]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            self._streaming = True
 
     async def _run(self, jobs: list[_Job], take: Take) -> None:
         if len(jobs) == 1:

@@ -33,6 +33,7 @@ from pydantic_core import PydanticCustomError
 from saccade.api.messages import Message, by_shape
 from saccade.api.strict import Strict, refusal
 from saccade.errors import InvalidValue
+from saccade.sampling import SamplingParams
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 64
@@ -252,3 +253,25 @@ def _check_together(body: Body, max_choices: int, vocab_size: int, context: int)
 
 def _check_id(token: int, vocab_size: int, param: str) -> None:
     _require(token < vocab_size, param, f"token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def sampling_of(body: Body) -> SamplingParams:
+    """The same wishes in the words of the library."""
+    return SamplingParams(
+        max_tokens=body.token_limit,
+        min_tokens=body.min_tokens or 0,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        seed=body.seed,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        logprobs=body.alternatives,
+        stop=body.stops,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos or False,
+        n=body.n or 1,
+    )

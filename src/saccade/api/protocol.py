@@ -104,7 +104,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head:
             message = f"the request did not arrive within {self._read_timeout:g} seconds; send it faster"
             self._answer_and_close(408, message, "request_too_slow")
-        elif not self._answering():
+        elif self._answering():
+            self._expect_arrival()
+        else:
             self.transport.close()
 
     def _answering(self) -> bool:
