@@ -139,6 +139,8 @@ def test_a_config_json_says_what_its_model_needs(tmp_path: Path) -> None:
     assert report.network.parameters == pytest.approx(7.57e9, rel=0.01)
     assert report.network.vision_parameters == pytest.approx(0.42e9, rel=0.05)
     assert report.fits[1].visual_tokens == 1024  # 1024 x 1024
+    quantized = make_report(PlanOptions(model=str(tmp_path), seconds=0, weight_bytes=8 * 10**9))
+    assert quantized.pool_bytes - report.pool_bytes == report.network.weight_bytes - 8 * 10**9
 
 
 def test_both_outputs_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,6 +171,7 @@ def test_every_option_has_a_help_text() -> None:
         ({**BIG, "block_size": 0}, "block_size is 0"),
         ({**BIG, "gpu_memory_utilization": 1.5}, "1.5"),
         ({**BIG, "itl_target": -1.0}, "itl_target"),
+        ({"model": ".", "layers": 3}, "MODEL says what its --layers"),
     ],
 )
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ never   imports torch; downloads anything: a model is a folder, a config.json, o
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class PlanOptions:
     model: str | None = None
     layers: int | None = None
     kv_heads: int | None = None
-    head_dim: int = 128
+    head_dim: int | None = None
     heads: int | None = None
     hidden: int | None = None
     weight_bytes: int | None = None
@@ -72,23 +72,32 @@ class PlanOptions:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it is a share, 0 to 1"
             )
-        explicit = [name for name in ("layers", "kv_heads", "weight_bytes") if getattr(self, name) is None]
-        if self.model is None and explicit:
-            raise ConfigError(
-                f"give a MODEL folder, or its numbers: --{explicit[0].replace('_', '-')} is missing"
-            )
+        self._refuse_mixture()
+
+    def _refuse_mixture(self) -> None:
+        """A model is named, or described by numbers."""
+        missing = [name for name in ("layers", "kv_heads", "weight_bytes") if getattr(self, name) is None]
+        if self.model is None and missing:
+            option = missing[0].replace("_", "-")
+            raise ConfigError(f"give a MODEL folder, or its numbers: --{option} is missing")
+        given = [
+            name for name in ("layers", "kv_heads", "head_dim", "heads", "hidden") if getattr(self, name)
+        ]
+        if self.model is not None and given:
+            option = given[0].replace("_", "-")
+            raise ConfigError(f"MODEL says what its --{option} is; leave out one of them")
 
 
 HELP = {
     "model": "A checkpoint folder or a config.json.",
     "layers": "Without MODEL: decoder layers.",
     "kv_heads": "Without MODEL: heads of K and V.",
-    "head_dim": "Without MODEL: values per head.",
+    "head_dim": "Without MODEL: values per head. [default: 128]",
     "heads": "Without MODEL: query heads. [default: 8 per KV head]",
     "hidden": "Without MODEL: width. [default: heads x head dim]",
     "weight_bytes": "Size of the weights. [default: from MODEL]",
     "value_bytes": "Bytes of a weight and of a K or V value: 2 for bf16.",
-    "memory": "Of the device. [default: an H200's 139 GiB]",
+    "memory": "Of the device; the default is an H200's.",
     "gpu_memory_utilization": "Share of the memory to use.",
     "kv_cache_bytes": "Size of the KV pool. [default: what weights, features and workspace leave]",
     "vision_cache_bytes": "For image features kept for reuse.",
@@ -168,17 +177,20 @@ def _model(options: PlanOptions) -> tuple[Network, Vision]:
     if options.model is not None:
         config = _read_config(options.model)
         network = read_network(config, options.value_bytes)
+        if options.weight_bytes is not None:
+            decoder = options.weight_bytes // options.value_bytes - network.vision_parameters
+            network = replace(network, parameters=max(decoder, 1))
         tower = config.get("vision_config") or {}
         sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "frames": "temporal_patch_size"}
         return network, Vision(**{name: tower[key] for name, key in sizes.items() if key in tower})
     layers, kv_heads = options.layers or 0, options.kv_heads or 0
-    heads = options.heads or 8 * kv_heads
+    heads, head_dim = options.heads or 8 * kv_heads, options.head_dim or 128
     network = Network(
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=options.head_dim,
-        hidden=options.hidden or heads * options.head_dim,
+        head_dim=head_dim,
+        hidden=options.hidden or heads * head_dim,
         vocab=128_000,
         parameters=(options.weight_bytes or 0) // options.value_bytes,
         value_bytes=options.value_bytes,
