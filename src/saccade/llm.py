@@ -41,7 +41,7 @@ class Output:
 
 
 class LLM:
-    """A model, loaded and ready. Options are those of `EngineConfig`, by name; `itl_target` is off unless given."""
+    """A model, loaded and ready. Options are those of `EngineConfig`; `itl_target` is off unless given."""
 
     def __init__(
         self, model: str, *, media: MediaLimits | None = None, progress: bool = True, **options: Any
