@@ -25,6 +25,7 @@ old ones are forgotten at a rate, but only in the parts the new one speaks about
 text does not unlearn what pictures cost.
 """
 
+import math
 from dataclasses import astuple, dataclass, fields, replace
 from operator import mul
 
@@ -37,6 +38,7 @@ MEMORY = 400  # observations of a part after which an old one has lost 63% of it
 TRUST = 0.02  # weight of the prior; 1 would be an observation in which the part was the whole step
 SURPRISE = 3.0  # mean errors beyond which an observation counts as an outlier
 SWEEPS = 2  # of coordinate descent per observation; the next one continues from there
+_FADE = math.exp(-0.5 / MEMORY)  # of the square root of a weight, per observation
 SMALLEST_MS = 1e-9  # of a coefficient and of a step, to divide by
 
 
@@ -183,7 +185,7 @@ class CostModel:
     def _learn(self, shares: NDArray[np.float64], weight: float) -> None:
         """`shares`: what part of the measured time the prior gives each quantity; times the factors looked
         for, they should add up to 1."""
-        keep = np.where(shares > 0, np.exp(-0.5 / MEMORY), 1.0)
+        keep = np.where(shares > 0, _FADE, 1.0)
         pull = self._told - self._seen @ self._factors  # towards what the past still asks for
         self._seen *= np.outer(keep, keep)
         self._told = self._seen @ self._factors + keep * pull

@@ -132,23 +132,24 @@ class Scheduler:
                 streams.append(sequence)
             elif remaining:
                 prompts[sequence.encoding].append(sequence)
+        block_size = self._limits.block_size
         reserve = 1 if prompts[0] or prompts[1] else 0  # so that prompts move however small the budget
         for sequence in streams:
             if step.tokens_left <= reserve:
                 break
-            if sequence.row is not None and self._make_room(sequence):  # it may have given way meanwhile
+            if sequence.row is None:
+                continue  # it has given way meanwhile
+            if len(sequence.blocks) * block_size > sequence.computed or self._make_room(sequence):
                 step.run(sequence, sequence.next_row(1))
         if step.singles:
             step.target = self._limits.itl_target
         return prompts
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Take a place for its next token, once others behind it have given way if need be. The last of all
+        """Take a block for its next token, once others behind it have given way if need be. The last of all
         waits with what it holds: whoever is before it takes that if need be. Who gives way has no row in this
         step yet: streams get theirs in order of rank, prompts after them."""
         stop = sequence.computed + 1
-        if len(sequence.blocks) * self._limits.block_size >= stop:
-            return True
         while self._holdings.lacks(sequence, stop) and policy.victim(self._places.running) is not sequence:
             self._give_way(policy.victim(self._places.running))
         if self._holdings.lacks(sequence, stop):
@@ -275,9 +276,10 @@ class Scheduler:
             raise RuntimeError(f"step {oldest} is next to be applied, not {plan.number} with {result.number}")
         step = self._in_flight.pop(plan.number)
         self._totals.time(self._cost, self._cost.quantities(step.work), seconds)
-        asked = sum(row.sample for row in plan.rows)
-        if not asked == len(result.tokens) == len(result.logprobs):
-            raise RuntimeError(f"step {oldest} samples {asked} tokens, but {len(result.tokens)} came back")
+        if not step.sampling == len(result.tokens) == len(result.logprobs):
+            raise RuntimeError(
+                f"step {oldest} samples {step.sampling} tokens, but {len(result.tokens)} came back"
+            )
         samples = zip(result.tokens, result.logprobs, strict=True)
         block_size = self._limits.block_size
         deltas = []

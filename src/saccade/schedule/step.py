@@ -29,6 +29,7 @@ class Step:
     encodes: list[Encode] = field(default_factory=list)
     singles: list[Planned] = field(default_factory=list)  # rows of one token: attended in one batch
     longer: list[Planned] = field(default_factory=list)
+    sampling: int = 0  # rows that yield a token
 
     @property
     def milliseconds(self) -> float:
@@ -62,9 +63,11 @@ class Step:
             sequence.stale = []
         (self.singles if row.count == 1 else self.longer).append((sequence, sequence.epoch, row))
         self.tokens_left -= row.count
+        self.sampling += row.sample
         self.work.add_row(row.start, row.count)
 
     def plan(self, number: int) -> StepPlan:
+        """Nothing may be added any more."""
         return StepPlan(
             number=number,
             enter=tuple(self.enter),
