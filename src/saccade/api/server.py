@@ -239,7 +239,7 @@ curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d @- <<EO
 {{"model": "{model}", "messages": [{{"role": "user", "content": [
   {{"type": "image_url", "image_url": {{"url":
     "data:image/png;base64,$(base64 < {picture} | tr -d '\\n')"}}}},
-  {{"type": "text", "text": "What is the total?"}}]}}]}}
+  {{"type": "text", "text": "What is the total amount?"}}]}}]}}
 EOF
 """
 
