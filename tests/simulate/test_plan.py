@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from saccade.errors import ConfigError
+from saccade.simulate import entry
 from saccade.simulate.command import HELP, PlanOptions, make_report, run
 from saccade.simulate.report import Report
 
@@ -177,3 +179,26 @@ def test_every_option_has_a_help_text() -> None:
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PlanOptions(**options)
+
+
+def test_the_command_line_reaches_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[PlanOptions] = []
+    monkeypatch.setattr(entry, "run", taken.append)  # its None is an exit code of 0
+    command = entry.plan_command(lambda text: int(float(text.removesuffix("GiB")) * 2**30))
+    words = ["--layers", "80", "--kv-heads", "8", "--weight-bytes", "2GiB", "--no-prefix-caching", "--json"]
+    words += ["--traffic", "a:rate=1", "--traffic", "b:rate=2", "--itl-target", "0", "--costs", "cpu"]
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.output
+    assert taken[0] == PlanOptions(
+        layers=80,
+        kv_heads=8,
+        weight_bytes=2 << 30,
+        prefix_caching=False,
+        json=True,
+        traffic=("a:rate=1", "b:rate=2"),
+        itl_target=0,
+        costs="cpu",
+    )
+    shown = CliRunner().invoke(command, ["--help"]).output
+    for name in HELP:
+        assert name == "model" or "--" + name.replace("_", "-") in shown
