@@ -34,6 +34,9 @@ TORCH_FREE = (
     "saccade.vision.layout",
     "saccade.runtime.link",
     "saccade.runtime.wire",
+    "saccade.runtime.network",
+    "saccade.runtime.stopwatch",
+    "saccade.simulate",
 )
 
 # Tables from a name to the module that does it: the only places that import by name.

@@ -12,6 +12,10 @@ GAUGES = {
     ("saccade_kv_blocks", "cached"): "blocks_cached",
     ("saccade_kv_blocks", "free"): "blocks_free",
     ("saccade_feature_cache_bytes", None): "feature_bytes",
+    ("saccade_queue_choices", "encode"): "waiting_encode",
+    ("saccade_queue_choices", "other"): "waiting_other",
+    ("saccade_queue_oldest_seconds", None): "oldest_wait",
+    ("saccade_step_error_ratio", None): "step_error",
 }
 COUNTERS = {
     ("saccade_tokens_total", "prompt"): "prompt_tokens",
@@ -25,6 +29,11 @@ COUNTERS = {
     ("saccade_preemptions_total", None): "preemptions",
     ("saccade_engine_steps_total", None): "steps",
     ("saccade_vision_encodes_total", None): "encodes",
+    ("saccade_requests_started_total", None): "started",
+    ("saccade_queue_wait_seconds_total", None): "wait_seconds",
+    ("saccade_timed_steps_total", None): "timed_steps",
+    ("saccade_step_seconds_total", "actual"): "step_seconds",
+    ("saccade_step_seconds_total", "predicted"): "step_seconds_predicted",
 }
 FIELDS = [field.name for field in msgspec.structs.fields(EngineStats)]
 STATS = EngineStats(**{name: 100 + place for place, name in enumerate(FIELDS)})

@@ -41,6 +41,9 @@ class EngineConfig:
     vision_cache_bytes: int | None = None  # features kept for reuse; None: 2 GiB on cuda, 256 MiB on cpu
     prefix_caching: bool = True
     overlap: bool | None = None  # plan step N+1 while N runs; None: on cuda
+    # ms between two tokens of an answer that prompts and pictures of others may lead to; 0: any.
+    # None: 20 on cuda, any on cpu
+    itl_target: float | None = None
     seed: int = 0  # root of the seeds given to requests that name none
 
     def __post_init__(self) -> None:
@@ -59,6 +62,8 @@ class EngineConfig:
         _require(kv is None or kv > 0, f"kv_cache_bytes is {kv}; it must be positive")
         vision = self.vision_cache_bytes
         _require(vision is None or vision >= 0, f"vision_cache_bytes is {vision}; it must not be negative")
+        target = self.itl_target
+        _require(target is None or 0 <= target < float("inf"), f"itl_target is {target} ms; use 0 or more")
         _require(
             blocks is None or kv is None,
             f"num_blocks ({blocks}) and kv_cache_bytes ({kv}) both size the KV pool; give one",

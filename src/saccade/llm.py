@@ -41,12 +41,14 @@ class Output:
 
 
 class LLM:
-    """A model, loaded and ready. Options are those of `EngineConfig`, by name."""
+    """A model, loaded and ready. Options are those of `EngineConfig`; `itl_target` is off unless given."""
 
     def __init__(
         self, model: str, *, media: MediaLimits | None = None, progress: bool = True, **options: Any
     ) -> None:
         self._progress = progress
+        if options.get("itl_target") is None:
+            options["itl_target"] = 0.0  # nobody reads along: the largest steps are the fastest
         self.engine = Engine(EngineConfig(model=model, **options), progress=progress)
         limits = media or MediaLimits()
         self.front = Front(open_checkpoint(model), self.engine.info.max_model_len, limits)

@@ -26,11 +26,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the engine. The first group are states, the second are totals that only grow."""
 
     waiting: int = 0  # requests not yet admitted
+    waiting_encode: int = 0  # choices in the queue that have a view to encode
+    waiting_other: int = 0  # the other choices in the queue
+    oldest_wait: float = 0.0  # seconds the longest waiting request has not been started for
     running: int = 0  # requests holding device rows
     blocks_used: int = 0  # KV blocks held by requests
     blocks_cached: int = 0  # KV blocks kept only for the prefix cache
     blocks_free: int = 0
     feature_bytes: int = 0  # visual features kept
+    step_error: float = 0.0  # recent mean of |predicted - actual| / actual step time
 
     prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of those, found
@@ -42,6 +46,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     visual_tokens: int = 0  # of the prompt tokens, those that stand for pictures
     steps: int = 0
     encodes: int = 0  # views run through the vision tower
+    started: int = 0  # requests that have had a row
+    wait_seconds: float = 0.0  # they waited for it, all together
+    timed_steps: int = 0  # measurements of step time; one may span steps that yield nothing to wait for
+    step_seconds: float = 0.0  # all of them
+    step_seconds_predicted: float = 0.0  # what the cost model expected of those
 
 
 class _EngineCollector(Collector):
@@ -62,6 +71,14 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     requests.add_metric(["waiting"], stats.waiting)
     requests.add_metric(["running"], stats.running)
     yield requests
+    queue = GaugeMetricFamily(
+        "saccade_queue_choices",
+        "Choices waiting for a device row, by class: with a view to encode, or without.",
+        labels=["class"],
+    )
+    queue.add_metric(["encode"], stats.waiting_encode)
+    queue.add_metric(["other"], stats.waiting_other)
+    yield queue
     blocks = GaugeMetricFamily(
         "saccade_kv_blocks",
         "KV blocks held by requests (used), kept only for the prefix cache (cached), and free.",
@@ -74,6 +91,17 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "saccade_feature_cache_bytes", "Bytes of visual features kept for reuse.", stats.feature_bytes
     )
+    for name, text, state in (
+        ("queue_oldest_seconds", "How long the longest waiting request has waited.", stats.oldest_wait),
+        ("step_error_ratio", "Recent mean relative error of predicted step times.", stats.step_error),
+    ):
+        yield GaugeMetricFamily(f"saccade_{name}", text, state)
+    times = CounterMetricFamily(
+        "saccade_step_seconds", "Step time by kind: measured, and as predicted.", labels=["kind"]
+    )
+    times.add_metric(["actual"], stats.step_seconds)
+    times.add_metric(["predicted"], stats.step_seconds_predicted)
+    yield times
     tokens = CounterMetricFamily(
         "saccade_tokens",
         "Tokens by kind; cached and visual ones are part of the prompt tokens.",
@@ -91,6 +119,9 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
         ("feature_cache_misses", "Views that had to be encoded.", stats.feature_misses),
         ("preemptions", "Times a request gave up its blocks to be computed again.", stats.preemptions),
         ("engine_steps", "Steps the engine ran.", stats.steps),
+        ("timed_steps", "Measurements behind the step times.", stats.timed_steps),
+        ("requests_started", "Requests that got a device row.", stats.started),
+        ("queue_wait_seconds", "Time those waited for it, all together.", stats.wait_seconds),
         ("vision_encodes", "Views run through the vision tower.", stats.encodes),
     ):
         yield CounterMetricFamily(f"saccade_{name}", text, total)

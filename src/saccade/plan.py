@@ -43,7 +43,7 @@ class Enter(msgspec.Struct, frozen=True):
     output: tuple[int, ...]  # tokens already produced (after a preemption)
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):  # holds nothing that could refer back to it
     """Compute `count` positions of one sequence, from `start`."""
 
     sequence: int  # scheduler's handle; comes back in the result

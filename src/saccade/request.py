@@ -80,6 +80,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[Media, ...] = ()
     sampling: Sampling = Sampling()
     salt: bytes = b""  # the tenant; prefixes are shared only between equal salts
+    priority: int = 0  # lower is sooner; a level is worth some seconds of waiting (schedule/policy.py)
     arrived: float = 0.0  # time.monotonic() of the front; both processes share the clock
 
     @property
@@ -95,7 +96,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...]  # best first, as many as were asked for
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice of one request: the tokens of one step, perhaps the end."""
 
     request_id: str

@@ -128,6 +128,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"prefix_caching": False},
     "no feature cache": {"vision_cache_bytes": 0},
     "one token at a time": {"max_num_batched_tokens": 1},
+    "bounded steps": {"itl_target": 2.0},
 }
 
 

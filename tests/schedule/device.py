@@ -15,6 +15,7 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
 from saccade.plan import Enter, Layout, Row, StepPlan, StepResult
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
+from saccade.schedule.cost import Coefficients, CostModel, Work
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.schedule.sequence import derive_seed
 from saccade.vision.layout import lay_out
@@ -25,6 +26,22 @@ STOP_ID = 1
 VOCABULARY = 9
 ROOT = 0  # what stands before the first cell
 FEATURE_BYTES = 10  # per token of a view
+STEP_SECONDS = 0.05  # on the engine's clock, where no costs are given
+
+# Milliseconds that make every part of a small step matter.
+COSTS = Coefficients(
+    fixed=1.0,
+    mixed=0.5,
+    row=0.1,
+    context=0.01,
+    token=0.2,
+    crowded=0.1,
+    pair=0.001,
+    encoding=0.5,
+    patch=0.1,
+    patch_pair=0.0005,
+    ridge=4.0,
+)
 
 
 class Cell(NamedTuple):
@@ -40,7 +57,13 @@ def picture(name: int, slot: int, rows: int = 2, columns: int = 2) -> Media:
 
 
 def question(
-    name: str, prompt: list[int], pictures: tuple[Media, ...] = (), *, salt: bytes = b"", **sampling: Any
+    name: str,
+    prompt: list[int],
+    pictures: tuple[Media, ...] = (),
+    *,
+    salt: bytes = b"",
+    priority: int = 0,
+    **sampling: Any,
 ) -> Request:
     """Greedy or not makes no difference here: the device mixes in the seed."""
     options: dict[str, Any] = {"stop_token_ids": (STOP_ID,), "seed": None, "max_tokens": 4, **sampling}
@@ -50,6 +73,7 @@ def question(
         media=pictures,
         sampling=Sampling(**options),
         salt=salt,
+        priority=priority,
     )
 
 
@@ -193,11 +217,15 @@ class Engine:
         feature_bytes: int = 1000,
         limits: Limits | None = None,
     ) -> None:
+        self.now = 0.0
+        self.truth = CostModel(COSTS, learning=False)
         self.limits = limits or small_limits()
         self.pool = BlockPool(blocks)
         self.store: FeatureStore[int] = FeatureStore(feature_bytes)
         prefix = PrefixCache(self.pool, self.limits.block_size) if prefix_caching else None
-        self.scheduler = Scheduler(self.limits, self.pool, prefix, self.store)
+        self.scheduler = Scheduler(
+            self.limits, self.pool, prefix, self.store, CostModel(COSTS), clock=lambda: self.now
+        )
         self.device = Device(self.limits, self.pool, self.store)
         self.overlap = overlap
         self.in_flight: list[tuple[StepPlan, StepResult]] = []
@@ -221,13 +249,16 @@ class Engine:
         """Plan and launch one step; learn the result of it, or when overlapped of the one before."""
         plan = self.scheduler.plan()
         self.scheduler.check()
+        self.now += STEP_SECONDS
         if plan is not None:
             self.plans.append(plan)
             self.in_flight.append((plan, self.device.run(plan)))
         elif not self.in_flight:
             assert self.scheduler.idle, "nothing runs, nothing is in flight, and somebody waits"
         if self.in_flight and (plan is None or len(self.in_flight) > self.overlap):
-            self.take(self.scheduler.apply(*self.in_flight.pop(0)))
+            oldest, result = self.in_flight.pop(0)
+            seconds = self.truth.predict(work_of(oldest)) / 1e3 if result.tokens else None
+            self.take(self.scheduler.apply(oldest, result, seconds))
         return plan
 
     def fail(self) -> None:
@@ -254,8 +285,17 @@ class Engine:
         return sum(delta.cached_tokens for delta in self.deltas[name])
 
 
-def small_limits(**changes: int) -> Limits:
-    numbers = {
+def work_of(plan: StepPlan) -> Work:
+    work = Work()
+    for row in plan.rows:
+        work.add_row(row.start, row.count)
+    for encode in plan.encodes:
+        work.add_view(encode.view.grid[0] * encode.view.grid[1])
+    return work
+
+
+def small_limits(**changes: Any) -> Limits:
+    numbers: dict[str, Any] = {
         "max_rows": 4,
         "max_step_tokens": 32,
         "max_model_len": 64,

@@ -45,6 +45,11 @@ worlds = st.builds(
         max_encode_patches=st.sampled_from([1, 16, 40]),
         max_queue=st.sampled_from([3, 100]),
         seed=st.just(5),
+        itl_target=st.sampled_from([None, 0.001, 3.0, 6.0, 1000.0]),
+        least_chunk=st.sampled_from([1, 3, 32]),
+        patience=st.sampled_from([0.0, 0.3, 5.0]),
+        encode_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        class_rows=st.sampled_from([0.3, 0.75, 1.0]),
     ),
     blocks=st.integers(4, 30),
     feature_bytes=st.sampled_from([0, 50, 10_000]),
@@ -78,7 +83,10 @@ def requests(draw: st.DrawFn) -> Callable[[str], Request]:
         "stop_token_ids": draw(st.sampled_from([(), (1,), (1, 2)])),
     }
     salt = draw(st.sampled_from([b"", b"", b"other"]))
-    return lambda name: question(name, prompt or [2], tuple(pictures), salt=salt, **sampling)
+    priority = draw(st.sampled_from([0, 0, 0, -1, 1, 50]))
+    return lambda name: question(
+        name, prompt or [2], tuple(pictures), salt=salt, priority=priority, **sampling
+    )
 
 
 actions = st.lists(
@@ -161,6 +169,8 @@ def crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, di
         block_size=draw.choice([2, 4]),
         max_encode_patches=draw.choice([1, 16, 40]),
         max_queue=100,
+        itl_target=draw.choice([None, None, 4.0]),
+        patience=draw.choice([0.1, 1.0]),
     )
     blocks = 48 // limits.block_size + draw.randrange(12)
     engine = World(limits, blocks, draw.choice([0, 60, 1000]), overlap, prefix_caching).engine()
@@ -179,6 +189,7 @@ def crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, di
             min_tokens=draw.randrange(22),
             n=draw.choice([1, 1, 1, 2, 4]),
             seed=draw.choice([None, 1]),
+            priority=draw.choice([0, 0, -1, 2]),
         )
         engine.add(request)
         accepted[request.id] = request

@@ -6,7 +6,7 @@ import pytest
 
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.plan import StepPlan, StepResult
-from saccade.schedule.policy import chunk
+from saccade.schedule.policy import allowances
 from saccade.schedule.sequence import Group, Sequence, derive_seed
 from saccade.vision.layout import lay_out
 from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
@@ -59,11 +59,24 @@ def test_the_oldest_moves_even_if_the_budget_is_one_token() -> None:
     assert [plan.rows[0].sequence for plan in engine.plans] == [0] * 5 + [1] * 5
 
 
-def test_a_chunk_leaves_one_token_for_each_behind_it_but_the_first_in_line_always_moves() -> None:
-    assert chunk(remaining=9, budget=10, behind=2) == 8
-    assert chunk(remaining=5, budget=10, behind=2) == 5
-    assert chunk(remaining=9, budget=2, behind=5) == 1
-    assert chunk(remaining=9, budget=0, behind=0) == 0
+def test_classes_share_tokens_and_time_only_while_both_want_some() -> None:
+    limits = small_limits(max_step_tokens=20)
+    plain, encoding = allowances(limits, 10, 4.0, 20.0, both=True, turn=0)
+    assert (plain.tokens, plain.until) == (5, 12.0)
+    assert (encoding.tokens, encoding.until) == (10, 20.0)
+    plain, encoding = allowances(limits, 10, 4.0, 20.0, both=False, turn=0)
+    assert (plain.tokens, plain.until, encoding.tokens, encoding.until) == (10, 20.0, 10, 20.0)
+
+
+def test_a_single_token_goes_to_the_classes_in_turn() -> None:
+    limits = small_limits()
+    assert [allowances(limits, 1, 0.0, None, both=True, turn=turn)[0].tokens for turn in range(4)] == [
+        0,
+        1,
+        0,
+        1,
+    ]
+    assert [allowances(limits, 1, 0.0, None, both=False, turn=turn)[0].tokens for turn in (0, 1)] == [1, 1]
 
 
 def test_single_token_rows_come_first_in_a_plan() -> None:
@@ -290,6 +303,17 @@ def test_two_who_compute_the_same_at_once_end_up_sharing_it() -> None:
     assert engine.pool.used == 5
     engine.run()
     assert engine.tokens("b") == answer_alone(question("b", TEXT, max_tokens=8, **ENDLESS), 0, engine.limits)
+
+
+def test_choices_move_over_together_to_what_was_there_before() -> None:
+    """Later choices share the first one's blocks before their content is known to be somebody else's."""
+    engine = Engine(overlap=True, limits=small_limits(max_step_tokens=64))
+    engine.add(question("b", TEXT[:9], max_tokens=8, **ENDLESS))
+    request = question("a", TEXT, max_tokens=8, n=3, **ENDLESS)
+    engine.add(request)
+    engine.run()  # the prefix cache is checked after every call
+    for index in range(3):
+        assert engine.tokens("a", index) == answer_alone(request, index, engine.limits)
 
 
 def test_tenants_share_nothing() -> None:

@@ -14,6 +14,7 @@ Every block is in exactly one state:
 A block may be written only by its single holder, and only while it is not sealed.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 
@@ -24,7 +25,9 @@ class BlockPool:
         self._holders = [0] * count
         self._sealed: set[int] = set()
         self._free = list(reversed(range(count)))
-        self._kept: dict[int, None] = {}  # in order of release: the first is given up first
+        # In order of release: the first is given up first. Finding the first of a plain dict takes a walk
+        # over all that were deleted before it.
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def used(self) -> int:

@@ -15,14 +15,19 @@ from saccade.models.layers import LanguageModel
 from saccade.models.load import load
 from saccade.runtime.batch import Batch
 from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype
+from saccade.runtime.network import read_network
 from saccade.runtime.runner import Runner
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.wire import EngineInfo
+from saccade.schedule.cost import CostModel
+from saccade.schedule.prior import CHIPS, CPU, coefficients
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.vision.encode import Encoder
 from saccade.vision.store import FeatureStore
 
 log = logging.getLogger(__name__)
+
+DEFAULT_ITL_TARGET = 20.0  # ms, on cuda; a CPU's steps are longer than any target worth having
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,20 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
     store: FeatureStore[Tensor] = FeatureStore(shares.feature_bytes)
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
-        scheduler=_scheduler(config, shares, store),
+        scheduler=_scheduler(config, checkpoint, shares, store, device, dtype),
         runner=_runner(config, checkpoint, model, shares, store, device, dtype),
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
     )
 
 
-def _scheduler(config: EngineConfig, shares: Budget, store: FeatureStore[Tensor]) -> Scheduler:
+def _scheduler(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    shares: Budget,
+    store: FeatureStore[Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Scheduler:
     limits = Limits(
         max_rows=config.max_num_seqs,
         max_step_tokens=shares.step_tokens,
@@ -56,10 +68,19 @@ def _scheduler(config: EngineConfig, shares: Budget, store: FeatureStore[Tensor]
         max_encode_patches=shares.encode_patches,
         max_queue=config.max_queue,
         seed=config.seed,
+        itl_target=_itl_target(config, device),
     )
     pool = BlockPool(shares.blocks)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
-    return Scheduler(limits, pool, prefix, store)
+    network = read_network(checkpoint.config, dtype.itemsize)
+    cost = CostModel(coefficients(network, CHIPS.get(device.type, CPU)))
+    return Scheduler(limits, pool, prefix, store, cost)
+
+
+def _itl_target(config: EngineConfig, device: torch.device) -> float | None:
+    if config.itl_target is None:
+        return DEFAULT_ITL_TARGET if device.type == "cuda" else None
+    return config.itl_target or None
 
 
 def _runner(

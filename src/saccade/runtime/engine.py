@@ -17,6 +17,7 @@ from saccade.plan import StepPlan
 from saccade.request import Delta, Request
 from saccade.runtime.build import build_machine
 from saccade.runtime.runner import Launched, Runner
+from saccade.runtime.stopwatch import Stopwatch
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.scheduler import Scheduler
 from saccade.vision.layout import lay_out
@@ -34,11 +35,12 @@ class SerialLoop:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._watch = Stopwatch()
 
     def step(self) -> list[Delta]:
         plan = self._scheduler.plan()
-        launched = launch(self._runner, self._scheduler, plan)
-        return learn(self._scheduler, launched)
+        launched = launch(self._runner, self._scheduler, self._watch, plan)
+        return learn(self._scheduler, self._watch, launched)
 
 
 class OverlappedLoop:
@@ -50,32 +52,39 @@ class OverlappedLoop:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._watch = Stopwatch()
         self._ahead: Launched | list[Delta] = []
 
     def step(self) -> list[Delta]:
         plan = self._scheduler.plan()
-        behind, self._ahead = self._ahead, launch(self._runner, self._scheduler, plan)
-        return learn(self._scheduler, behind)
+        behind, self._ahead = self._ahead, launch(self._runner, self._scheduler, self._watch, plan)
+        return learn(self._scheduler, self._watch, behind)
 
 
-def launch(runner: Runner, scheduler: Scheduler, plan: StepPlan | None) -> Launched | list[Delta]:
+def launch(
+    runner: Runner, scheduler: Scheduler, watch: Stopwatch, plan: StepPlan | None
+) -> Launched | list[Delta]:
     """The running step, or the apologies to the requests of a step that could not be launched."""
     if plan is None:
         return []
+    watch.launch()
     try:
         return runner.launch(plan)
     except Exception as error:
+        watch.reset()
         return _give_up(scheduler, plan, error)
 
 
-def learn(scheduler: Scheduler, launched: Launched | list[Delta]) -> list[Delta]:
+def learn(scheduler: Scheduler, watch: Stopwatch, launched: Launched | list[Delta]) -> list[Delta]:
     if isinstance(launched, list):
         return launched
     try:
         result = launched.wait()
     except Exception as error:
+        watch.reset()
         return _give_up(scheduler, launched.plan, error)
-    return scheduler.apply(launched.plan, result)
+    seconds = watch.result(waited=bool(result.tokens))
+    return scheduler.apply(launched.plan, result, seconds)
 
 
 def _give_up(scheduler: Scheduler, plan: StepPlan, error: Exception) -> list[Delta]:

@@ -40,14 +40,21 @@ class Holdings:
         """Blocks missing in the pool for the sequence to be computed up to `stop`."""
         return max(self._limits.blocks_for(stop) - len(sequence.blocks) - self._pool.available, 0)
 
-    def places(self, sequence: Sequence) -> int:
-        """Tokens the sequence has a place for, with all that could be taken from the pool."""
-        return (len(sequence.blocks) + self._pool.available) * self._size
-
     def owes(self, sequence: Sequence) -> int:
-        """Blocks a running sequence still needs to catch up, and to grow by one more."""
+        """Blocks a running sequence needs to grow by one more; it has those of all its tokens so far."""
         soon = min(sequence.length + self._size, sequence.limit - 1)
         return max(self._limits.blocks_for(soon) - len(sequence.blocks), 0)
+
+    def must_encode(self, sequence: Sequence) -> bool:
+        """Whether a view of it is neither among the features nor in the part its prefix would spare."""
+        if not sequence.group.layout.spans:
+            return False
+        shared = 0
+        if self._prefix is not None and sequence.chain is not None:
+            sequence.chain.grow(sequence.tokens)
+            shared = len(self._prefix.match(sequence.chain)) * self._size
+        views = sequence.spans(shared, sequence.prompt_length)
+        return not all(self._store.expects(span.key) for span in views)
 
     # Entering
 
@@ -104,15 +111,16 @@ class Holdings:
 
     # Running
 
-    def see(self, step: Step, sequence: Sequence, tokens: int) -> int:
+    def see(self, step: Step, sequence: Sequence, tokens: int, *, must: bool) -> int:
         """Pin the views among the next `tokens`, have those encoded that nobody has; gives how many of the
-        tokens may be computed: they stop before the first view whose encoding the step cannot afford."""
+        tokens may be computed: they stop before the first view whose encoding the step cannot afford. With
+        `must` it affords one in any case."""
         start = sequence.computed
         for span in sequence.spans(start, start + tokens):
             if span.start in sequence.pins:
                 continue
             pixels = sequence.group.pixels[span.key]
-            if not self._store.expects(span.key) and not step.encode(span, pixels):
+            if not self._store.expects(span.key) and not step.encode(span, pixels, must=must):
                 return max(span.start - start, 0)
             self._store.pin(span.key)
             sequence.pins[span.start] = span
@@ -120,7 +128,7 @@ class Holdings:
 
     def extend(self, sequence: Sequence, stop: int) -> None:
         """Take the blocks the sequence needs to be computed up to `stop`."""
-        while len(sequence.blocks) < self._limits.blocks_for(stop):
+        while len(sequence.blocks) * self._size < stop:
             sequence.stale.append(len(sequence.blocks))
             sequence.blocks.append(self._pool.take())
 
@@ -135,12 +143,19 @@ class Holdings:
         for index in range(sequence.sealed, computed // self._size):
             own = sequence.blocks[index]
             block = self._prefix.seal(sequence.chain, index, own)
-            if block != own:  # the same content was there before: move over to it
+            if block != own:
+                self._move(sequence, index, own, block)
+            sequence.sealed = index + 1
+
+    def _move(self, sequence: Sequence, index: int, own: int, block: int) -> None:
+        """The same content was there before, in `block`: move over to it, with the choices that share `own`.
+        They would else hold what follows without holding what it was sealed to follow."""
+        for choice in sequence.group.choices:
+            if index < len(choice.blocks) and choice.blocks[index] == own:
                 self._pool.share(block)
                 self._pool.release(own)
-                sequence.blocks[index] = block
-                sequence.stale.append(index)
-            sequence.sealed = index + 1
+                choice.blocks[index] = block
+                choice.stale.append(index)
 
     # Leaving
 

@@ -3,15 +3,26 @@
 takes   numbers and sequences as they stand
 gives   a decision
 never   changes anything
+
+Sequences stand in one order, their rank: the moment they came plus `patience` seconds for each level of their
+priority. It never changes, and that is the ageing: whoever comes later than that is behind it, whatever its
+priority. Rank decides who gives way when memory runs out, and who is first in a line.
+
+There are two lines: requests with a view to encode, and all others (text, or views and prefixes known from
+before). Each has a share of the step and of the rows while the other one wants some too, and neither waits
+for the other's shortage of encoder time. Where they compete for rows and memory, either may pass the other's
+head until that has waited for `patience`; from then on nobody behind it passes.
 """
 
+import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from saccade.errors import ContextTooLong, InvalidValue
 from saccade.plan import Layout
 from saccade.request import Request
-from saccade.schedule.sequence import Sequence
+from saccade.schedule.line import Line
+from saccade.schedule.sequence import Rank, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +34,35 @@ class Limits:
     max_encode_patches: int  # of the vision tower in one step; a single larger view still goes, alone
     max_queue: int  # requests waiting; more are refused
     seed: int = 0  # root of the seeds of requests that name none
+    itl_target: float | None = None  # ms a step may take while answers are streaming; None: any
+    # What a step does for prompts however little time the target leaves: this many tokens for the first
+    # prompt of each class, and one view. It keeps prompts moving under a target that cannot be met.
+    least_chunk: int = 32
+    patience: float = 1.0  # seconds: what a level of priority is worth, and when a head is passed no more
+    encode_share: float = (
+        0.5  # of a step's tokens and time, for prompts with views to encode, when others wait
+    )
+    class_rows: float = 0.75  # share of the rows that one class may take while the other one waits
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    @property
+    def most_class_rows(self) -> int:
+        return math.ceil(self.max_rows * self.class_rows)
+
+
+@dataclass
+class Allowance:
+    """What the prompts of one class may still add to a step."""
+
+    tokens: int
+    until: float | None  # ms the step may have grown to; None: any
+    least: int  # tokens the next one gets in any case
+
+
+def rank(came: float, priority: int, handle: int, limits: Limits) -> Rank:
+    return came + priority * limits.patience, handle
 
 
 def refuse_impossible(request: Request, layout: Layout, limits: Limits, pool_blocks: int) -> None:
@@ -58,15 +95,29 @@ def _visual(layout: Layout) -> int:
     return sum(span.view.tokens for span in layout.spans)
 
 
-def chunk(remaining: int, budget: int, behind: int) -> int:
-    """Tokens a sequence gets: all it can use, but one is left for each of the `behind` others in turn.
+def allowances(
+    limits: Limits, tokens: int, now: float, target: float | None, *, both: bool, turn: int
+) -> tuple[Allowance, Allowance]:
+    """What prompts without and with views to encode may add to a step that has `tokens` left and takes `now`
+    ms already. When `both` want some, the first get their share and the second the rest; a single token goes
+    to them in turn."""
+    share, first = 1.0, tokens
+    if both:
+        share = 1 - limits.encode_share
+        first = min(max(int(tokens * share), 1), tokens - 1) if tokens > 1 else tokens * (turn % 2)
+    until = target if target is None else now + max(target - now, 0.0) * share
+    return Allowance(first, until, limits.least_chunk), Allowance(tokens, target, limits.least_chunk)
 
-    The first in line gets at least one, so the oldest sequence moves at every step however small the
-    budget; and however long its prompt, those behind it that only need their next token get that too.
-    """
-    return min(remaining, max(budget - behind, 1), budget)
+
+def held_back(sequence: Sequence, other: Line, starved: bool, now: float, patience: float) -> bool:
+    """Whether a waiting sequence must leave rows and memory to the head of the other line, which lacks them
+    (`starved`), comes before it, and has waited long enough."""
+    if not starved or not len(other):
+        return False
+    head = other[0]
+    return head.rank < sequence.rank and now - head.group.since > patience
 
 
-def victim(running: Ordered[Sequence]) -> Sequence:
-    """The latest arrival gives way: the oldest never does, so it ends, and then the next is the oldest."""
-    return max(running, key=lambda sequence: sequence.handle)
+def victim(running: Line | Ordered[Sequence]) -> Sequence:
+    """The last by rank gives way: the first never does, so it ends, and then the next is the first."""
+    return running[-1]

@@ -1,17 +1,17 @@
 """The scheduler: which rows the next step computes, and what its result means for the requests.
 
-takes   requests with their layouts, cancellations, step results
+takes   requests with their layouts, cancellations, step results and how long they took
 gives   step plans, deltas
-owns    the queue, the running sequences, the device rows
-never   touches the device, reads the clock, or waits
+owns    the two queues, the running sequences, the device rows
+never   touches the device, or waits; its only clock is the one it is given
 
 There are no phases: a sequence catches up from `computed` to `length`, be that a prompt, a piece of one,
-the next token, or everything again after it had to give way.
+the next token, or everything again after it had to give way. It takes the blocks of all its known tokens
+when it enters, so only a growing answer can find the pool empty, and only for one block at a time.
 """
 
-from bisect import insort
-from dataclasses import dataclass
-from heapq import heappop, heappush
+import time
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -22,51 +22,44 @@ from saccade.metrics import EngineStats
 from saccade.plan import Layout, StepPlan, StepResult
 from saccade.request import Delta, FinishReason, Request, TokenLogprobs
 from saccade.schedule import policy
+from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.holdings import Holdings
-from saccade.schedule.policy import Limits
+from saccade.schedule.places import Places
+from saccade.schedule.policy import Allowance, Limits
+from saccade.schedule.prior import UNKNOWN
 from saccade.schedule.sequence import Group, Sequence, derive_seed
-from saccade.schedule.step import Planned, Step
+from saccade.schedule.step import Step
+from saccade.schedule.totals import Totals
 from saccade.vision.store import FeatureStore
 
 __all__ = ["Limits", "Scheduler"]
 
+CLASSES = (False, True)  # without, and with views to encode
 MAX_IN_FLIGHT = 2  # steps; beyond, a sequence would have to go on from a token two steps ahead of the host
-
-
-@dataclass
-class _Totals:
-    """What only grows; names as in EngineStats."""
-
-    prefix_queried_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    visual_tokens: int = 0
-    steps: int = 0
-    encodes: int = 0
-
-
-def _arrival(sequence: Sequence) -> int:
-    return sequence.handle
 
 
 class Scheduler:
     def __init__(
-        self, limits: Limits, pool: BlockPool, prefix: PrefixCache | None, store: FeatureStore[Any]
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        prefix: PrefixCache | None,
+        store: FeatureStore[Any],
+        cost: CostModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
         self._pool = pool
         self._prefix = prefix
         self._store = store
         self._holdings = Holdings(limits, pool, prefix, store)
+        self._cost = cost if cost is not None else CostModel(UNKNOWN)
+        self._clock = clock
         self._groups: dict[str, Group] = {}  # by request id
-        self._waiting: list[Sequence] = []  # in order of arrival, as are the running
-        self._running: list[Sequence] = []
-        self._free_rows = list(range(limits.max_rows))  # a heap: low rows first
-        self._in_flight: dict[int, list[Planned]] = {}  # by plan number, oldest first
+        self._places = Places(limits.max_rows)
+        self._in_flight: dict[int, Step] = {}  # by plan number, oldest first
         self._handles = count()
-        self._totals = _Totals()
+        self._totals = Totals()
 
     # Requests come and go
 
@@ -75,21 +68,33 @@ class Scheduler:
         policy.refuse_impossible(request, layout, self._limits, self._pool.count)
         if request.id in self._groups:
             raise InvalidValue(f"a request with the id {request.id!r} is being answered already", param="id")
-        waiting = len(self._groups) - self._running_requests
+        waiting = len(self._groups) - self._places.running_requests
         if waiting >= self._limits.max_queue:
             raise Overloaded(
                 f"{waiting} requests are waiting and the queue holds {self._limits.max_queue}; "
                 "try again later"
             )
-        group = Group(request, layout, {media.view.key: media.pixels for media in request.media})
+        pixels = {media.view.key: media.pixels for media in request.media}
+        group = Group(request, layout, pixels, since=self._clock())
         limit = min(len(layout.tokens) + request.sampling.max_tokens, self._limits.max_model_len)
         for index in range(request.sampling.n):
             seed = derive_seed(request.sampling, self._limits.seed, request.id, index)
             chain = self._prefix.chain(request.salt, layout.spans) if self._prefix is not None else None
-            tokens = list(layout.tokens)
-            group.choices.append(Sequence(next(self._handles), group, index, seed, limit, chain, tokens))
+            handle = next(self._handles)
+            rank = policy.rank(group.since, request.priority, handle, self._limits)
+            group.choices.append(
+                Sequence(handle, group, index, seed, limit, chain, list(layout.tokens), rank)
+            )
         self._groups[request.id] = group
-        self._waiting += group.choices
+        self._totals.came(group)
+        for sequence in group.choices:
+            self._queue(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        """Into the line of its class as things stand; choices of one request need its views once."""
+        first = sequence.group.choices[0]
+        encoding = self._holdings.must_encode(first) if sequence is first else first.encoding
+        self._places.queue(sequence, encoding=encoding)
 
     def cancel(self, request_id: str) -> list[Delta]:
         """End a request now and free all it holds; no news if it has ended already."""
@@ -97,10 +102,10 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
         """The step could not be run, or its result not be had: its requests end with an error."""
-        planned = self._in_flight.pop(plan.number)
-        requests = dict.fromkeys(
-            item.sequence.group.request.id for item in planned if not item.sequence.ended
-        )
+        step = self._in_flight.pop(plan.number)
+        self._totals.forget_untimed()
+        touched = [sequence for sequence, _, _ in step.planned if not sequence.ended]
+        requests = dict.fromkeys(sequence.group.request.id for sequence in touched)
         return [delta for request_id in requests for delta in self._end_request(request_id, "error", message)]
 
     # One step
@@ -112,92 +117,173 @@ class Scheduler:
             raise RuntimeError(
                 f"{len(self._in_flight)} steps are in flight; apply one before planning another"
             )
-        step = Step(self._limits.max_step_tokens, self._limits.max_encode_patches)
-        self._carry_on(step)
-        self._admit(step)
+        step = Step(self._limits.max_step_tokens, self._limits.max_encode_patches, self._cost)
+        prompts = self._stream(step)
+        self._catch_up(step, prompts)
         return self._send_off(step)
 
-    def _carry_on(self, step: Step) -> None:
-        """The running sequences, oldest first."""
+    def _stream(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
+        """The next token of every running answer, first by rank; gives the others that run, by class."""
+        streams: list[Sequence] = []
+        prompts: tuple[list[Sequence], list[Sequence]] = ([], [])
+        for sequence in self._places.running:
+            remaining = sequence.remaining
+            if remaining == 1 and sequence.computed >= sequence.prompt_length:
+                streams.append(sequence)
+            elif remaining:
+                prompts[sequence.encoding].append(sequence)
+        block_size = self._limits.block_size
+        reserve = 1 if prompts[0] or prompts[1] else 0  # so that prompts move however small the budget
+        for sequence in streams:
+            if step.tokens_left <= reserve:
+                break
+            if sequence.row is None:
+                continue  # it has given way meanwhile
+            if len(sequence.blocks) * block_size > sequence.computed or self._make_room(sequence):
+                step.run(sequence, sequence.next_row(1))
+        if step.singles:
+            step.target = self._limits.itl_target
+        return prompts
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Take a block for its next token, once others behind it have given way if need be. The last of all
+        waits with what it holds: whoever is before it takes that if need be. Who gives way has no row in this
+        step yet: streams get theirs in order of rank, prompts after them."""
+        stop = sequence.computed + 1
+        while self._holdings.lacks(sequence, stop) and policy.victim(self._places.running) is not sequence:
+            self._give_way(policy.victim(self._places.running))
+        if self._holdings.lacks(sequence, stop):
+            return False
+        self._holdings.extend(sequence, stop)
+        return True
+
+    def _catch_up(self, step: Step, prompts: tuple[list[Sequence], list[Sequence]]) -> None:
+        """Prompts, within what their class may add to the step: those that run, then those that wait."""
+        places = self._places
+        both = all(
+            prompts[kind] or (places.waiting[kind] and places.free_rows and not places.starved[kind])
+            for kind in CLASSES
+        )
+        self._serve(step, prompts, both=both)
+        if both and not step.planned:  # what was set aside for one class could not be used by it
+            self._serve(step, prompts, both=False)
+
+    def _serve(self, step: Step, prompts: tuple[list[Sequence], list[Sequence]], *, both: bool) -> None:
+        allowances = policy.allowances(
+            self._limits,
+            step.tokens_left,
+            step.milliseconds if step.target is not None else 0.0,
+            step.target,
+            both=both,
+            turn=self._totals.steps,
+        )
+        for kind in CLASSES:
+            for sequence in prompts[kind]:
+                if sequence.row is not None and (tokens := self._portion(step, sequence, allowances[kind])):
+                    step.run(sequence, sequence.next_row(tokens))
+            if self._places.waiting[kind]:
+                self._admit(step, kind, allowances[kind])
+
+    def _portion(self, step: Step, sequence: Sequence, allowance: Allowance) -> int:
+        """How many of its tokens a prompt gets in this step, the views among them found or encoded."""
+        tokens = min(sequence.remaining, step.tokens_left, allowance.tokens)
+        least = min(tokens, allowance.least)
+        tokens = step.affords(sequence.computed, tokens, allowance.until, least)
+        must = allowance.least > 0  # the first prompt of a class gets on, come what may
+        seen = self._holdings.see(step, sequence, tokens, must=must) if tokens else 0
+        if step.encodes:  # they take their time too
+            seen = min(seen, step.affords(sequence.computed, seen, allowance.until, max(least, 1)))
+        if seen:
+            allowance.tokens -= seen
+            allowance.least = 0
+        return seen
+
+    def _admit(self, step: Step, kind: bool, allowance: Allowance) -> None:
+        """The waiting sequences of a class in order, up to the first that does not fit."""
+        places = self._places
+        line, other = places.waiting[kind], places.waiting[not kind]
+        now = self._clock()
+        owed: int | None = None
         place = 0
-        while place < len(self._running):  # it shrinks from its end when somebody gives way
-            sequence = self._running[place]
-            place += 1
-            tokens = policy.chunk(sequence.remaining, step.tokens_left, behind=len(self._running) - place)
-            tokens = self._make_room(sequence, tokens)
-            tokens = self._holdings.see(step, sequence, tokens)
-            if tokens:
-                self._run(step, sequence, tokens)
-
-    def _make_room(self, sequence: Sequence, tokens: int) -> int:
-        """How many of its next `tokens` have a place, once later arrivals have given way as far as needed.
-        The latest of all waits with what it holds: whoever came before it takes that if need be."""
-        stop = sequence.computed + tokens
-        while self._holdings.lacks(sequence, stop) and policy.victim(self._running) is not sequence:
-            self._give_way(policy.victim(self._running))
-        return min(stop, self._holdings.places(sequence)) - sequence.computed
-
-    def _admit(self, step: Step) -> None:
-        """The waiting sequences in order of arrival, up to the first that does not fit."""
-        owed = sum(self._holdings.owes(sequence) for sequence in self._running)
-        for sequence in tuple(self._waiting):
-            if not step.tokens_left or not self._free_rows:
-                return
+        while place < len(line) and step.tokens_left and allowance.tokens:
+            sequence = line[place]
             if not sequence.may_enter():
+                place += 1
                 continue
-            if not self._enter(step, sequence, owed):
+            if not kind and not sequence.donor() and self._holdings.must_encode(sequence):
+                line.leave(sequence)  # its features were given up meanwhile
+                self._queue(sequence)
+                continue
+            places.starved[kind] = not self._places.free_rows
+            if places.starved[kind] or policy.held_back(
+                sequence, other, places.starved[not kind], now, self._limits.patience
+            ):
+                return
+            if len(other) and places.rows_of[kind] >= self._limits.most_class_rows:
+                return
+            if not self._has_time(step, sequence, allowance, now):
+                return
+            if owed is None:
+                owed = sum(self._holdings.owes(running) for running in self._places.running)
+            if not self._enter(step, sequence, allowance, owed):
                 return
             owed += self._holdings.owes(sequence)
 
-    def _enter(self, step: Step, sequence: Sequence, owed: int) -> bool:
+    def _has_time(self, step: Step, sequence: Sequence, allowance: Allowance, now: float) -> bool:
+        """Whether a newcomer may make the step longer. The batch does not grow beyond the target, unless the
+        newcomer has waited long, or not even a lone stream would meet the target."""
+        if allowance.until is None or step.milliseconds < allowance.until:
+            return True
+        alone = self._cost.predict(Work(rows=1, context=sequence.length))
+        hopeless = alone > (self._limits.itl_target or 0.0)
+        return bool(allowance.least) and (hopeless or now - sequence.group.since > self._limits.patience)
+
+    def _enter(self, step: Step, sequence: Sequence, allowance: Allowance, owed: int) -> bool:
         """A row and first tokens for a waiting sequence; False, and nothing changed, if they do not fit."""
         if not self._holdings.begin(sequence, owed):
+            self._places.starved[sequence.encoding] = True
             return False
-        tokens = policy.chunk(sequence.remaining, step.tokens_left, behind=0)
-        tokens = self._holdings.see(step, sequence, tokens)
+        tokens = self._portion(step, sequence, allowance)
         if not tokens:
             self._holdings.drop(sequence)
             return False
-        self._waiting.remove(sequence)
-        insort(self._running, sequence, key=_arrival)
-        sequence.row = heappop(self._free_rows)
+        self._places.enter(sequence)
         step.enter.append(sequence.enter())
-        self._count_start(sequence)
+        self._totals.start(sequence, self._clock(), searched=self._prefix is not None)
         self._holdings.copy_on_write(step, sequence)
-        self._run(step, sequence, tokens)
+        self._holdings.extend(sequence, sequence.length)
+        step.run(sequence, sequence.next_row(tokens))
         return True
 
-    def _run(self, step: Step, sequence: Sequence, tokens: int) -> None:
-        row = sequence.next_row(tokens)
-        self._holdings.extend(sequence, row.start + row.count)
-        step.run(sequence, row, changed=sequence.stale)
-        sequence.stale = []
-
     def _send_off(self, step: Step) -> StepPlan | None:
-        if not step.planned:
+        planned = step.planned
+        if not planned:
             return None
         plan = step.plan(self._totals.steps)
         self._holdings.copied(step)
-        for sequence, _, row in step.planned:
+        for sequence, _, row in planned:
             sequence.computed += row.count
             sequence.pending += row.sample
-        self._in_flight[plan.number] = step.planned
-        self._totals.steps += 1
-        self._totals.encodes += len(plan.encodes)
+        self._in_flight[plan.number] = step
+        self._totals.sent(plan)
         return plan
 
-    def apply(self, plan: StepPlan, result: StepResult) -> list[Delta]:
-        """Learn what a step sampled; results come in the order of the plans."""
+    def apply(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> list[Delta]:
+        """Learn what a step sampled; results come in the order of the plans. `seconds` is how long it took;
+        None if that could not be told apart: then it is part of the next step's."""
         oldest = next(iter(self._in_flight), None)
         if not oldest == plan.number == result.number:
             raise RuntimeError(f"step {oldest} is next to be applied, not {plan.number} with {result.number}")
-        planned = self._in_flight.pop(plan.number)
-        asked = sum(item.row.sample for item in planned)
-        if not asked == len(result.tokens) == len(result.logprobs):
-            raise RuntimeError(f"step {oldest} samples {asked} tokens, but {len(result.tokens)} came back")
+        step = self._in_flight.pop(plan.number)
+        self._totals.time(self._cost, self._cost.quantities(step.work), seconds)
+        if not step.sampling == len(result.tokens) == len(result.logprobs):
+            raise RuntimeError(
+                f"step {oldest} samples {step.sampling} tokens, but {len(result.tokens)} came back"
+            )
         samples = zip(result.tokens, result.logprobs, strict=True)
+        block_size = self._limits.block_size
         deltas = []
-        for sequence, epoch, row in planned:
+        for sequence, epoch, row in step.planned:
             sample = next(samples) if row.sample else None
             if sequence.ended:
                 continue  # stopped or cancelled meanwhile: the row was wasted
@@ -205,13 +291,15 @@ class Scheduler:
                 sequence.pending -= 1
                 sequence.tokens.append(sample[0])
             if sequence.epoch == epoch:
-                self._holdings.settle(sequence, row.start + row.count)
+                computed = row.start + row.count
+                if sequence.pins or computed // block_size > sequence.sealed:
+                    self._holdings.settle(sequence, computed)
             if sample:
                 deltas.append(self._news(sequence, *sample))
+        self._totals.generated_tokens += len(deltas)
         return deltas
 
     def _news(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
-        self._totals.generated_tokens += 1
         group = sequence.group
         cached, group.cached = group.cached, 0
         finish = sequence.finish()
@@ -229,19 +317,13 @@ class Scheduler:
     # Leaving
 
     def _give_way(self, sequence: Sequence) -> None:
-        """Back to the queue, before all that have never run, to compute everything again."""
+        """Back to the queue, to compute everything again when its rank is next."""
         self._leave(sequence)
-        insort(self._waiting, sequence, key=_arrival)
+        self._queue(sequence)
         self._totals.preemptions += 1
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence.row is None:
-            self._waiting.remove(sequence)
-            return
-        self._running.remove(sequence)
-        heappush(self._free_rows, sequence.row)
-        sequence.row = None
-        sequence.epoch += 1
+        self._places.leave(sequence)
         self._holdings.drop(sequence)
 
     def _end(self, sequence: Sequence) -> None:
@@ -251,6 +333,7 @@ class Scheduler:
         group.choices.remove(sequence)
         if not group.choices:
             del self._groups[group.request.id]
+            self._totals.gone(group)
 
     def _end_request(self, request_id: str, finish: FinishReason, error: str | None = None) -> list[Delta]:
         group = self._groups.get(request_id)
@@ -270,56 +353,37 @@ class Scheduler:
         return not self._groups and not self._in_flight
 
     @property
-    def _running_requests(self) -> int:
-        return len({sequence.group.request.id for sequence in self._running})
-
-    def _count_start(self, sequence: Sequence) -> None:
-        group = sequence.group
-        if group.started:
-            return
-        group.started = True
-        group.cached = sequence.computed
-        self._totals.prompt_tokens += sequence.prompt_length
-        self._totals.visual_tokens += sum(span.view.tokens for span in group.layout.spans)
-        if self._prefix is not None:
-            self._totals.prefix_queried_tokens += sequence.prompt_length
-            self._totals.prefix_hit_tokens += sequence.computed
+    def short_of(self) -> str | None:
+        """What the heads of the queues lacked in the step planned last: rows, memory, or time in the step."""
+        places = self._places
+        short = [starved for line, starved in zip(places.waiting, places.starved, strict=True) if line]
+        if not short:
+            return None
+        return "rows" if not places.free_rows else "memory" if any(short) else "time"
 
     def stats(self) -> EngineStats:
         features = self._store.stats
-        running = self._running_requests
         return EngineStats(
-            waiting=len(self._groups) - running,
-            running=running,
+            waiting=len(self._groups) - self._places.running_requests,
+            waiting_encode=len(self._places.waiting[True]),
+            waiting_other=len(self._places.waiting[False]),
+            running=self._places.running_requests,
+            oldest_wait=self._totals.oldest_wait(self._clock()),
             blocks_used=self._pool.used,
             blocks_cached=self._pool.kept,
             blocks_free=self._pool.free,
             feature_bytes=features.bytes,
             feature_hits=features.hits,
             feature_misses=features.misses,
-            **vars(self._totals),
+            step_error=self._cost.error,
+            **self._totals.counted(),
         )
 
     def check(self) -> None:
         """Raise if any bookkeeping contradicts another; for tests and idle moments."""
-        self._holdings.check(self._running)
+        self._holdings.check(self._places.running)
         everyone = {sequence for group in self._groups.values() for sequence in group.choices}
-        rows = [sequence.row for sequence in self._running]
-        faults = []
-        if len(self._waiting) + len(self._running) != len(everyone) or everyone != {
-            *self._waiting,
-            *self._running,
-        }:
-            faults.append("a sequence is not either waiting or running")
-        if sorted([*self._free_rows, *(-1 if row is None else row for row in rows)]) != list(
-            range(self._limits.max_rows)
-        ):
-            faults.append("a device row is not either free or one sequence's")
-        if any(item.row is not None or item.blocks or item.pins or item.computed for item in self._waiting):
-            faults.append("a waiting sequence holds something")
-        for line in (self._waiting, self._running):
-            if line != sorted(line, key=_arrival):
-                faults.append("a line is out of the order of arrival")
+        faults = self._places.faults(everyone)
         if any(item.ended or item.pending > len(self._in_flight) for item in everyone):
             faults.append("a sequence waits for a token that is not on its way")
         if faults:

@@ -8,6 +8,7 @@ never   decides when or how far it runs
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from blake3 import blake3
@@ -17,6 +18,8 @@ from saccade.cache.prefix import Chain, overlapping
 from saccade.plan import Enter, Layout, Row, Span
 from saccade.request import FinishReason, Pixels, Request, Sampling
 
+Rank = tuple[float, int]  # when it came, moved by its priority; its handle
+
 
 @dataclass(eq=False)
 class Group:
@@ -25,12 +28,14 @@ class Group:
     request: Request
     layout: Layout
     pixels: dict[bytes, Pixels]  # by view key
+    since: float = 0.0  # seconds on the scheduler's clock when it came
     choices: list["Sequence"] = field(default_factory=list)
+    rows: int = 0  # device rows its choices have now
     started: bool = False  # whether any choice has ever had a row
     cached: int = 0  # prompt tokens found in the prefix cache; zero again once told
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     handle: int  # grows with arrival
     group: Group
@@ -39,7 +44,10 @@ class Sequence:
     limit: int  # tokens at which it ends, prompt and output together
     chain: Chain | None  # None without a prefix cache
     tokens: list[int]  # known ids: the prompt, then the output
+    rank: Rank = (0.0, 0)  # its place in every line, for good
 
+    prompt_length: int = field(init=False)
+    encoding: bool = False  # its class: whether a view of it must be encoded, as of when it joined the queue
     pending: int = 0  # tokens sampled by steps whose results are not known yet
     ended: bool = False
     epoch: int = 0  # grows whenever it leaves its row, so that results of an earlier stay are told apart
@@ -52,9 +60,8 @@ class Sequence:
     stale: list[int] = field(default_factory=list)  # block indices the device's table does not have yet
     pins: dict[int, Span] = field(default_factory=dict)  # views kept for it, by their start
 
-    @property
-    def prompt_length(self) -> int:
-        return len(self.group.layout.tokens)
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.group.layout.tokens)
 
     @property
     def length(self) -> int:
@@ -64,7 +71,8 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Positions to compute before it can know more; none once its last token is on the way."""
-        return self.length - self.computed if self.length < self.limit else 0
+        length = len(self.tokens) + self.pending
+        return length - self.computed if length < self.limit else 0
 
     def donor(self) -> "Sequence | None":
         """Another choice of its request that holds the whole prompt, computed."""
@@ -89,37 +97,51 @@ class Sequence:
         """Its next `count` positions; the last yields a token when nothing remains behind it."""
         if self.row is None:
             raise RuntimeError(f"sequence {self.handle} has no row to run in")
-        start, stop = self.computed, self.computed + count
+        start, stop, prompt = self.computed, self.computed + count, self.prompt_length
+        if count == 1 and start >= prompt:  # the next token of an answer: most rows of most steps
+            known = (self.tokens[start],) if start < len(self.tokens) else ()
+            column = _column(start + self.group.layout.delta)
+            last = stop == len(self.tokens) + self.pending
+            return Row(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
         return Row(
-            sequence=self.handle,
-            row=self.row,
-            start=start,
-            count=count,
-            tokens=tuple(self.tokens[start:stop]),
-            positions=_positions(self.group.layout, start, stop),
-            spans=tuple(self.spans(start, stop)),
-            sample=stop == self.length,
-            output_position=max(stop - self.prompt_length, 0),
+            self.handle,
+            self.row,
+            start,
+            count,
+            tuple(self.tokens[start:stop]),
+            _positions(self.group.layout, start, stop),
+            tuple(self.spans(start, stop)),
+            stop == len(self.tokens) + self.pending,
+            stop - prompt if stop > prompt else 0,
         )
 
     def finish(self) -> FinishReason | None:
         """Whether the last known token ends it."""
-        sampling = self.group.request.sampling
-        produced = len(self.tokens) - self.prompt_length
-        if produced >= sampling.min_tokens and self.tokens[-1] in sampling.stop_token_ids:
+        length, sampling = len(self.tokens), self.group.request.sampling
+        if self.tokens[-1] in sampling.stop_token_ids and length - self.prompt_length >= sampling.min_tokens:
             return "stop"
-        return "length" if len(self.tokens) >= self.limit else None
+        return "length" if length >= self.limit else None
 
 
 def _positions(layout: Layout, start: int, stop: int) -> NDArray[np.int32]:
     """Rotary positions of tokens start .. stop: [3, stop - start]."""
-    prompt = len(layout.tokens)
+    prompt, delta = len(layout.tokens), layout.delta
+    if start >= prompt:
+        return _straight(start + delta, stop + delta)
     if stop <= prompt:
         return layout.positions[:, start:stop]
-    first = max(start, prompt)
-    behind = np.empty((3, stop - first), dtype=np.int32)
-    behind[:] = np.arange(first + layout.delta, stop + layout.delta, dtype=np.int32)
-    return behind if start >= prompt else np.concatenate((layout.positions[:, start:], behind), axis=1)
+    behind = _straight(prompt + delta, stop + delta)
+    return np.concatenate((layout.positions[:, start:], behind), axis=1)
+
+
+def _straight(first: int, stop: int) -> NDArray[np.int32]:
+    """Positions of text: the same on all three axes."""
+    return np.broadcast_to(np.arange(first, stop, dtype=np.int32), (3, stop - first))
+
+
+@lru_cache(1 << 16)  # 10 MB when full; making them anew took a third of the time of planning a step
+def _column(position: int) -> NDArray[np.int32]:
+    return _straight(position, position + 1)
 
 
 def derive_seed(sampling: Sampling, root: int, request_id: str, index: int) -> int:

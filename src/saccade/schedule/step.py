@@ -5,55 +5,78 @@ gives   the StepPlan
 never   decides
 """
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from saccade.plan import Encode, Enter, Row, Span, StepPlan
 from saccade.request import Pixels
+from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.sequence import Sequence
 
-
-class Planned(NamedTuple):
-    """A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row."""
-
-    sequence: Sequence
-    epoch: int
-    row: Row
+# A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row.
+Planned = tuple[Sequence, int, Row]
 
 
 @dataclass
 class Step:
     tokens_left: int
     patches_left: int
+    cost: CostModel
+    target: float | None = None  # ms it may take, where streams are waiting for it
+    work: Work = field(default_factory=Work)
     enter: list[Enter] = field(default_factory=list)
     table: list[tuple[int, int, int]] = field(default_factory=list)  # (row, index, block)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     encodes: list[Encode] = field(default_factory=list)
-    planned: list[Planned] = field(default_factory=list)
+    singles: list[Planned] = field(default_factory=list)  # rows of one token: attended in one batch
+    longer: list[Planned] = field(default_factory=list)
+    sampling: int = 0  # rows that yield a token
 
-    def encode(self, span: Span, pixels: Pixels) -> bool:
-        """Encode a view if this step affords it. The first is always afforded, or a huge one never were."""
+    @property
+    def milliseconds(self) -> float:
+        """What it is expected to take as it stands."""
+        return self.cost.predict(self.work)
+
+    def affords(self, start: int, tokens: int, until: float | None, least: int) -> int:
+        """How many of a prompt's next `tokens` fit before the step takes `until` ms; `least` in any case."""
+        if until is None or tokens <= least:
+            return tokens
+        return max(self.cost.tokens_within(until, self.work, start, tokens), least)
+
+    def encode(self, span: Span, pixels: Pixels, *, must: bool) -> bool:
+        """Encode a view if this step affords it, or `must` encode one: else a huge one never were."""
         patches = span.view.grid[0] * span.view.grid[1]
-        if self.encodes and patches > self.patches_left:
+        if not (must and not self.encodes) and not self._affords_view(patches):
             return False
         self.encodes.append(Encode(span.view, span.key, pixels))
         self.patches_left -= patches
+        self.work.add_view(patches)
         return True
 
-    def run(self, sequence: Sequence, row: Row, changed: Ordered[int]) -> None:
-        """Compute the row; `changed` are the block indices that its device table does not have yet."""
-        self.table += [(row.row, index, sequence.blocks[index]) for index in changed]
-        self.planned.append(Planned(sequence, sequence.epoch, row))
+    def _affords_view(self, patches: int) -> bool:
+        in_time = self.target is None or self.cost.view_fits(self.target, self.work, patches)
+        return patches <= self.patches_left and in_time
+
+    def run(self, sequence: Sequence, row: Row) -> None:
+        """Compute the row, and tell the device of the sequence's blocks it does not know yet."""
+        if sequence.stale:
+            self.table += [(row.row, index, sequence.blocks[index]) for index in sequence.stale]
+            sequence.stale = []
+        (self.singles if row.count == 1 else self.longer).append((sequence, sequence.epoch, row))
         self.tokens_left -= row.count
+        self.sampling += row.sample
+        self.work.add_row(row.start, row.count)
 
     def plan(self, number: int) -> StepPlan:
-        self.planned.sort(key=lambda item: item.row.count != 1)  # single tokens first: attended in one batch
+        """Nothing may be added any more."""
         return StepPlan(
             number=number,
             enter=tuple(self.enter),
             table=tuple(self.table),
             copies=tuple(self.copies),
             encodes=tuple(self.encodes),
-            rows=tuple(item.row for item in self.planned),
+            rows=tuple([row for _, _, row in self.planned]),
         )
+
+    @property
+    def planned(self) -> list[Planned]:
+        return self.singles + self.longer

@@ -10,6 +10,7 @@ features are still to be put by the step it is planning. Pinned features are the
 exceed the budget; what exceeds it goes as soon as it is unpinned.
 """
 
+from collections import OrderedDict
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class FeatureStore(Generic[T]):
         self.budget = budget  # bytes
         self._features: dict[bytes, tuple[T, int]] = {}
         self._pins: dict[bytes, int] = {}
-        self._idle: dict[bytes, None] = {}  # unpinned keys, least recently used first
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # unpinned keys, least recently used first
         self._bytes = 0
         self._hits = 0
         self._misses = 0

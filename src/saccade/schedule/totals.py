@@ -1,0 +1,87 @@
+"""What the scheduler counts: totals that only grow, and who has waited longest.
+
+takes   word of every request and step as it comes, starts, ends
+gives   the counters of EngineStats, by name
+never   decides
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from saccade.plan import StepPlan
+from saccade.schedule.cost import CostModel
+from saccade.schedule.sequence import Group, Sequence
+
+
+@dataclass
+class Counters:
+    """Names and meanings as in EngineStats."""
+
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    visual_tokens: int = 0
+    steps: int = 0
+    encodes: int = 0
+    started: int = 0
+    wait_seconds: float = 0.0
+    timed_steps: int = 0
+    step_seconds: float = 0.0
+    step_seconds_predicted: float = 0.0
+
+
+@dataclass
+class Totals(Counters):
+    # By request id, longest waiting first.
+    _unstarted: OrderedDict[str, Group] = field(default_factory=OrderedDict)
+    _untimed: tuple[float, ...] | None = None  # quantities of steps whose time is part of the next one's
+
+    def counted(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def oldest_wait(self, now: float) -> float:
+        first = next(iter(self._unstarted.values()), None)
+        return now - first.since if first else 0.0
+
+    def came(self, group: Group) -> None:
+        self._unstarted[group.request.id] = group
+
+    def gone(self, group: Group) -> None:
+        self._unstarted.pop(group.request.id, None)
+
+    def start(self, sequence: Sequence, now: float, *, searched: bool) -> None:
+        """A sequence has a row; its request counts when it is the first of it."""
+        group = sequence.group
+        if group.started:
+            return
+        group.started = True
+        group.cached = sequence.computed
+        self.gone(group)
+        self.started += 1
+        self.wait_seconds += now - group.since
+        self.prompt_tokens += sequence.prompt_length
+        self.visual_tokens += sum(span.view.tokens for span in group.layout.spans)
+        if searched:
+            self.prefix_queried_tokens += sequence.prompt_length
+            self.prefix_hit_tokens += sequence.computed
+
+    def sent(self, plan: StepPlan) -> None:
+        self.steps += 1
+        self.encodes += len(plan.encodes)
+
+    def time(self, cost: CostModel, quantities: tuple[float, ...], seconds: float | None) -> None:
+        """A step is over: compare, and let the model learn, as soon as its time is known."""
+        if self._untimed is not None:
+            quantities = tuple(map(sum, zip(self._untimed, quantities, strict=True)))
+        self._untimed = quantities if seconds is None else None
+        if seconds is not None:
+            self.timed_steps += 1
+            self.step_seconds += seconds
+            self.step_seconds_predicted += cost.price(quantities) / 1e3
+            cost.observe(quantities, seconds * 1e3)
+
+    def forget_untimed(self) -> None:
+        self._untimed = None

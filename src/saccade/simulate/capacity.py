@@ -1,0 +1,69 @@
+"""How much fits: memory against what a request of each kind needs. Arithmetic only, no time passes.
+
+takes   a network's sizes, the memory, the kinds of requests
+gives   bytes and numbers of requests
+never   rounds in secret: `concurrent` is a ratio, `whole` counts whole requests in whole blocks
+"""
+
+from dataclasses import dataclass
+
+from saccade.errors import ConfigError
+from saccade.schedule.policy import Limits
+from saccade.schedule.prior import Network
+from saccade.simulate.traffic import Kind, Vision
+
+WORKSPACE = 2 << 30  # bytes for activations, logits and libraries, where nothing was measured
+
+
+@dataclass(frozen=True)
+class Memory:
+    total: int  # bytes of the device
+    utilization: float  # share of it to use
+    features: int  # bytes for vision features
+    kv_bytes: int | None = None  # the KV pool, when its size is given
+
+    def pool_bytes(self, network: Network) -> int:
+        """What is left for the KV pool beside weights, features and workspace."""
+        if self.kv_bytes is not None:
+            return self.kv_bytes
+        left = int(self.total * self.utilization) - network.weight_bytes - self.features - WORKSPACE
+        if left <= 0:
+            raise ConfigError(
+                f"{network.weight_bytes / 1e9:.1f} GB of weights, {self.features / 1e9:.1f} GB for features "
+                f"and {WORKSPACE / 1e9:.1f} GB of workspace leave nothing for the KV cache in "
+                f"{self.total * self.utilization / 1e9:.1f} GB; give more --memory, or --kv-cache-bytes"
+            )
+        return left
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many requests of one kind fit at a time, were there no others."""
+
+    kind: str
+    tokens: int  # prompt, views and answer
+    visual_tokens: int
+    bytes: int  # of KV
+    concurrent: float  # pool bytes / bytes
+    whole: int  # in whole blocks
+    binds: str  # what keeps it from being more: memory, rows, or context (then it does not fit at all)
+
+
+def fit_kind(kind: Kind, network: Network, vision: Vision, limits: Limits, pool_bytes: int) -> Fit:
+    tokens = kind.tokens(vision)
+    per_request = tokens * network.kv_bytes
+    blocks = pool_bytes // (network.kv_bytes * limits.block_size)
+    whole = blocks // limits.blocks_for(tokens)
+    if tokens > limits.max_model_len:
+        binds, whole = "context", 0
+    else:
+        binds = "memory" if whole < limits.max_rows else "rows"
+    return Fit(
+        kind=kind.name,
+        tokens=tokens,
+        visual_tokens=kind.visual_tokens(vision),
+        bytes=per_request,
+        concurrent=pool_bytes / per_request,
+        whole=min(whole, limits.max_rows),
+        binds=binds,
+    )

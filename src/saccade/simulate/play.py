@@ -1,0 +1,154 @@
+"""Traffic on the real scheduler and a virtual clock: a step takes what its work costs.
+
+takes   arrivals, the limits of an engine, what a step costs
+gives   an `Outcome`: the waits of every kind, and what the engine was short of
+owns    the clock
+never   sleeps; computes a token (all are alike: only their number matters)
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.prefix import PrefixCache
+from saccade.errors import RequestError
+from saccade.metrics import EngineStats
+from saccade.plan import StepPlan, StepResult
+from saccade.request import Delta
+from saccade.schedule.cost import CostModel, Work
+from saccade.schedule.scheduler import Limits, Scheduler
+from saccade.simulate.traffic import Arrival
+from saccade.vision.layout import lay_out
+from saccade.vision.store import FeatureStore
+
+TOKEN = 2  # every answer consists of it
+
+
+@dataclass(frozen=True)
+class Machine:
+    limits: Limits
+    blocks: int
+    feature_budget: int  # bytes
+    feature_bytes: int  # per visual token
+    truth: CostModel  # what steps take; it does not learn
+    believed: CostModel  # what the scheduler thinks they take
+    prefix_caching: bool = True
+
+
+@dataclass
+class Waits:
+    """Of one kind of requests, in seconds."""
+
+    first: "array[float]" = field(default_factory=lambda: array("d"))  # arrival to first token
+    between: "array[float]" = field(default_factory=lambda: array("d"))  # two successive tokens of one answer
+    whole: "array[float]" = field(default_factory=lambda: array("d"))  # arrival to last token
+    refused: int = 0
+
+
+@dataclass
+class Outcome:
+    kinds: dict[str, Waits] = field(default_factory=dict)
+    seconds: float = 0.0  # on the virtual clock
+    busy: float = 0.0  # of those, a step ran
+    peak_rows: int = 0
+    peak_blocks: int = 0
+    short_of: Counter[str] = field(default_factory=Counter)  # steps, by what kept somebody waiting in them
+    stats: EngineStats = field(default_factory=EngineStats)  # at the end
+
+    @property
+    def binds(self) -> str:
+        """What requests waited for in more than a tenth of the steps, most often first; else nothing."""
+        often = [what for what, steps in self.short_of.most_common() if steps > self.stats.steps / 10]
+        return often[0] if often else "nothing"
+
+
+class Player:
+    def __init__(self, machine: Machine) -> None:
+        self.now = 0.0
+        self._machine = machine
+        self._pool = BlockPool(machine.blocks)
+        self._store: FeatureStore[None] = FeatureStore(machine.feature_budget)
+        size = machine.limits.block_size
+        prefix = PrefixCache(self._pool, size) if machine.prefix_caching else None
+        self.scheduler = Scheduler(
+            machine.limits, self._pool, prefix, self._store, machine.believed, clock=lambda: self.now
+        )
+        self._asked: dict[str, Arrival] = {}
+        self._spoke: dict[str, float] = {}  # when each running answer's last token came
+        self.outcome = Outcome()
+
+    def run(self, traffic: Iterable[Arrival]) -> Outcome:
+        """Until everything that comes is answered."""
+        coming = iter(traffic)
+        following = next(coming, None)
+        while following is not None or not self.scheduler.idle:
+            while following is not None and following.at <= self.now:
+                self._ask(following)
+                following = next(coming, None)
+            if not self.step() and following is not None:
+                self.now = following.at
+        return self.finish()
+
+    def finish(self) -> Outcome:
+        self.outcome.seconds, self.outcome.stats = self.now, self.scheduler.stats()
+        return self.outcome
+
+    def _ask(self, arrival: Arrival) -> None:
+        waits = self.outcome.kinds.setdefault(arrival.kind.name, Waits())
+        try:
+            self.scheduler.add(arrival.request, lay_out(arrival.request))
+        except RequestError:
+            waits.refused += 1
+        else:
+            self._asked[arrival.request.id] = arrival
+
+    def step(self) -> bool:
+        """One step, if there is anything to compute."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        outcome = self.outcome
+        for encode in plan.encodes:
+            self._store.put(encode.key, None, encode.view.tokens * self._machine.feature_bytes)
+        if shortage := self.scheduler.short_of:
+            outcome.short_of[shortage] += 1
+        outcome.peak_rows = max(outcome.peak_rows, len(plan.rows))
+        outcome.peak_blocks = max(outcome.peak_blocks, self._pool.used)
+        seconds = self._machine.truth.predict(work_of(plan)) / 1e3
+        self.now += seconds
+        outcome.busy += seconds
+        for delta in self.scheduler.apply(plan, sampled(plan), seconds):
+            self._hear(delta)
+        return True
+
+    def _hear(self, delta: Delta) -> None:
+        name = delta.request_id
+        arrival = self._asked[name]
+        waits = self.outcome.kinds[arrival.kind.name]
+        spoke = self._spoke.get(name)
+        if spoke is None:
+            waits.first.append(self.now - arrival.at)
+        else:
+            waits.between.append(self.now - spoke)
+        self._spoke[name] = self.now
+        if delta.finish:
+            waits.whole.append(self.now - arrival.at)
+            del self._asked[name], self._spoke[name]
+
+
+def work_of(plan: StepPlan) -> Work:
+    work = Work()
+    for row in plan.rows:
+        work.add_row(row.start, row.count)
+    for encode in plan.encodes:
+        work.add_view(encode.view.grid[0] * encode.view.grid[1])
+    return work
+
+
+def sampled(plan: StepPlan) -> StepResult:
+    tokens = sum(row.sample for row in plan.rows)
+    nothing: Any = (None,) * tokens
+    return StepResult(plan.number, (TOKEN,) * tokens, nothing)
