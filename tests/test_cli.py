@@ -53,6 +53,7 @@ ENGINE_OPTIONS = {
     "vision-cache-bytes": ("0", 0),
     "prefix-caching": (None, False),
     "overlap": (None, False),
+    "itl-target": ("12.5", 12.5),
     "seed": ("4", 4),
 }
 

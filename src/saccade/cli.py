@@ -23,6 +23,7 @@ from saccade.chat import converse
 from saccade.config import EngineConfig, MediaLimits, ServeConfig
 from saccade.errors import SaccadeError
 from saccade.evaluate.options import EvalOptions
+from saccade.simulate.entry import plan_command
 
 _LATE = {"bench": "saccade.bench.command", "eval": "saccade.evaluate.command"}
 
@@ -114,6 +115,13 @@ _ENGINE_OPTIONS = (
     ),
     _option(
         "--overlap/--no-overlap", default=None, help="Plan the next step while one runs. [default: on a GPU]"
+    ),
+    _option(
+        "--itl-target",
+        type=float,
+        metavar="MS",
+        help="Milliseconds between two tokens of an answer that others' prompts and pictures may lead to; "
+        "0: any. [default: 20 on a GPU, any on a CPU]",
     ),
     _option("--seed", type=int, default=0, help="Root of the seeds of requests that name none."),
 )
@@ -353,6 +361,9 @@ def evaluate(model: str, **given: Any) -> None:
     """
     engine = engine_config(model, given)
     sys.exit(import_module(_LATE["eval"]).run(engine, EvalOptions(**given)))
+
+
+app.add_command(plan_command(size_in_bytes))
 
 
 def _split_question(arguments: tuple[str, ...]) -> tuple[list[Path], str | None]:
