@@ -46,6 +46,7 @@ ENGINE_OPTIONS = {
     "max-num-seqs": ("3", 3),
     "max-num-batched-tokens": ("64", 64),
     "max-queue": ("5", 5),
+    "max-queue-bytes": ("1GiB", 1 << 30),
     "block-size": ("8", 8),
     "num-blocks": ("99", 99),
     "gpu-memory-utilization": ("0.5", 0.5),
@@ -138,6 +139,8 @@ def test_the_question_is_what_is_not_a_file(tmp_path: Path) -> None:
     assert cli._split_question((str(path), "What?")) == ([path], "What?")
     assert cli._split_question((str(path),)) == ([path], None)
     assert cli._split_question(("What?",)) == ([], "What?")
+    with pytest.raises(click.UsageError, match="typo"):
+        cli._split_question(("typo.png",))
     with pytest.raises(click.UsageError, match="nofile"):
         cli._split_question(("nofile.png", str(path), "What?"))
 

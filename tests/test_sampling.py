@@ -69,6 +69,11 @@ def test_end_tokens_end_unless_they_are_ignored() -> None:
         ("stop", [""]),
         ("logit_bias", {3: 101.0}),
         ("logit_bias", {3: math.nan}),
+        ("logit_bias", {1.5: 1.0}),
+        ("logit_bias", {"12": 1.0}),
+        ("stop", [1]),
+        ("stop_token_ids", ["a"]),
+        ("temperature", 2.1),
     ],
 )
 def test_nonsense_is_refused_by_name(name: str, value: Any) -> None:

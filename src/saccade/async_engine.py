@@ -52,7 +52,12 @@ class AsyncEngine:
     async def start(self) -> None:
         checkpoint = await asyncio.to_thread(open_checkpoint, self._config.model)
         await self._link.start()
-        self._front = Front(checkpoint, self._link.info.max_model_len, self._limits)
+        try:
+            make = partial(Front, checkpoint, self._link.info.max_model_len, self._limits)
+            self._front = await asyncio.to_thread(make)
+        except BaseException:
+            await self._link.stop()
+            raise
 
     async def stop(self) -> None:
         """Ends the engine process; streams that are still open raise EngineDied."""

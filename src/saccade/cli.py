@@ -90,6 +90,13 @@ _ENGINE_OPTIONS = (
         help="Most tokens in one step. [default: 8192 on a GPU, 1024 on a CPU]",
     ),
     _option("--max-queue", type=int, default=4096, help="Most requests waiting; further ones are refused."),
+    _option(
+        "--max-queue-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        default="8GiB",
+        help="Most pixels of requests not answered yet; further ones are refused.",
+    ),
     _option("--block-size", type=int, default=16, help="Tokens per KV block."),
     _option("--num-blocks", type=int, help="KV blocks. [default: from the memory there is]"),
     _option(
@@ -366,11 +373,16 @@ def evaluate(model: str, **given: Any) -> None:
 app.add_command(plan_command(size_in_bytes))
 
 
+_PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+
+
 def _split_question(arguments: tuple[str, ...]) -> tuple[list[Path], str | None]:
     question = None
     if arguments and not Path(arguments[-1]).is_file():
         *rest, question = arguments
         arguments = tuple(rest)
+    if question is not None and not arguments and Path(question).suffix.lower() in _PICTURE_SUFFIXES:
+        raise click.UsageError(f"there is no file {question!r}")
     missing = [name for name in arguments if not Path(name).is_file()]
     if missing:
         raise click.UsageError(f"there is no file {missing[0]!r}; put the question last, in quotes")

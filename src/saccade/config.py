@@ -4,9 +4,10 @@ Every field has an effect. `None` means "decide from the machine and the checkpo
 next to the field.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from saccade.errors import ConfigError
 
@@ -22,6 +23,29 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _whole(config: object, least: Mapping[str, int]) -> None:
+    """Fields that are integers of at least so much, or None where that means something."""
+    for name, low in least.items():
+        value = getattr(config, name)
+        if value is not None:
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            _require(
+                is_whole and value >= low, f"{name} is {value!r}; it must be an integer of at least {low}"
+            )
+
+
+def _seconds(config: object, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(config, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        _require(is_number and 0 < value < float("inf"), f"{name} is {value!r} seconds; it must be positive")
+
+
+def _one_of(config: object, name: str, known: Any) -> None:
+    value, choices = getattr(config, name), get_args(known)
+    _require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What the engine process needs to know."""
@@ -34,6 +58,7 @@ class EngineConfig:
     max_num_seqs: int = 256  # device rows
     max_num_batched_tokens: int | None = None  # None: 8192 on cuda, 1024 on cpu
     max_queue: int = 4096  # requests waiting; more are refused
+    max_queue_bytes: int = 8 * GIB  # pixels of requests not answered yet; more are refused
     block_size: int = 16
     num_blocks: int | None = None  # None: from the memory budget
     gpu_memory_utilization: float = 0.9  # share of the device's memory for weights, KV and caches (cuda)
@@ -47,23 +72,21 @@ class EngineConfig:
     seed: int = 0  # root of the seeds given to requests that name none
 
     def __post_init__(self) -> None:
-        _require(self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
-        _require(1 <= self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")
-        budget = self.max_num_batched_tokens
-        _require(budget is None or budget >= 1, f"max_num_batched_tokens is {budget}; it must be at least 1")
-        length = self.max_model_len
-        _require(length is None or length >= 2, f"max_model_len is {length}; it must be at least 2")
-        blocks = self.num_blocks
-        _require(blocks is None or blocks >= 1, f"num_blocks is {blocks}; it must be at least 1")
+        _one_of(self, "device", Device)
+        _one_of(self, "dtype", Dtype)
+        _one_of(self, "load_format", LoadFormat)
+        least = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue": 1}
+        least |= {"max_queue_bytes": 1, "block_size": 1, "num_blocks": 1, "kv_cache_bytes": 1}
+        _whole(self, {**least, "vision_cache_bytes": 0, "seed": -(1 << 63)})
+        _require(self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, f"gpu_memory_utilization is {share}; it is a share of the memory, 0 to 1")
-        _require(self.max_queue >= 1, f"max_queue is {self.max_queue}; it must be at least 1")
-        kv = self.kv_cache_bytes
-        _require(kv is None or kv > 0, f"kv_cache_bytes is {kv}; it must be positive")
-        vision = self.vision_cache_bytes
-        _require(vision is None or vision >= 0, f"vision_cache_bytes is {vision}; it must not be negative")
+        for name in ("prefix_caching", "overlap"):
+            value = getattr(self, name)
+            _require(value in (True, False, None), f"{name} is {value!r}; it is true or false")
         target = self.itl_target
         _require(target is None or 0 <= target < float("inf"), f"itl_target is {target} ms; use 0 or more")
+        blocks, kv = self.num_blocks, self.kv_cache_bytes
         _require(
             blocks is None or kv is None,
             f"num_blocks ({blocks}) and kv_cache_bytes ({kv}) both size the KV pool; give one",
@@ -72,11 +95,12 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLimits:
-    """What a picture or video may be, and where it may come from. security.md rows 1-14."""
+    """What a picture or video may be, and where it may come from."""
 
     images_per_prompt: int = 16
     videos_per_prompt: int = 4
     max_pixels: int = 64_000_000  # per picture, before decoding
+    max_request_pixels: int = 256_000_000  # of all pictures and frames of a request; 3 bytes each, decoded
     max_bytes: int = 32 << 20  # encoded, per picture
     max_video_bytes: int = 256 << 20
     max_frames: int = 768  # sampled video frames
@@ -85,6 +109,12 @@ class MediaLimits:
     allowed_domains: tuple[str, ...] | None = None  # None: any public host; () : no remote media at all
     allowed_local_path: Path | None = None  # None: no file: URLs
     allow_private_addresses: bool = False  # for tests and closed networks
+
+    def __post_init__(self) -> None:
+        _seconds(self, ("fetch_timeout",))
+        counts = ("images_per_prompt", "videos_per_prompt", "max_redirects")
+        _whole(self, {**dict.fromkeys(counts, 0), "max_frames": 2})
+        _whole(self, dict.fromkeys(("max_pixels", "max_request_pixels", "max_bytes", "max_video_bytes"), 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,5 +133,7 @@ class ServeConfig:
     media: MediaLimits = field(default_factory=MediaLimits)
 
     def __post_init__(self) -> None:
+        _seconds(self, ("read_timeout", "request_timeout", "shutdown_timeout"))
+        _whole(self, {"port": 0, "max_body_bytes": 1, "max_choices": 1})
         _require(0 <= self.port <= 65535, f"port is {self.port}; it must be 0 to 65535")
         _require(all(self.api_keys), "an API key is empty; remove it or give it a value")

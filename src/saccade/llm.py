@@ -9,9 +9,11 @@ owns    an engine, and the front that prepares its requests
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,11 +30,12 @@ from saccade.text.answer import Answer, Choice, Usage
 Prompt = str | Mapping[str, Any] | Sequence[int]
 PROMPT_KEYS = frozenset(("prompt", "prompt_token_ids", "images", "videos"))
 PREPARERS = 4  # threads that decode pictures and tokenise ahead of the engine
+FIRST = 32  # requests the first step waits for, if there are as many
 
 
 @dataclass(frozen=True)
 class Output:
-    """The answer to one prompt: `outputs[i]` has token_ids, text, finish and logprobs."""
+    """The answer to one prompt: `outputs[i]` has token_ids, text, finish_reason and logprobs."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]  # one placeholder per picture
@@ -63,8 +66,8 @@ class LLM:
     ) -> list[Output]:
         """Answer prompts: strings, token ids, or dicts.
 
-        A dict has `prompt` or `prompt_token_ids`, and may have `images` and `videos`. All prompts are checked
-        before the first is computed, so a bad one costs nothing.
+        A dict has `prompt` or `prompt_token_ids`, and may have `images` and `videos`. Prompts are prepared
+        while earlier ones are computed; one that is refused ends the call, and nothing of it goes on running.
         """
         many = _as_prompts(prompts)
 
@@ -105,41 +108,44 @@ class LLM:
     ) -> list[Output]:
         each = _one_for_each(params, len(asked))
         names = [f"request-{next(self._numbers)}" for _ in asked]
-        with ThreadPoolExecutor(PREPARERS) as pool:
-            requests = list(pool.map(prepare, asked, each, names))
         show = self._progress if progress is None else progress
-        answers = self._run(requests, each, show and len(requests) > 1)
-        return [
-            Output(request.id, request.prompt, answer.choices, answer.usage)
-            for request, answer in zip(requests, answers, strict=True)
-        ]
+        with ThreadPoolExecutor(PREPARERS) as pool, _bar(show and len(asked) > 1) as bar:
+            task = bar.add_task("answering", total=len(asked))
+            window = 2 * self.engine.info.max_num_seqs
+            ahead = _Ahead(pool, prepare, list(zip(asked, each, names, strict=True)), window)
+            answers: dict[str, Answer] = {}
+            prompts: dict[str, tuple[int, ...]] = {}
+            try:
+                for request in self._run(ahead, answers, len(asked), partial(bar.advance, task)):
+                    answers[request.id] = self.front.answer(request, ahead.params[request.id])
+                    prompts[request.id] = request.prompt
+            finally:  # an interrupt or a refusal leaves nothing behind, in the engine or in the threads
+                ahead.stop()
+                self.engine.cancel(name for name, answer in answers.items() if not answer.done)
+        return [Output(name, prompts[name], answers[name].choices, answers[name].usage) for name in names]
 
-    def _run(self, requests: Sequence[Request], params: Sequence[SamplingParams], show: bool) -> list[Answer]:
-        answers = {r.id: self.front.answer(r, one) for r, one in zip(requests, params, strict=True)}
-        try:
-            for request in requests:
+    def _run(
+        self, ahead: "_Ahead", answers: dict[str, Answer], total: int, advance: Callable[[int], None]
+    ) -> Iterator[Request]:
+        """Step until all are answered, submitting what is prepared; yields each request as it goes in."""
+        done = 0
+        waited_for = min(FIRST, total)
+        while done < total:
+            while len(answers) - done < ahead.window:
+                wait = len(answers) < waited_for or self.engine.idle
+                request = ahead.take(wait=wait)
+                if request is None:
+                    break
+                yield request  # its answer is there before its first delta
                 self.engine.submit(request)
-            with _bar(show) as bar:
-                task = bar.add_task("answering", total=len(requests))
-                for done in self._drain(answers):
-                    bar.update(task, advance=done)
-        finally:  # an interrupt or a refusal leaves nothing behind in the engine
-            self.engine.cancel(name for name, answer in answers.items() if not answer.done)
-        return list(answers.values())
-
-    def _drain(self, answers: dict[str, Answer]) -> Iterator[int]:
-        """Step until every answer is whole; yields how many became so in each step."""
-        open_answers = len(answers)
-        while open_answers:
-            done = 0
+            whole = 0
             for delta in self.engine.step():
                 if delta.error:
                     raise SaccadeError(delta.error)
-                answer = answers.get(delta.request_id)
-                if answer is not None and self._push(answer, delta):
-                    done += 1
-            open_answers -= done
-            yield done
+                if delta.request_id in answers:
+                    whole += self._push(answers[delta.request_id], delta)
+            done += whole
+            advance(whole)
 
     def _push(self, answer: Answer, delta: Delta) -> bool:
         """Fold a delta in; whether it made the answer whole."""
@@ -148,6 +154,36 @@ class LLM:
         if answer.done and answer.must_cancel:
             self.engine.cancel([delta.request_id])
         return answer.done and not was_done
+
+
+class _Ahead:
+    """Requests being prepared in threads, a bounded number ahead of the engine: pictures are large."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        prepare: Callable[[Any, SamplingParams, str], Request],
+        jobs: Sequence[tuple[Any, SamplingParams, str]],
+        window: int,
+    ) -> None:
+        self.window = window
+        self.params = {name: params for _, params, name in jobs}
+        self._pool = pool
+        self._prepare = prepare
+        self._jobs = iter(jobs)
+        self._coming: deque[Future[Request]] = deque()
+
+    def take(self, *, wait: bool) -> Request | None:
+        """The next request in order; None when there is none left or, unless told to wait, none ready."""
+        for job in itertools.islice(self._jobs, max(0, self.window - len(self._coming))):
+            self._coming.append(self._pool.submit(self._prepare, *job))
+        if not self._coming or not (wait or self._coming[0].done()):
+            return None
+        return self._coming.popleft().result()
+
+    def stop(self) -> None:
+        for future in self._coming:
+            future.cancel()
 
 
 def _bar(show: bool) -> Progress:

@@ -6,11 +6,21 @@ is the engine's side (everything is resolved, only token ids are left).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from saccade.errors import InvalidValue
 from saccade.request import Sampling
 
+# The least and the most of each number, for the library and over HTTP alike.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 10.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "logit_bias": (-100.0, 100.0),
+}
 MAX_LOGPROBS = 20
 MAX_CHOICES = 64
 MAX_STOPS = 16
@@ -31,10 +41,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None  # how many alternatives to report with each token
-    stop: tuple[str, ...] | list[str] | str = ()
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop: tuple[str, ...] | list[str] | str | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -51,16 +61,9 @@ class SamplingParams:
         }
         for name, (value, low, high) in whole.items():
             _check(name, value, low, high, whole=True)
-        real = {
-            "temperature": (self.temperature, 0.0, 100.0),
-            "top_p": (self.top_p, 0.0, 1.0),
-            "min_p": (self.min_p, 0.0, 1.0),
-            "repetition_penalty": (self.repetition_penalty, 0.01, 100.0),
-            "presence_penalty": (self.presence_penalty, -2.0, 2.0),
-            "frequency_penalty": (self.frequency_penalty, -2.0, 2.0),
-        }
-        for name, (number, least, most) in real.items():
-            _check(name, number, least, most, whole=False)
+        for name, (least, most) in LIMITS.items():
+            if name != "logit_bias":
+                _check(name, getattr(self, name), least, most, whole=False)
         if self.top_p == 0:
             raise InvalidValue(
                 "top_p is 0, which leaves no token; use temperature 0 for greedy", param="top_p"
@@ -69,28 +72,31 @@ class SamplingParams:
             message = f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})"
             raise InvalidValue(message, param="min_tokens")
         self._check_stops()
-        for token, bias in self.logit_bias.items():
-            _check(f"logit_bias[{token}]", bias, -100.0, 100.0, whole=False)
+        for token, bias in (self.logit_bias or {}).items():
+            _check("logit_bias", token, None, None, whole=True)
+            _check(f"logit_bias[{token}]", bias, *LIMITS["logit_bias"], whole=False)
+        for token in self.stop_token_ids or ():
+            _check("stop_token_ids", token, None, None, whole=True)
 
     def _check_stops(self) -> None:
         if len(self.stop_strings) > MAX_STOPS:
             message = f"{len(self.stop_strings)} stop strings were given; at most {MAX_STOPS} are allowed"
             raise InvalidValue(message, param="stop")
-        if not all(self.stop_strings):
-            raise InvalidValue("a stop string is empty; remove it", param="stop")
+        given: tuple[object, ...] = self.stop_strings
+        for text in given:
+            if not text or not isinstance(text, str):
+                raise InvalidValue(f"the stop string {text!r} is empty or no text; remove it", param="stop")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def resolve(
         self, *, room: int, vocab_size: int, end_tokens: tuple[int, ...], defaults: Mapping[str, float]
     ) -> Sampling:
         """The engine's version: `room` is how many tokens the context still holds after the prompt."""
-        for name, ids in (
-            ("logit_bias", tuple(self.logit_bias)),
-            ("stop_token_ids", tuple(self.stop_token_ids)),
-        ):
+        bias, stops = dict(self.logit_bias or {}), tuple(self.stop_token_ids or ())
+        for name, ids in (("logit_bias", tuple(bias)), ("stop_token_ids", stops)):
             for token in ids:
                 if not 0 <= token < vocab_size:
                     message = f"{name} names token {token}; the vocabulary has ids 0 to {vocab_size - 1}"
@@ -111,21 +117,20 @@ class SamplingParams:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             seed=self.seed,
-            logit_bias=dict(self.logit_bias),
+            logit_bias=bias,
             logprobs=self.logprobs,
-            stop_token_ids=tuple(self.stop_token_ids) + (() if self.ignore_eos else end_tokens),
+            stop_token_ids=stops + (() if self.ignore_eos else end_tokens),
             n=self.n,
         )
 
 
-def _check(name: str, value: float | None, low: float, high: float | None, *, whole: bool) -> None:
+def _check(name: str, value: object, low: float | None, high: float | None, *, whole: bool) -> None:
     if value is None:
         return
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-        raise InvalidValue(
-            f"{name} is {value!r}; it must be {'an integer' if whole else 'a number'}", param=name
-        )
-    if value < low or (high is not None and value > high):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidValue(f"{name} is {value!r}; it must be a number", param=name)
+    if whole and not isinstance(value, int):
+        raise InvalidValue(f"{name} is {value!r}; it must be an integer", param=name)
+    if (low is not None and value < low) or (high is not None and value > high):
         span = f"at least {low}" if high is None else f"{low} to {high}"
         raise InvalidValue(f"{name} is {value}; it must be {span}", param=name)

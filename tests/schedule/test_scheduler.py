@@ -159,6 +159,18 @@ def test_a_full_queue_refuses_and_a_row_taken_makes_room_in_it() -> None:
     assert (engine.scheduler.stats().running, engine.scheduler.stats().waiting) == (1, 2)
 
 
+def test_pictures_that_wait_have_a_budget_and_give_it_back() -> None:
+    engine = Engine(limits=small_limits(max_queue_bytes=30))  # a picture of the device has 12 bytes
+    for name in ("a", "b"):
+        engine.add(question(name, [IMAGE_ID, *TEXT], (picture(ord(name), 0),)))
+    with pytest.raises(Overloaded, match="24 bytes"):
+        engine.add(question("c", [IMAGE_ID, *TEXT], (picture(99, 0),)))
+    engine.add(question("text", TEXT))
+    engine.run()
+    engine.add(question("c", [IMAGE_ID, *TEXT], (picture(99, 0),)))
+    engine.run()
+
+
 # Ends
 
 

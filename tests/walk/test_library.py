@@ -42,6 +42,15 @@ def test_every_form_of_a_prompt_gives_the_same_answer(llm: LLM, tmp_path: Path) 
     assert answers == [answers[0]] * len(forms)
 
 
+def test_more_prompts_than_the_queue_holds_are_answered_in_order(llm: LLM) -> None:
+    short = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    prompts = [[5 + number % 40, 6] for number in range(5000)]
+    outputs = llm.generate(prompts, short)
+    assert [output.prompt_token_ids for output in outputs] == [tuple(prompt) for prompt in prompts]
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    assert tokens[:40] == tokens[40:80] == tokens[4960:]
+
+
 def test_a_single_prompt_is_a_list_of_one(llm: LLM) -> None:
     ids = llm.front.tokens.encode("The eye jumps")
     assert texts(llm, "The eye jumps", GREEDY) == texts(llm, [ids], GREEDY) == texts(llm, ids, GREEDY)
@@ -108,9 +117,9 @@ def test_a_bias_decides(llm: LLM) -> None:
 
 
 def test_repetition_is_penalised(llm: LLM) -> None:
-    biased = {42: 100.0}
+    biased = {42: 60.0}
     params = SamplingParams(
-        max_tokens=4, temperature=0, ignore_eos=True, logit_bias=biased, repetition_penalty=100.0
+        max_tokens=4, temperature=0, ignore_eos=True, logit_bias=biased, repetition_penalty=10.0
     )
     assert llm.generate("The eye", params)[0].outputs[0].token_ids.count(42) == 1
 
@@ -128,14 +137,14 @@ def test_repetition_is_penalised(llm: LLM) -> None:
         ([512], InvalidValue),
     ],
 )
-def test_a_bad_prompt_stops_the_call_before_anything_runs(
+def test_a_bad_prompt_ends_the_call_and_leaves_nothing_behind(
     llm: LLM, prompt: Any, error: type[Exception]
 ) -> None:
-    steps = llm.engine.stats().steps
     with pytest.raises(error):
-        llm.generate(["a good one", prompt], GREEDY)
-    assert llm.engine.stats().steps == steps
+        llm.generate(["a good one", prompt, "another"], GREEDY)
+    llm.engine.step()
     assert llm.engine.idle
+    assert llm.engine.stats().blocks_used == 0
     llm.engine.check()
 
 
@@ -153,6 +162,8 @@ def test_options_that_cannot_be_met_say_so(vl_folder: Path) -> None:
         LLM(str(vl_folder), device="cpu", progress=False, max_model_len=999_999)
     with pytest.raises(ConfigError, match="holds 64 tokens"):
         LLM(str(vl_folder), device="cpu", progress=False, max_model_len=128, num_blocks=4)
+    small = LLM(str(vl_folder), device="cpu", progress=False, max_num_seqs=1, max_model_len=64, num_blocks=40)
+    assert small.engine.info.num_blocks == 40  # what was asked for, more than one row needs
     with pytest.raises(ConfigError, match="at least 1"):
         LLM(str(vl_folder), device="cpu", progress=False, max_num_seqs=0)
     with pytest.raises(TypeError):

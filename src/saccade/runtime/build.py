@@ -67,6 +67,7 @@ def _scheduler(
         block_size=config.block_size,
         max_encode_patches=shares.encode_patches,
         max_queue=config.max_queue,
+        max_queue_bytes=config.max_queue_bytes,
         seed=config.seed,
         itl_target=_itl_target(config, device),
     )

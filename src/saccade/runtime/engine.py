@@ -3,12 +3,14 @@
 takes   requests and cancellations
 gives   deltas, one batch of them per step
 owns    every room behind the link: scheduler, caches, model, device rows
-never   lets one request's failure reach another's
+never   goes on with a device that has failed; a step that cannot be computed ends the requests in it alone
 """
 
 import logging
 from collections.abc import Iterable
 from typing import Protocol
+
+import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
@@ -88,8 +90,8 @@ def learn(scheduler: Scheduler, watch: Stopwatch, launched: Launched | list[Delt
 
 
 def _give_up(scheduler: Scheduler, plan: StepPlan, error: Exception) -> list[Delta]:
-    if "CUDA error" in str(error):  # the context is gone with it: no request can be served any more
-        raise error
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # raises if the context is gone: then no request can be served any more
     log.exception("step %d failed; its requests are answered with an error", plan.number)
     return scheduler.fail(plan, "the engine could not compute this request; try again with a smaller input")
 

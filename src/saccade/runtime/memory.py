@@ -81,8 +81,9 @@ def budget(
         )
     per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
     blocks = config.num_blocks or _kv_bytes(config, model, device, step_tokens, features) // per_block
-    most = config.max_num_seqs * -(-wanted_len // config.block_size)  # every row at its longest
-    blocks = min(blocks, most)
+    if config.num_blocks is None and config.kv_cache_bytes is None:
+        # Nobody asked for more than every row at its longest, twice over for the prefix cache.
+        blocks = min(blocks, 2 * config.max_num_seqs * -(-wanted_len // config.block_size))
     longest = min(wanted_len, blocks * config.block_size)
     if longest < 2 or (config.max_model_len is not None and longest < config.max_model_len):
         raise ConfigError(

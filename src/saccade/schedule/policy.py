@@ -33,6 +33,7 @@ class Limits:
     block_size: int  # tokens per KV block
     max_encode_patches: int  # of the vision tower in one step; a single larger view still goes, alone
     max_queue: int  # requests waiting; more are refused
+    max_queue_bytes: int = 1 << 62  # pixels of requests not answered yet; more are refused
     seed: int = 0  # root of the seeds of requests that name none
     itl_target: float | None = None  # ms a step may take while answers are streaming; None: any
     # What a step does for prompts however little time the target leaves: this many tokens for the first

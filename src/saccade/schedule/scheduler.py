@@ -56,6 +56,7 @@ class Scheduler:
         self._cost = cost if cost is not None else CostModel(UNKNOWN)
         self._clock = clock
         self._groups: dict[str, Group] = {}  # by request id
+        self._pixel_bytes = 0  # of all groups
         self._places = Places(limits.max_rows)
         self._in_flight: dict[int, Step] = {}  # by plan number, oldest first
         self._handles = count()
@@ -76,6 +77,11 @@ class Scheduler:
             )
         pixels = {media.view.key: media.pixels for media in request.media}
         group = Group(request, layout, pixels, since=self._clock())
+        if self._groups and self._pixel_bytes + group.pixel_bytes > self._limits.max_queue_bytes:
+            raise Overloaded(
+                f"pictures of {self._pixel_bytes} bytes are waiting or being answered, and "
+                f"{self._limits.max_queue_bytes} may be at a time; try again later"
+            )
         limit = min(len(layout.tokens) + request.sampling.max_tokens, self._limits.max_model_len)
         for index in range(request.sampling.n):
             seed = derive_seed(request.sampling, self._limits.seed, request.id, index)
@@ -86,6 +92,7 @@ class Scheduler:
                 Sequence(handle, group, index, seed, limit, chain, list(layout.tokens), rank)
             )
         self._groups[request.id] = group
+        self._pixel_bytes += group.pixel_bytes
         self._totals.came(group)
         for sequence in group.choices:
             self._queue(sequence)
@@ -333,6 +340,7 @@ class Scheduler:
         group.choices.remove(sequence)
         if not group.choices:
             del self._groups[group.request.id]
+            self._pixel_bytes -= group.pixel_bytes
             self._totals.gone(group)
 
     def _end_request(self, request_id: str, finish: FinishReason, error: str | None = None) -> list[Delta]:

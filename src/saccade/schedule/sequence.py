@@ -27,12 +27,16 @@ class Group:
 
     request: Request
     layout: Layout
-    pixels: dict[bytes, Pixels]  # by view key
+    pixels: dict[bytes, Pixels]  # by view key; kept to the end, for what is evicted is encoded again
     since: float = 0.0  # seconds on the scheduler's clock when it came
     choices: list["Sequence"] = field(default_factory=list)
     rows: int = 0  # device rows its choices have now
     started: bool = False  # whether any choice has ever had a row
     cached: int = 0  # prompt tokens found in the prefix cache; zero again once told
+
+    @property
+    def pixel_bytes(self) -> int:
+        return sum(pixels.nbytes for pixels in self.pixels.values())
 
 
 @dataclass(eq=False, slots=True)
