@@ -1,0 +1,38 @@
+"""Which implementation of a kernel runs where: one table, changed by measurement alone.
+
+takes   the name of a kernel and the tensor it is about to read
+gives   whether its Triton form runs; else the torch twin does
+never   reads the environment: what ran is what this file says
+
+An entry says "triton" only once bench/kernels.py has shown it right and faster on the chip; the line then
+names the figure. Triton forms run on CUDA tensors alone, whatever the table says.
+"""
+
+from torch import Tensor
+
+from saccade.kernels.jit import TRITON
+
+TORCH, KERNEL = "torch", "triton"
+
+CHOICE: dict[str, str] = {
+    "decode_attention": TORCH,  # not measured yet, as all below
+    "prefill_attention": TORCH,
+    "qkv_finish": TORCH,
+    "rotary_angles": TORCH,
+    "rotary": TORCH,
+    "add_rms_norm": TORCH,
+    "silu_mul": TORCH,
+    "add_layer_norm": TORCH,
+    "gelu": TORCH,
+    "skinny_linear": TORCH,
+    "argmax": TORCH,
+    "draw": TORCH,
+    "patchify": TORCH,
+}
+
+
+def runs_triton(name: str, tensor: Tensor) -> bool:
+    chosen = CHOICE.get(name)
+    if chosen not in (TORCH, KERNEL):
+        raise ValueError(f"the kernel {name!r} is to run as {chosen!r}; {TORCH!r} and {KERNEL!r} exist")
+    return chosen == KERNEL and tensor.is_cuda and TRITON
