@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python bench/compile_kernels.py [--only decode] [--sass folder]
 
-Needs Triton, no GPU: the wrappers run on CPU tensors, and every launch is turned into a compilation for compute
-capability 9.0. Shows what does not compile, what spills and what leaves room for few programs per
+Needs Triton, no GPU: the wrappers run on CPU tensors, and every launch is turned into a compilation for
+compute capability 9.0. Shows what does not compile, what spills and what leaves room for few programs per
 multiprocessor, before a chip is asked.
 """
 

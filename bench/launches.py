@@ -5,9 +5,14 @@ from typing import Any
 
 import torch
 
+from saccade.kernels.activation import gelu_triton, silu_mul_triton
+from saccade.kernels.add_norm import add_norm_triton
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_triton
+from saccade.kernels.rope import apply_rotary_triton, rotary_angles_triton
 
+BF16 = torch.bfloat16
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 
 
@@ -40,6 +45,35 @@ def _prefill(
     return launch
 
 
+def _finish(device: torch.device) -> None:
+    pages = torch.zeros(4, BLOCK, KV_HEADS, DIM, dtype=BF16, device=device)
+    qkv = torch.zeros(2, (HEADS + 2 * KV_HEADS) * DIM, dtype=BF16, device=device)
+    weight = torch.zeros(DIM, dtype=BF16, device=device)
+    angles = torch.zeros(2, DIM, dtype=BF16, device=device)
+    slots = torch.zeros(2, dtype=torch.int64, device=device)
+    qkv_finish_triton(qkv, HEADS, HeadNorm(weight, weight, 1e-6), angles, angles, slots, pages, pages)
+
+
+def _points(device: torch.device) -> None:
+    x = torch.zeros(2, 24576, dtype=BF16, device=device)
+    silu_mul_triton(x)
+    gelu_triton(x[:, :4304].contiguous(), None, "tanh")
+    gelu_triton(x[:, :4304].contiguous(), x[0, :4304], "none")
+
+
+def _norms(device: torch.device) -> None:
+    x = torch.zeros(2, 4096, dtype=BF16, device=device)
+    add_norm_triton(x, x, x[0], None, 1e-6, pdl=True)
+    add_norm_triton(x[:, :1152].contiguous(), None, x[0, :1152], x[0, :1152], 1e-6)
+
+
+def _rotary(device: torch.device) -> None:
+    angles = torch.zeros(2, 72, device=device)
+    apply_rotary_triton(torch.zeros(2, 32, 72, dtype=BF16, device=device), angles, angles)
+    positions = torch.zeros(3, 2, dtype=torch.int64, device=device)
+    rotary_angles_triton(positions, torch.zeros(64, device=device), torch.zeros(64, dtype=torch.int64), BF16)
+
+
 LAUNCHES: dict[str, Callable[[torch.device], Any]] = {
     "decode bf16 128": _decode(torch.bfloat16, 128),
     "decode bf16 128 tile 32": _decode(torch.bfloat16, 128, DecodeTuning(tile=32)),
@@ -50,4 +84,8 @@ LAUNCHES: dict[str, Callable[[torch.device], Any]] = {
     "prefill bf16 128 n128": _prefill(torch.bfloat16, 128, PrefillTuning(tile=128, stages=2)),
     "prefill bf16 128 m64": _prefill(torch.bfloat16, 128, PrefillTuning(lines=64, warps=4)),
     "prefill bf16 72": _prefill(torch.bfloat16, 72),
+    "qkv finish": _finish,
+    "activations": _points,
+    "norms": _norms,
+    "rotation": _rotary,
 }

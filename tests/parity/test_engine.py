@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from saccade.front import Front
 
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
+from saccade.front import Front
 from saccade.request import Request
 from saccade.runtime.engine import Engine
 from saccade.vision.preprocess import Preprocessor, ResampleTables

@@ -1,21 +1,20 @@
 """Attention of rows of several queries over their pages: prompts, pieces of prompts, mixed lengths.
 
-Row r has counts[r] = offsets[r + 1] - offsets[r] queries, the last tokens of a sequence of lengths[r]. The query
-at place i sees places max(0, i - window + 1) .. i of its own sequence:
+Row r has counts[r] = offsets[r + 1] - offsets[r] queries, the last tokens of a sequence of lengths[r]. The
+query at place i sees places max(0, i - window + 1) .. i of its own sequence:
 
     out[i, h] = sum_j p_j v[j] / sum_j p_j,   p_j = exp(scale * q[i, h] . k[j])
 
 A tile holds `lines` (query, head) pairs: the queries_per_tile = lines // group neighbouring queries of the
-group heads that share a kv head, so K and V are read once for the group. Tiles are numbered without the host:
-row r's begin at (offsets[r] - offsets[0]) // queries_per_tile + r, at least as many as it needs, and a program
-finds its row by bisection. The grid is tokens // queries_per_tile + rows tiles; the few spare ones leave at
+group heads that share a kv head, so K and V are read once for the group. Tiles are numbered without the
+host: row r's begin at (offsets[r] - offsets[0]) // queries_per_tile + r, at least as many as it needs, and a
+program finds its row by bisection. The grid is tokens // queries_per_tile + rows tiles; the few spare ones leave at
 once. The last tiles (the longest, in one long row) start first.
 
-Operations: 4 * dim * heads * count * (context - count / 2). Bytes from L2: 4 * dim per `lines` * 2 products of a
-key, 1 byte per `lines` FLOP in 16 bits: at 128 lines and 400 TFLOP/s 3.1 TB/s, under what L2 gives. Prediction
-for an H200: 300-400 TFLOP/s from 4k tokens on (flash SDPA 321, cuDNN 561 at 8,192), 130-200 at 1,088 tokens,
-where 8 kv heads * 34 tiles make two uneven waves. The gather, the causal mask in SDPA and a launch per row
-fall away.
+Operations: 4 * dim * heads * count * (context - count / 2). Bytes from L2, in 16 bits: one per `lines` FLOP; at
+128 lines and 400 TFLOP/s 3.1 TB/s, under what L2 gives. Prediction for an H200: 300-400 TFLOP/s from 4k tokens
+on (flash SDPA 321, cuDNN 561 at 8,192), 130-200 at 1,088 tokens, where 8 kv heads * 34 tiles make two uneven
+waves. The gather of K and V, and a launch for every row, fall away.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -57,7 +56,7 @@ def _find_row(offsets, rows, tile, PER: tl.constexpr):
 def _walk(acc, total, top, q, k_head, v_head, table, start, stop, place, scale, window, d,
           MASKED: tl.constexpr, WINDOW: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr,
           BLOCK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Go through keys start .. stop; MASKED where some line does not see them all, or the last tile is short."""
+    """Go through keys start .. stop; MASKED where a line does not see them all, or the last tile is short."""
     ahead = start + tl.arange(0, TILE)
     block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)  # one tile ahead of its use
     for first in range(start, stop, TILE):
