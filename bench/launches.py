@@ -11,6 +11,7 @@ from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_triton
 from saccade.kernels.rope import apply_rotary_triton, rotary_angles_triton
+from saccade.kernels.skinny import CANDIDATES, Norm, SkinnyTuning, skinny_triton
 
 BF16 = torch.bfloat16
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
@@ -74,6 +75,20 @@ def _rotary(device: torch.device) -> None:
     rotary_angles_triton(positions, torch.zeros(64, device=device), torch.zeros(64, dtype=torch.int64), BF16)
 
 
+def _skinny(
+    rows: int, tuning: SkinnyTuning, gated: bool = False, normed: bool = False
+) -> Callable[[torch.device], Any]:
+    def launch(device: torch.device) -> None:
+        x = torch.zeros(rows, 4096, dtype=BF16, device=device)
+        weight = torch.zeros(8192 if gated else 4096, 4096, dtype=BF16, device=device)
+        if normed:
+            skinny_triton(x, weight, residual=x, norm=Norm(x[0], 1e-6), tuning=tuning)
+        else:
+            skinny_triton(x, weight, gated=gated, tuning=tuning)
+
+    return launch
+
+
 LAUNCHES: dict[str, Callable[[torch.device], Any]] = {
     "decode bf16 128": _decode(torch.bfloat16, 128),
     "decode bf16 128 tile 32": _decode(torch.bfloat16, 128, DecodeTuning(tile=32)),
@@ -88,4 +103,9 @@ LAUNCHES: dict[str, Callable[[torch.device], Any]] = {
     "activations": _points,
     "norms": _norms,
     "rotation": _rotary,
+    **{f"skinny 1 {tuple(t)[:6]}": _skinny(1, t) for t in CANDIDATES},
+    **{f"skinny 32 {tuple(t)[:6]}": _skinny(32, t) for t in CANDIDATES if t.mode != "fma"},
+    "skinny gated 1": _skinny(1, SkinnyTuning(32, 128, 1, 4, 5), gated=True),
+    "skinny gated 32": _skinny(32, SkinnyTuning(32, 128, 1, 4, 5), gated=True),
+    "skinny normed 32": _skinny(32, SkinnyTuning(32, 256, 4, ahead=1024, pdl=True), normed=True),
 }
