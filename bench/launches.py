@@ -11,6 +11,7 @@ from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_triton
 from saccade.kernels.rope import apply_rotary_triton, rotary_angles_triton
+from saccade.kernels.sample import argmax_triton, draw_triton
 from saccade.kernels.skinny import CANDIDATES, Norm, SkinnyTuning, skinny_triton
 
 BF16 = torch.bfloat16
@@ -89,6 +90,14 @@ def _skinny(
     return launch
 
 
+def _sample(device: torch.device) -> None:
+    logits = torch.zeros(2, 151936, device=device)
+    argmax_triton(logits)
+    one, index = torch.ones(2, device=device), torch.arange(2, device=device)
+    words = torch.zeros(2, 2, dtype=torch.int32, device=device)
+    draw_triton(logits, index, one, one.int(), one, one, words, torch.zeros_like(index))
+
+
 LAUNCHES: dict[str, Callable[[torch.device], Any]] = {
     "decode bf16 128": _decode(torch.bfloat16, 128),
     "decode bf16 128 tile 32": _decode(torch.bfloat16, 128, DecodeTuning(tile=32)),
@@ -108,4 +117,5 @@ LAUNCHES: dict[str, Callable[[torch.device], Any]] = {
     "skinny gated 1": _skinny(1, SkinnyTuning(32, 128, 1, 4, 5), gated=True),
     "skinny gated 32": _skinny(32, SkinnyTuning(32, 128, 1, 4, 5), gated=True),
     "skinny normed 32": _skinny(32, SkinnyTuning(32, 256, 4, ahead=1024, pdl=True), normed=True),
+    "sample": _sample,
 }

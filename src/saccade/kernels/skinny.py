@@ -32,8 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.activation import silu, silu_mul_reference
-from saccade.kernels.add_norm import WIDEST, add_rms_norm_reference, scaled_by_rms
+from saccade.kernels.activation import silu, silu_mul
+from saccade.kernels.add_norm import WIDEST, add_rms_norm, scaled_by_rms
 from saccade.kernels.choice import runs_triton
 from saccade.kernels.jit import fetch_ahead, jit, power_of_two, tl, up, wait_for_previous
 
@@ -216,7 +216,7 @@ def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
     _check(x, weight, None, None, True)
     if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
         return skinny_triton(x, weight, gated=True)[0]
-    return silu_mul_reference(F.linear(x, weight))
+    return silu_mul(F.linear(x, weight))
 
 
 def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -224,7 +224,7 @@ def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm
     _check(x, weight, None, residual, False)
     if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
         return skinny_triton(x, weight, residual=residual, norm=norm)
-    return add_rms_norm_reference(F.linear(x, weight), residual, norm.weight, norm.eps)
+    return add_rms_norm(F.linear(x, weight), residual, norm.weight, norm.eps)
 
 
 def skinny_triton(
