@@ -10,8 +10,9 @@ ARGS   ?=
 serve: $(VENV)/.run
 	$(BIN)/saccade serve $(MODEL) $(ARGS)
 
+# One thread per worker: two workers on two cores.
 test: lint
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Saccade: an inference and serving engine for vision-language models.
 
-    from saccade import LLM, SamplingParams
+    from saccade import LLM, AsyncEngine, SamplingParams
 
 Importing the package is cheap; `LLM` and `AsyncEngine` bring what they need when they are first named.
 """
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from saccade.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from saccade.async_engine import AsyncEngine
     from saccade.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
 
 # The front process imports this package and must not load torch: names that need it are looked up late.
-_LATE = {"LLM": "saccade.llm"}
+_LATE = {"LLM": "saccade.llm", "AsyncEngine": "saccade.async_engine"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,9 @@ from saccade.media.geometry import ImageProcessing, VideoProcessing
 
 EMBEDDED = "embedded"
 BICUBIC = 3
+# What the processors take where a file says nothing.
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+HALVES = [0.5, 0.5, 0.5]
 IMAGE_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
 # What a checkpoint needs of a hub repository. Never code, never pickles.
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
@@ -240,8 +243,9 @@ def _generation(config: Json) -> GenerationDefaults:
         return None if value is None else float(value)
 
     top_k = number("top_k")
+    greedy = config.get("do_sample") is False  # said, not merely left out: the authors decode greedily
     return GenerationDefaults(
-        temperature=number("temperature"),
+        temperature=0.0 if greedy else number("temperature"),
         top_p=number("top_p"),
         top_k=None if top_k is None else max(0, int(top_k)),
         min_p=number("min_p"),
@@ -300,7 +304,7 @@ def _image_processing(config: Json) -> ImageProcessing:
     kind = config.get("image_processor_type", IMAGE_PROCESSORS[0])
     if kind not in IMAGE_PROCESSORS:
         raise CheckpointError(f"{where} is a {kind}; only {IMAGE_PROCESSORS[0]} is implemented")
-    common = _common(config, where, patch_size=14)
+    common = _common(config, where, patch_size=14, mean=CLIP_MEAN, std=CLIP_STD)
     least, most = _area(config, where, (56 * 56, 28 * 28 * 1280))
     return ImageProcessing(min_pixels=least, max_pixels=most, **common)
 
@@ -310,7 +314,7 @@ def _video_processing(config: Json) -> VideoProcessing:
     kind = config.get("video_processor_type", "Qwen3VLVideoProcessor")
     if kind != "Qwen3VLVideoProcessor":
         raise CheckpointError(f"{where} is a {kind}; only Qwen3VLVideoProcessor is implemented")
-    common = _common(config, where, patch_size=16)
+    common = _common(config, where, patch_size=16, mean=HALVES, std=HALVES)
     least, most = _area(config, where, (128 * 32 * 32, 32 * 32 * 768))
     if config.get("num_frames") is not None or config.get("do_sample_frames") is False:
         raise CheckpointError(
@@ -329,7 +333,7 @@ def _video_processing(config: Json) -> VideoProcessing:
     )
 
 
-def _common(config: Json, where: str, patch_size: int) -> Json:
+def _common(config: Json, where: str, patch_size: int, mean: list[float], std: list[float]) -> Json:
     """The values pictures and frames share; refuses steps we do not take."""
     for step in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         if config.get(step, True) is False:
@@ -346,8 +350,8 @@ def _common(config: Json, where: str, patch_size: int) -> Json:
         "patch_size": int(_number(config, where, "patch_size", patch_size)),
         "merge_size": int(_number(config, where, "merge_size", 2)),
         "temporal_patch_size": int(_number(config, where, "temporal_patch_size", 2)),
-        "mean": _triple(config, where, "image_mean"),
-        "std": _triple(config, where, "image_std"),
+        "mean": _triple(config, where, "image_mean", mean),
+        "std": _triple(config, where, "image_std", std),
         "rescale_factor": _number(config, where, "rescale_factor", 1 / 255),
     }
 
@@ -374,8 +378,8 @@ def _number(config: Json, where: str, key: str, default: float) -> float:
     return float(value)
 
 
-def _triple(config: Json, where: str, key: str) -> tuple[float, float, float]:
-    value = config.get(key)
+def _triple(config: Json, where: str, key: str, default: list[float]) -> tuple[float, float, float]:
+    value = config.get(key, default)
     if (
         not isinstance(value, list)
         or len(value) != 3

@@ -104,7 +104,7 @@ class FrontMetrics:
         self.registry.register(_EngineCollector(latest))
         self.first_token = Histogram(
             "saccade_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            "From a request's arrival to the first token of each of its prompts.",
             buckets=FIRST_TOKEN_BUCKETS,
             registry=self.registry,
         )

@@ -26,7 +26,7 @@ class SamplingParams:
     temperature: float | None = None  # 0 is greedy
     top_k: int | None = None  # 0 or -1 is off
     top_p: float | None = None
-    min_p: float = 0.0
+    min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -106,7 +106,7 @@ class SamplingParams:
             temperature=choose("temperature", self.temperature, 1.0),
             top_k=max(int(choose("top_k", self.top_k, 0)), 0),
             top_p=choose("top_p", self.top_p, 1.0),
-            min_p=self.min_p,
+            min_p=choose("min_p", self.min_p, 0.0),
             repetition_penalty=choose("repetition_penalty", self.repetition_penalty, 1.0),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,

@@ -62,9 +62,13 @@ def test_non_contiguous_pixels_cross() -> None:
 def test_messages_keep_their_order_and_boundaries_across_threads() -> None:
     front, engine = pair()
     requests = [request_with(picture(200, 300, seed)) if seed % 3 else request_with() for seed in range(40)]
-    sender = threading.Thread(
-        target=lambda: [front.send(Submit(r)) or front.send(Cancel(str(i))) for i, r in enumerate(requests)]  # type: ignore[func-returns-value]
-    )
+
+    def send_all() -> None:
+        for index, request in enumerate(requests):
+            front.send(Submit(request))
+            front.send(Cancel(str(index)))
+
+    sender = threading.Thread(target=send_all)
     sender.start()
     for index, sent in enumerate(requests):
         got = engine.receive(ToEngine).request

@@ -46,6 +46,11 @@ _REFUSALS: dict[str | None, type[SaccadeError]] = {
 }
 
 
+# Threads that wait for work spin by default, which starves the front on a machine with few cores. What the
+# user has set stands.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+
+
 class EngineLink(Protocol):
     """What the server asks of an engine, wherever it runs."""
 
@@ -105,7 +110,7 @@ class ProcessLink:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is the front's to handle
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**_ENVIRONMENT, **os.environ},
             )
         self._channel = Channel(ours)
         self._ready = loop.create_future()
@@ -133,13 +138,11 @@ class ProcessLink:
     async def generate(self, request: Request) -> AsyncGenerator[Delta]:
         if not self._alive or self._channel is None:
             raise EngineDied(self._why_ended)
-        reply = self._replies[request.id] = _Reply(request.sampling.n)
+        name = request.id
+        reply = self._replies[name] = _Reply(request.sampling.n)
         try:
-            # A picture of many megapixels is copied into shared memory here: off the event loop.
-            if request.media:
-                await asyncio.to_thread(self._channel.send, Submit(request))
-            else:
-                self._channel.send(Submit(request))
+            await self._submit(self._channel, request)
+            del request  # its pixels are the engine's now, and an answer may take minutes
             while reply.open_choices:
                 news = await reply.queue.get()
                 if isinstance(news, SaccadeError):
@@ -148,9 +151,22 @@ class ProcessLink:
                 reply.open_choices -= news.finish is not None
                 yield news
         finally:
-            self._replies.pop(request.id, None)
+            self._replies.pop(name, None)
             if reply.open_choices:
-                self.cancel(request.id)
+                self.cancel(name)
+
+    async def _submit(self, channel: Channel, request: Request) -> None:
+        if not request.media:
+            channel.send(Submit(request))
+            return
+        # A picture of many megapixels is copied into shared memory here: off the event loop.
+        sending = asyncio.ensure_future(asyncio.to_thread(channel.send, Submit(request)))
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            # The thread goes on sending: a cancellation sent now would overtake what it cancels.
+            sending.add_done_callback(lambda _: self.cancel(request.id))
+            raise
 
     def cancel(self, request_id: str) -> None:
         if self._alive and self._channel is not None:

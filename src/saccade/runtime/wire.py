@@ -105,26 +105,20 @@ class Channel:
             return {"offset": here, "shape": list(value.shape)}
 
         body = msgspec.msgpack.encode(message, enc_hook=place)
+        memory = _shared_copy(arrays, offset) if offset else None  # before the lock: others need not wait
+        header = _HEADER.pack(len(body), offset)
         try:
             with self._sending:
-                self._send(body, arrays, offset)
+                if memory is None:
+                    self._sock.sendall(header + body)
+                else:
+                    socket.send_fds(self._sock, [header], [memory])
+                    self._sock.sendall(body)
         except OSError as error:
             raise EngineDied("the other end of the link is gone") from error
-
-    def _send(self, body: bytes, arrays: list[np.ndarray[Any, Any]], shared: int) -> None:
-        header = _HEADER.pack(len(body), shared)
-        if not shared:
-            self._sock.sendall(header + body)
-            return
-        memory = _anonymous_memory(shared)
-        try:
-            with mmap.mmap(memory, shared) as view:
-                for array in arrays:
-                    view.write(np.ascontiguousarray(array).data.cast("B"))
-            socket.send_fds(self._sock, [header], [memory])
         finally:
-            os.close(memory)
-        self._sock.sendall(body)
+            if memory is not None:
+                os.close(memory)
 
     def receive(self, kind: Any) -> Any:
         """The next message, decoded as the union `kind`; None once the other end is closed."""
@@ -174,6 +168,15 @@ class Channel:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+def _shared_copy(arrays: list[np.ndarray[Any, Any]], size: int) -> int:
+    """The arrays one after the other in anonymous memory; gives its file descriptor."""
+    memory = _anonymous_memory(size)
+    with mmap.mmap(memory, size) as view:
+        for array in arrays:
+            view.write(np.ascontiguousarray(array).data.cast("B"))
+    return memory
 
 
 def _anonymous_memory(size: int) -> int:

@@ -1,0 +1,382 @@
+"""One generation request over HTTP, from its first byte to its last.
+
+takes   an ASGI request for chat or completions
+gives   one JSON body, or server-sent events; both are folds of the same pieces
+owns    the work of answering: a client that leaves, a deadline or the drain ends it and so frees the engine
+never   leaves a request running in the engine when it returns
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from saccade.api.asgi import (
+    ABORT,
+    SALT,
+    Headers,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    body_of,
+    internal_error,
+    send_error,
+    send_json,
+)
+from saccade.api.body import Disconnected, parse_json, read_body
+from saccade.api.openai import Body, ChatBody, CompletionBody, read, sampling_of
+from saccade.api.reply import DONE, ChatReply, Head, Reply, TextReply, event
+from saccade.api.service import Service
+from saccade.errors import Overloaded, SaccadeError, TimedOut
+from saccade.request import Delta, Request
+from saccade.sampling import SamplingParams
+from saccade.text.answer import Answer, AnswerPiece, Choice, Usage
+
+log = logging.getLogger("saccade.api")
+
+ERROR_SECONDS = 5.0  # for a client that reads nothing to take its error
+LARGE_BODY = 64 << 10  # bytes; parsing more is left to a thread
+_JSON: Headers = [(b"content-type", b"application/json")]
+_EVENTS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects events would hide the stream
+]
+
+Take = Callable[[int, AnswerPiece], Awaitable[None]]
+
+
+@dataclass
+class _Job:
+    """One prompt: its request until the engine has it, the fold of its deltas, its first choice's number."""
+
+    request: Request | None
+    answer: Answer
+    first: int
+
+    def choices(self) -> Iterable[tuple[int, Choice]]:
+        return ((self.first + choice.index, choice) for choice in self.answer.choices)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """How the client wants its answer."""
+
+    reply: Reply
+    stream: bool
+    include_usage: bool
+
+
+class GenerationExchange:
+    """An ASGI application for one request."""
+
+    def __init__(self, service: Service, kind: type[ChatBody] | type[CompletionBody]) -> None:
+        self._service = service
+        self._kind = kind
+        self._arrived = time.monotonic()
+        self._started = False  # the response's status is on the wire
+        self._streaming = False  # and events follow it
+        self._reason: SaccadeError | None = None
+        self._current: asyncio.Task[Any] | None = None  # what `abort` ends: reading, then answering
+        self._drop: Callable[[], None] | None = None  # the connection
+        self._data = b""
+        self._held = 0  # bytes of the body this exchange answers for
+        self._id = ("chatcmpl-" if kind is ChatBody else "cmpl-") + uuid.uuid4().hex
+        self._mark = (b"x-request-id", self._id.encode())
+
+    def abort(self, reason: SaccadeError) -> None:
+        """Ends the work; its client is told `reason`."""
+        if self._reason is None:
+            self._reason = reason
+            if self._current is not None:
+                self._current.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def tracked(message: Message) -> None:
+            await send(message)  # waits for earlier bytes first; ended while waiting, it has sent nothing
+            self._started |= message["type"] == "http.response.start"
+
+        service = self._service
+        service.exchanges.add(self)
+        try:
+            with service.metrics.in_flight.track_inprogress():
+                await self._exchange(scope, receive, tracked)
+        finally:
+            service.exchanges.discard(self)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Works until the answer is out or the client is gone, whichever comes first."""
+        config = self._service.config
+        self._drop = scope.get(ABORT)
+        try:
+            self._service.check_open()
+            limits = config.max_body_bytes, config.read_timeout
+            reading = asyncio.create_task(read_body(receive, scope["headers"], *limits, hold=self._hold))
+            self._current = reading
+            self._data = await reading
+            del reading  # it keeps the body
+            if self._reason is not None:  # the reading was over when it was to be ended
+                raise self._reason
+            self._current = asyncio.create_task(self._answer(scope[SALT], send))
+            await _unless_gone(self._current, receive)
+        except Disconnected:
+            log.info("%s: the client left", self._id)
+        except SaccadeError as error:
+            await self._refuse(send, error)
+        except asyncio.CancelledError:
+            if self._reason is None:
+                raise
+            await self._refuse(send, self._reason)
+        finally:
+            self._let_go()
+
+    def _hold(self, count: int) -> None:
+        self._held += count
+        self._service.hold_bytes(count)
+
+    def _let_go(self) -> None:
+        self._data = b""
+        self._service.hold_bytes(-self._held)
+        self._held = 0
+
+    async def _answer(self, salt: bytes, send: Send) -> None:
+        """The work. Every way it can fail ends in an error the client can read."""
+        limit = self._service.config.request_timeout
+        error: SaccadeError
+        try:
+            async with asyncio.timeout(limit - (time.monotonic() - self._arrived)) as clock:
+                terms, jobs = await self._prepare(salt)
+                self._let_go()
+                await self._generate(terms, jobs, send)
+                return
+        except TimeoutError:
+            if not clock.expired():
+                log.exception("%s: failed", self._id)
+                error = internal_error()
+            else:
+                error = TimedOut(f"the answer was not complete after {limit:g} seconds and was cancelled")
+        except asyncio.CancelledError:
+            if self._reason is None:
+                raise
+            error = self._reason
+        except SaccadeError as known:
+            error = known
+        except ExceptionGroup as group:
+            error = self._first_error(group)
+        except Exception:
+            log.exception("%s: failed", self._id)
+            error = internal_error()
+        await self._refuse(send, error)
+
+    def _first_error(self, group: ExceptionGroup[Exception]) -> SaccadeError:
+        """Of several prompts that failed together, one is told."""
+        known, unknown = group.split(SaccadeError)
+        if unknown is None and known is not None:
+            first: BaseException = known
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            if isinstance(first, SaccadeError):
+                return first
+        log.error("%s: failed", self._id, exc_info=group)
+        return internal_error()
+
+    async def _refuse(self, send: Send, error: SaccadeError) -> None:
+        if error.status > 500:  # a plain 500 has been logged with its cause
+            log.warning("%s: %d %s", self._id, error.status, error.message)
+        try:
+            async with asyncio.timeout(ERROR_SECONDS):
+                if not self._started:
+                    await send_error(send, error, self._mark)
+                    return
+                if self._streaming:
+                    last = event(body_of(error))
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
+                    return
+        except TimeoutError:
+            log.info("%s: the client does not read", self._id)
+        if self._drop is not None:  # half an answer is on its way and cannot be taken back
+            self._drop()
+
+    # --- from the body to jobs -------------------------------------------------------------------------
+
+    async def _prepare(self, salt: bytes) -> tuple[_Terms, list[_Job]]:
+        """Nothing this gives holds on to the body: pictures on the wire are large."""
+        service = self._service
+        loop = asyncio.get_running_loop()
+        large = len(self._data) > LARGE_BODY
+        body = await loop.run_in_executor(service.preparers, self._read) if large else self._read()
+        params = sampling_of(body)
+        calls = self._calls(body, params, salt)
+        try:
+            requests = await asyncio.gather(
+                *(loop.run_in_executor(service.preparers, call) for call in calls)
+            )
+        except SaccadeError as error:
+            if error.param == "messages" and isinstance(body, CompletionBody):
+                error.param = "prompt"  # the front calls every prompt by chat's name
+            raise
+        head = Head(self._id, int(time.time()), body.model, service.fingerprint, body.include_usage)
+        reply = ChatReply(head) if isinstance(body, ChatBody) else TextReply(head)
+        jobs = [
+            _Job(request, service.front.answer(request, params), number * params.n)
+            for number, request in enumerate(requests)
+        ]
+        return _Terms(reply, bool(body.stream), body.include_usage), jobs
+
+    def _read(self) -> Body:
+        info = self._service.link.info
+        body = read(
+            self._kind,
+            parse_json(self._data),
+            max_choices=self._service.config.max_choices,
+            vocab_size=info.vocab_size,
+            context=info.max_model_len,
+        )
+        self._service.model_name(body.model)
+        if body.user is not None:
+            log.info("%s: for user %r", self._id, body.user)
+        return body
+
+    def _calls(self, body: Body, params: SamplingParams, salt: bytes) -> list[Callable[[], Request]]:
+        """The blocking work, one call per prompt."""
+        front = self._service.front
+        if isinstance(body, ChatBody):
+            messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
+            return [partial(front.prepare_chat, messages, params, self._id, salt)]
+        return [
+            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt)
+            for number, prompt in enumerate(body.prompts)
+        ]
+
+    # --- from jobs to the wire -------------------------------------------------------------------------
+
+    async def _generate(self, terms: _Terms, jobs: list[_Job], send: Send) -> None:
+        metrics = self._service.metrics
+        try:
+            if terms.stream:
+                await self._stream(jobs, terms, send)
+            else:
+                await self._run(jobs, _ignore)
+                choices = [choice for job in jobs for choice in job.choices()]
+                whole = terms.reply.whole(choices, _total(jobs))
+                await send_json(send, 200, whole, [*_JSON, self._mark])
+        finally:
+            metrics.end_to_end.observe(time.monotonic() - self._arrived)
+            for job in jobs:
+                for choice in job.answer.choices:
+                    metrics.finished.labels(choice.finish_reason or "cancelled").inc()
+
+    async def _stream(self, jobs: list[_Job], terms: _Terms, send: Send) -> None:
+        reply = terms.reply
+        opened: set[int] = set()
+        opening = asyncio.Lock()  # several prompts send at the same time
+
+        async def take(index: int, piece: AnswerPiece) -> None:
+            chunk = b""
+            if index not in opened:
+                opened.add(index)
+                chunk = reply.opening(index)
+            chunk += reply.piece(index, piece)
+            if not self._streaming:
+                async with opening:
+                    await self._open(send)
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+        await self._run(jobs, take)
+        last = reply.usage(_total(jobs)) + DONE if terms.include_usage else DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _open(self, send: Send) -> None:
+        if not self._streaming:
+            head = [*_EVENTS, self._mark]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            self._streaming = True
+
+    async def _run(self, jobs: list[_Job], take: Take) -> None:
+        if len(jobs) == 1:
+            await self._run_one(jobs[0], take)
+            return
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                group.create_task(self._run_one(job, take))
+
+    async def _run_one(self, job: _Job, take: Take) -> None:
+        """Hands every piece of one prompt to `take`; leaving early, by any way, cancels it in the engine."""
+        answer, request = job.answer, job.request
+        if request is None:
+            raise internal_error()
+        job.request = None  # pixels are large and an answer may take minutes
+        seen: dict[int, float] = {}  # when each choice had its latest token
+        deltas = self._service.link.generate(request)
+        del request
+        async with aclosing(deltas):
+            async for delta in deltas:
+                self._time(delta, seen)
+                piece = answer.push(delta)
+                if piece is not None:
+                    self._check(piece)
+                    await take(job.first + piece.index, piece)
+                if answer.done:
+                    return
+        raise Overloaded("the engine ended this answer early; try again")
+
+    def _check(self, piece: AnswerPiece) -> None:
+        if piece.finish == "error":
+            log.error("%s: the engine reports: %s", self._id, piece.error)
+            raise internal_error()
+        if piece.finish == "cancelled":
+            raise Overloaded("the server cancelled this answer; try again")
+
+    def _time(self, delta: Delta, seen: dict[int, float]) -> None:
+        if not delta.tokens:
+            return
+        metrics = self._service.metrics
+        now = time.monotonic()
+        if not seen:
+            metrics.first_token.observe(now - self._arrived)
+        latest = seen.get(delta.index)
+        if latest is not None:
+            for _ in delta.tokens:  # tokens that came together share the time since the last
+                metrics.inter_token.observe((now - latest) / len(delta.tokens))
+        seen[delta.index] = now
+
+
+async def _ignore(index: int, piece: AnswerPiece) -> None:
+    """For whole answers: `Answer` keeps what it is given."""
+
+
+def _total(jobs: list[_Job]) -> Usage:
+    each = [job.answer.usage for job in jobs]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in each),
+        completion_tokens=sum(usage.completion_tokens for usage in each),
+        cached_tokens=sum(usage.cached_tokens for usage in each),
+        visual_tokens=sum(usage.visual_tokens for usage in each),
+    )
+
+
+async def _unless_gone(work: asyncio.Task[None], receive: Receive) -> None:
+    """Waits for `work`; raises Disconnected, with `work` ended, when the client leaves first."""
+    watch = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        left = not work.done()
+    finally:
+        for task in (work, watch):
+            task.cancel()
+        await asyncio.wait({work, watch})
+    if left:
+        raise Disconnected
+    work.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,89 @@
+"""What all requests of one server share.
+
+takes   a front, an engine link, the server's options
+gives   the answers to "which models", "is it open", and the drain
+owns    the threads that prepare requests, the bytes of bodies being read, the exchanges going on
+"""
+
+import asyncio
+import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from saccade import __version__
+from saccade.config import ServeConfig
+from saccade.errors import EngineDied, NotFound, Overloaded, SaccadeError
+from saccade.front import Front
+from saccade.metrics import FrontMetrics
+from saccade.runtime.link import EngineLink
+
+PREPARERS = 32  # threads; they wait for remote pictures more than they compute
+BODIES_AT_ONCE = 16  # bodies of the largest size that may be held at the same time
+DYING_SECONDS = 5.0  # what ended exchanges get to tell their clients
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class Exchange(Protocol):
+    """A request being answered, as the drain sees it."""
+
+    def abort(self, reason: SaccadeError) -> None: ...
+
+
+class Service:
+    def __init__(self, front: Front, link: EngineLink, config: ServeConfig) -> None:
+        self.front = front
+        self.link = link
+        self.config = config
+        self.names = config.served_model_names or (front.checkpoint.name,)
+        self.created = int(time.time())
+        self.metrics = FrontMetrics(link.stats)
+        self.preparers = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
+        self.draining = False
+        self.exchanges: set[Exchange] = set()
+        self._body_bytes = 0
+        info = link.info
+        described = f"{__version__}|{info.model}|{info.dtype}|{info.device}"
+        self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:12]
+
+    def model_name(self, name: str) -> str:
+        if name in self.names:
+            return name
+        served = ", ".join(f"'{one}'" for one in self.names)
+        raise ModelNotFound(f"the model '{name[:64]}' does not exist here; use {served}", param="model")
+
+    def check_open(self) -> None:
+        """Raises when no new request can be taken."""
+        if not self.link.alive:
+            raise EngineDied("the engine has stopped; the server is about to exit")
+        if self.draining:
+            raise Overloaded("the server is shutting down; send the request elsewhere")
+
+    def hold_bytes(self, count: int) -> None:
+        """Accounts for `count` more (or, negative, fewer) bytes of bodies in memory."""
+        self._body_bytes += count
+        limit = BODIES_AT_ONCE * self.config.max_body_bytes
+        if count > 0 and self._body_bytes > limit:
+            raise Overloaded(f"the bodies being read take more than {limit} bytes together; try again")
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no new requests; lets the running ones finish, then ends them with an error."""
+        self.draining = True
+        await self._emptied(seconds)
+        self.abort_all(Overloaded("the server is shutting down and stopped waiting for this answer"))
+        await self._emptied(DYING_SECONDS)
+
+    def abort_all(self, reason: SaccadeError) -> None:
+        for exchange in tuple(self.exchanges):
+            exchange.abort(reason)
+
+    async def _emptied(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.exchanges and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        self.preparers.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,107 @@
+"""For asyncio programs: an engine process and the front that prepares its requests, as one object.
+
+    async with AsyncEngine("embedded") as engine:
+        async for piece in engine.chat(messages, SamplingParams(max_tokens=64)):
+            print(piece.text, end="")
+
+takes   conversations and prompts, from any number of tasks at once
+gives   a stream of `AnswerPiece`s for each; leaving a stream early cancels its request
+owns    the engine process
+never   blocks the event loop: decoding and tokenising happen in threads
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Self
+
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig, MediaLimits
+from saccade.errors import EngineDied, SaccadeError
+from saccade.front import Front
+from saccade.request import Request
+from saccade.runtime.link import ProcessLink
+from saccade.runtime.wire import EngineInfo
+from saccade.sampling import SamplingParams
+from saccade.text.answer import AnswerPiece
+
+
+class AsyncEngine:
+    """Options are those of `EngineConfig`, by name."""
+
+    def __init__(self, model: str, *, media: MediaLimits | None = None, **options: Any) -> None:
+        self._config = EngineConfig(model=model, **options)
+        self._limits = media or MediaLimits()
+        self._link = ProcessLink(self._config)
+        self._front: Front | None = None
+        self._numbers = itertools.count()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._link.info
+
+    async def start(self) -> None:
+        checkpoint = await asyncio.to_thread(open_checkpoint, self._config.model)
+        await self._link.start()
+        self._front = Front(checkpoint, self._link.info.max_model_len, self._limits)
+
+    async def stop(self) -> None:
+        """Ends the engine process; streams that are still open raise EngineDied."""
+        if self._front is not None:
+            self._front.close()
+        await self._link.stop()
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> AsyncGenerator[AnswerPiece]:
+        """Answer a conversation of OpenAI messages; pictures may also be objects, paths and bytes."""
+        front, params = self._ready(), params or SamplingParams()
+        prepare = partial(front.prepare_chat, messages, params, self._name(), trusted=True)
+        return self._stream(front, prepare, params)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+    ) -> AsyncGenerator[AnswerPiece]:
+        """Continue a prompt, with one placeholder token per picture and video."""
+        front, params = self._ready(), params or SamplingParams()
+        prepare = partial(
+            front.prepare_prompt, prompt, params, self._name(), images=images, videos=videos, trusted=True
+        )
+        return self._stream(front, prepare, params)
+
+    def _ready(self) -> Front:
+        if self._front is None:
+            raise EngineDied("the engine has not been started; use `async with AsyncEngine(...)`")
+        return self._front
+
+    def _name(self) -> str:
+        return f"request-{next(self._numbers)}"
+
+    async def _stream(
+        self, front: Front, prepare: Callable[[], Request], params: SamplingParams
+    ) -> AsyncGenerator[AnswerPiece]:
+        request = await asyncio.to_thread(prepare)
+        answer = front.answer(request, params)
+        async with aclosing(self._link.generate(request)) as deltas:
+            async for delta in deltas:
+                if delta.error:
+                    raise SaccadeError(delta.error)
+                piece = answer.push(delta)
+                if piece is not None:
+                    yield piece
+                if answer.done:
+                    return

@@ -1,0 +1,231 @@
+"""mixed_load: text streams over HTTP while pictures arrive, as many users would send them.
+
+takes   the options of an engine; rates and a phase length
+gives   the waits of text and picture requests, phase by phase: text only, then with more and more pictures
+owns    a server process while it runs
+
+The load is open: requests arrive by a Poisson process whether or not earlier ones are answered, and a wait
+counts from the moment a request was due, so a client that falls behind does not flatter the server.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httpx
+import msgspec
+import numpy as np
+from rich.progress import Progress, TaskID
+
+from saccade.bench.anchors import Scale, chosen_scale
+from saccade.bench.figures import Row, percentile
+from saccade.bench.inputs import Inputs
+from saccade.bench.options import BenchOptions, Workload
+from saccade.bench.server import SERVED_NAME, serving
+from saccade.checkpoint import Checkpoint
+from saccade.config import EngineConfig
+from saccade.errors import ConfigError, SaccadeError
+from saccade.text.tokens import Tokens
+
+Kind = Literal["text", "image"]
+IMAGE_QUESTION_TOKENS = 16
+PATIENCE = 60.0  # seconds requests still open at the end of a phase get
+WARM_REQUESTS = 2  # of each kind, before the first phase
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request and when it is due, in seconds from the start of its phase."""
+
+    due: float
+    kind: Kind
+
+
+@dataclass
+class Stream:
+    """What a client saw of one request. Times are seconds; `first` counts from when it was due."""
+
+    kind: Kind
+    first: float | None = None
+    gaps: list[float] = field(default_factory=list)  # between pieces of text
+    done: bool = False
+    error: str | None = None
+
+
+def poisson(rate: float, seconds: float, rng: np.random.Generator) -> list[float]:
+    """Arrivals of a Poisson process of `rate` per second in 0 .. seconds."""
+    times: list[float] = []
+    now = 0.0
+    while (now := now + float(rng.exponential(1 / rate))) < seconds:
+        times.append(now)
+    return times
+
+
+def plan_phase(text_rate: float, image_rate: float, seconds: float, seed: Sequence[int]) -> list[Arrival]:
+    """The arrivals of one phase, in order; the same for the same seed. There is at least one of each kind."""
+    text_rng, image_rng = (np.random.default_rng([*seed, stream]) for stream in (0, 1))
+    arrivals = [Arrival(due, "text") for due in poisson(text_rate, seconds, text_rng) or [0.0]]
+    if image_rate > 0:
+        arrivals += [Arrival(due, "image") for due in poisson(image_rate, seconds, image_rng) or [0.0]]
+    return sorted(arrivals, key=lambda arrival: arrival.due)
+
+
+class Bodies:
+    """Request bodies, ready to send. Every one is new."""
+
+    def __init__(self, inputs: Inputs, scale: Scale) -> None:
+        self._inputs = inputs
+        self._scale = scale
+
+    def make_all(self, arrivals: Sequence[Arrival]) -> list[bytes]:
+        return [self.make(arrival.kind) for arrival in arrivals]
+
+    def make(self, kind: Kind) -> bytes:
+        content: str | list[dict[str, object]]
+        if kind == "text":
+            content = self._inputs.words(self._scale.input_tokens)
+        else:
+            url = self._inputs.data_uri(self._scale.size)
+            content = [
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "text", "text": self._inputs.words(IMAGE_QUESTION_TOKENS)},
+            ]
+        return msgspec.json.encode(
+            {
+                "model": SERVED_NAME,
+                "messages": [{"role": "user", "content": content}],
+                "max_tokens": self._scale.output_tokens,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        )
+
+
+async def follow(client: httpx.AsyncClient, body: bytes, kind: Kind, due: float) -> Stream:
+    """Sends one request and times its stream; never raises."""
+    seen = Stream(kind)
+    last = 0.0
+    try:
+        async with client.stream("POST", "/v1/chat/completions", content=body) as response:
+            if response.status_code != 200:
+                seen.error = (
+                    f"{response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
+                )
+                return seen
+            async for line in response.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                now = time.perf_counter()
+                if line == "data: [DONE]":
+                    seen.done = True
+                    return seen
+                event = msgspec.json.decode(line[6:])
+                if "error" in event:
+                    seen.error = str(event["error"].get("message"))
+                    return seen
+                if seen.first is None:
+                    seen.first = now - due
+                if event["choices"] and event["choices"][0]["delta"].get("content"):
+                    seen.gaps += [now - last] if last else []
+                    last = now
+    except httpx.HTTPError as error:
+        seen.error = type(error).__name__
+    return seen
+
+
+async def run_phase(
+    client: httpx.AsyncClient,
+    arrivals: Sequence[Arrival],
+    bodies: Sequence[bytes],
+    bar: Progress,
+    task: TaskID,
+) -> list[Stream]:
+    """Sends every request when it is due; waits, within patience, until all are answered."""
+    start = time.perf_counter()
+    streams: list[asyncio.Task[Stream]] = []
+    for arrival, body in zip(arrivals, bodies, strict=True):
+        await asyncio.sleep(max(0.0, start + arrival.due - time.perf_counter()))
+        streams.append(asyncio.create_task(follow(client, body, arrival.kind, start + arrival.due)))
+        streams[-1].add_done_callback(lambda _: bar.advance(task))
+    _, late = await asyncio.wait(streams, timeout=PATIENCE)
+    for stream in late:
+        stream.cancel()
+    if late:
+        await asyncio.wait(late)
+    return [stream.result() for stream in streams if stream not in late]
+
+
+def summarise(
+    phase: str, arrivals: Sequence[Arrival], streams: Sequence[Stream], note: str = ""
+) -> list[Row]:
+    """p50 and p99 of the waits of one phase, in milliseconds."""
+    good = [stream for stream in streams if stream.done and stream.first is not None]
+    lost, note = len(arrivals) - len(good), ""
+    if lost:
+        reasons = sorted({stream.error for stream in streams if stream.error})
+        note = f"{lost} of {len(arrivals)} unanswered" + (f" ({reasons[0]})" if reasons else "")
+    rows = []
+    for metric, samples in _waits(good).items():
+        for share in (50, 99):
+            rows.append(
+                Row(
+                    workload="mixed_load",
+                    metric=f"{phase}: {metric} p{share}",
+                    unit="ms",
+                    value=percentile(samples, share / 100),
+                    samples=tuple(round(sample, 3) for sample in samples) if share == 50 else (),
+                    parameters={"requests": len(arrivals), "lost": lost},
+                    note=note,
+                )
+            )
+    if not rows:
+        raise SaccadeError(f"mixed_load, {phase}: no request was answered; {note}")
+    return rows
+
+
+def _waits(streams: Sequence[Stream]) -> dict[str, list[float]]:
+    """Milliseconds by metric; a metric nobody measured is left out."""
+    waits: dict[str, list[float | None]] = {
+        "text ttft": [stream.first for stream in streams if stream.kind == "text"],
+        "inter-token": [gap for stream in streams if stream.kind == "text" for gap in stream.gaps],
+        "image ttft": [stream.first for stream in streams if stream.kind == "image"],
+    }
+    return {name: [wait * 1e3 for wait in each if wait is not None] for name, each in waits.items() if each}
+
+
+async def _phases(
+    url: str, bodies: Bodies, workload: Workload, options: BenchOptions, bar: Progress
+) -> list[Row]:
+    rates = (0.0, *options.image_rates)
+    task = bar.add_task(workload.name, total=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(options.phase_seconds + 2 * PATIENCE)
+    rows: list[Row] = []
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
+        for kind in ("text", "image") * WARM_REQUESTS:
+            warm = await follow(client, bodies.make(kind), kind, time.perf_counter())
+            if warm.error:
+                raise SaccadeError(f"mixed_load: the server refused a request: {warm.error}")
+        for number, rate in enumerate(rates):
+            arrivals = plan_phase(options.text_rate, rate, options.phase_seconds, (options.seed, number))
+            bar.update(task, total=len(arrivals), completed=0, description=f"preparing phase {number + 1}")
+            ready = await asyncio.to_thread(bodies.make_all, arrivals)
+            phase = f"+ {rate:g} images/s" if rate else "text only"
+            bar.update(task, description=f"{workload.name} {phase}")
+            streams = await run_phase(client, arrivals, ready, bar, task)
+            rows += summarise(phase, arrivals, streams)
+    return rows
+
+
+def mixed_load(
+    config: EngineConfig, checkpoint: Checkpoint, workload: Workload, options: BenchOptions, bar: Progress
+) -> list[Row]:
+    if checkpoint.chat_template is None:
+        raise ConfigError(f"mixed_load asks over the chat route; {checkpoint.name} has no chat template")
+    scale = chosen_scale(workload, options)
+    bodies = Bodies(Inputs(checkpoint, Tokens.load(checkpoint), options.seed), scale)
+    with serving(config) as url:
+        return asyncio.run(_phases(url, bodies, workload, options, bar))

@@ -1,0 +1,76 @@
+"""What a figure was measured on: the machine, the versions, the state of the source."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from saccade import __version__
+
+PACKAGES = ("torch", "triton", "transformers", "numpy", "pillow", "tokenizers", "safetensors")
+
+Facts = dict[str, str | int | float | None]
+
+
+def device_name(device: str) -> str:
+    """The accelerator's name, or the processor's."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    return _cpu_name()
+
+
+def describe(device: str) -> Facts:
+    facts: Facts = {
+        "device": device_name(device),
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
+    }
+    if device.startswith("cuda"):
+        properties = torch.cuda.get_device_properties(torch.device(device))
+        facts["device_memory_gib"] = round(properties.total_memory / (1 << 30), 1)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def versions() -> dict[str, str]:
+    found = {"saccade": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The source's commit, with a + when files differ from it; None when this is no checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,92 @@
+"""A server process of our own, for as long as a load runs against it.
+
+takes   the options of an engine
+gives   the URL of a server on 127.0.0.1 that is ready
+owns    the process and its log; both are gone afterwards
+"""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import httpx
+
+from saccade.config import EngineConfig
+from saccade.errors import ConfigError
+
+SERVED_NAME = "bench"
+START_SECONDS = 900.0  # a large checkpoint on a slow disk
+STOP_SECONDS = 30.0
+LOG_LINES = 15  # shown when the server does not start
+
+
+def engine_flags(config: EngineConfig) -> list[str]:
+    """The engine's options as flags of `saccade serve`; None is left to the server."""
+    flags = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        name = field.name.replace("_", "-")
+        if field.name == "model" or value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags += [f"--{name}", str(value)]
+    return flags
+
+
+@contextlib.contextmanager
+def serving(config: EngineConfig) -> Iterator[str]:
+    """The base URL of a ready server; it is stopped on leaving."""
+    with tempfile.TemporaryDirectory(prefix="saccade-bench-") as folder:
+        log = Path(folder) / "server.log"
+        port = _free_port()
+        command = [sys.executable, "-m", "saccade.cli", "serve", config.model, *engine_flags(config)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
+        command += ["--shutdown-timeout", "5"]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _await_ready(process, url, log)
+            yield url
+        finally:
+            _stop(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+            raise ConfigError(
+                f"the server ended with status {process.returncode} before it was ready: {last}"
+            )
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready", timeout=5.0, trust_env=False).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise ConfigError(f"the server was not ready after {START_SECONDS:.0f} seconds")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

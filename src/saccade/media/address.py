@@ -1,0 +1,132 @@
+"""Where a URL leads, and whether one may go there.
+
+takes   a URL as somebody wrote it
+gives   scheme, host, port and path without any doubt about what they are; the addresses to connect to
+never   accepts what two parsers could read in two ways; gives an address that is not public
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from saccade.config import MediaLimits
+from saccade.errors import MediaRefused
+
+Resolve = Callable[[str, int], Sequence[str]]
+
+MAX_URL = 8192  # characters of an http URL
+_PORTS = {"http": 80, "https": 443}
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]*)?")
+_ODD_HOST = "The URL's host is neither a name nor a plainly written address."
+# The only IPv6 space in public use, and what inside it stands for IPv4 addresses in disguise.
+_PUBLIC_V6 = ipaddress.ip_network("2000::/3")
+_DISGUISED_V6 = (ipaddress.ip_network("2002::/16"), ipaddress.ip_network("2001::/32"))
+_RELAY_V4 = ipaddress.ip_network("192.88.99.0/24")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A checked http or https URL."""
+
+    scheme: str
+    host: str  # lower case ASCII; an IPv6 address without brackets
+    port: int
+    path: str  # with the query
+
+    @property
+    def authority(self) -> str:
+        """For the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def parse(url: str) -> Target:
+    """Reads an http(s) URL strictly."""
+    if len(url) > MAX_URL:
+        raise MediaRefused(f"The URL has {len(url)} characters; at most {MAX_URL} are allowed.")
+    if not all("!" <= letter <= "~" for letter in url) or "\\" in url:
+        raise MediaRefused(
+            "The URL contains a space, a backslash, a control or a non-ASCII character; percent-encode it"
+            " (and write an international host name in its ASCII form)."
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise MediaRefused("The URL cannot be read.") from error
+    if parts.scheme not in _PORTS or not parts.netloc:
+        raise MediaRefused("Only http and https URLs with a host are fetched.")
+    if "@" in parts.netloc:
+        raise MediaRefused("The URL contains a user name or '@' before the path; remove it.")
+    if "#" in url:
+        raise MediaRefused("The URL contains a fragment ('#...'); remove it.")
+    if port == 0:
+        raise MediaRefused("The URL has the port 0.")
+    host = _host(parts.netloc)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(parts.scheme, host, port or _PORTS[parts.scheme], path)
+
+
+def _host(netloc: str) -> str:
+    """The host of a network location, as a name or a plainly written address."""
+    if match := _BRACKETED.fullmatch(netloc):
+        return _address(ipaddress.IPv6Address, match[1])
+    host = netloc.partition(":")[0].lower().removesuffix(".")
+    labels = host.split(".")
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise MediaRefused(_ODD_HOST)
+    # A name that ends in a number is an address; decimal, octal, hexadecimal and short forms are not plain.
+    return _address(ipaddress.IPv4Address, host) if _NUMBER.fullmatch(labels[-1]) else host
+
+
+def _address(kind: Callable[[str], object], text: str) -> str:
+    try:
+        return str(kind(text))
+    except ValueError:
+        raise MediaRefused(_ODD_HOST) from None
+
+
+def check_domain(host: str, limits: MediaLimits) -> None:
+    """`allowed_domains` holds exact host names; one that begins with a dot stands for all names under it."""
+    allowed = limits.allowed_domains
+    if allowed is None:
+        return
+    for domain in (entry.lower() for entry in allowed):
+        if host == domain or (domain.startswith(".") and host.endswith(domain)):
+            return
+    raise MediaRefused("Media may not be fetched from this host; use an allowed one or send a data URI.")
+
+
+def is_public(address: str) -> bool:
+    """Whether anybody on the internet reaches this address, and it is not an IPv4 address in disguise."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if parsed.is_multicast or not parsed.is_global:
+        return False
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return parsed not in _RELAY_V4
+    return parsed in _PUBLIC_V6 and not any(parsed in network for network in _DISGUISED_V6)
+
+
+def addresses(target: Target, limits: MediaLimits, resolve: Resolve) -> list[str]:
+    """Every address of the host; all of them must be public, or none is used."""
+    try:
+        found = list(dict.fromkeys(resolve(target.host, target.port)))
+    except (OSError, UnicodeError):
+        found = []
+    if not found:
+        raise MediaRefused("The URL's host is not known.")
+    if not limits.allow_private_addresses and not all(is_public(address) for address in found):
+        raise MediaRefused("The URL leads to an address that is not public; send the media as a data URI.")
+    return found
+
+
+def system_resolve(host: str, port: int) -> list[str]:
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]

@@ -1,0 +1,179 @@
+"""The engine's `Delta`s of one request, folded into text, finish reasons and usage.
+
+takes   `Delta`s of one request, in the order they come
+gives   `AnswerPiece`s for a stream; the whole `Choice`s and `Usage` for who wants them at the end
+owns    one `TextStream` per choice
+
+Streaming and not streaming read the same object, so they cannot differ.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from saccade.request import Delta, FinishReason, Request, TokenLogprobs
+from saccade.text.detokenise import TextStream
+from saccade.text.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """One token and its log-probability, spelled out."""
+
+    id: int
+    text: str  # with U+FFFD where it is only part of a character
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """The sampled token, and the likeliest ones beside it."""
+
+    sampled: TokenText
+    top: tuple[TokenText, ...]  # best first
+
+
+@dataclass(frozen=True)
+class AnswerPiece:
+    """What one delta added to one choice. `text` may be empty while text is held back."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenChoice, ...]  # one per token id when they were asked for, else none
+    finish: FinishReason | None
+    stop: str | None = None  # what ended it: the stop string; None for end tokens and lengths
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int  # visual tokens included
+    completion_tokens: int  # of all choices; tokens after a stop string not counted
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    visual_tokens: int  # of the prompt
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass
+class Choice:
+    """One choice as far as it has come."""
+
+    index: int
+    pieces: list[str] = field(default_factory=list)  # of the text; joined only when asked for
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenChoice] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        if len(self.pieces) > 1:
+            self.pieces = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+
+class Answer:
+    """All choices of one request.
+
+    When `done` turns true no further delta changes anything. If `must_cancel` is true as well, a stop string
+    ended the last choice and the engine is still generating: close its iterator, or cancel the request. (With
+    n > 1, choices that a stop string ended early go on in the engine until all are done; what they produce is
+    dropped and not counted.)
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokens: Tokens,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        sampling = request.sampling
+        self.choices = [Choice(index) for index in range(sampling.n)]
+        self._streams = [
+            TextStream(tokens, stop, include_stop, skip_special, sampling.min_tokens)
+            for _ in range(sampling.n)
+        ]
+        self._tokens = tokens
+        self._include_stop = include_stop
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._want_logprobs = sampling.logprobs is not None
+        self._prompt_tokens = request.length
+        self._visual_tokens = sum(media.view.tokens for media in request.media)
+        self._cached_tokens = 0
+        self._ended_by_engine = 0
+
+    @property
+    def done(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    @property
+    def must_cancel(self) -> bool:
+        return self.done and self._ended_by_engine < len(self.choices)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=sum(len(choice.token_ids) for choice in self.choices),
+            cached_tokens=self._cached_tokens,
+            visual_tokens=self._visual_tokens,
+        )
+
+    def push(self, delta: Delta) -> AnswerPiece | None:
+        """Takes the next delta; None when its choice has already ended."""
+        self._cached_tokens = max(self._cached_tokens, delta.cached_tokens)
+        self._ended_by_engine += delta.finish is not None
+        choice = self.choices[delta.index]
+        if choice.finish_reason is not None:
+            return None
+        piece = self._read(delta)
+        if piece.text:
+            choice.pieces.append(piece.text)
+        choice.token_ids.extend(piece.token_ids)
+        choice.logprobs.extend(piece.logprobs)
+        choice.finish_reason = piece.finish
+        choice.error = piece.error
+        return piece
+
+    def _read(self, delta: Delta) -> AnswerPiece:
+        stream = self._streams[delta.index]
+        shown = delta.tokens
+        if delta.finish == "stop" and shown and shown[-1] in self._stop_ids and not self._include_stop:
+            shown = shown[:-1]  # the end token ends the text; it is not part of it
+        piece = stream.push(shown)
+        used = piece.tokens_used if piece.stopped else len(delta.tokens)
+        text, finish = piece.text, delta.finish
+        if not piece.stopped and finish is not None:
+            text += stream.finish()
+        if stream.stopped:
+            finish = "stop"
+        return AnswerPiece(
+            index=delta.index,
+            text=text,
+            token_ids=delta.tokens[:used],
+            logprobs=self._spell(delta.tokens[:used], delta.logprobs[:used]),
+            finish=finish,
+            stop=stream.stop_found,
+            error=delta.error,
+        )
+
+    def _spell(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenChoice, ...]:
+        if not self._want_logprobs:
+            return ()
+        return tuple(
+            TokenChoice(
+                sampled=self._token(index, at.sampled),
+                top=tuple(self._token(other, value) for other, value in at.top),
+            )
+            for index, at in zip(ids, logprobs, strict=True)
+        )
+
+    def _token(self, index: int, logprob: float) -> TokenText:
+        spelled = self._tokens.token_bytes(index)
+        return TokenText(index, spelled.decode(errors="replace"), spelled, logprob)

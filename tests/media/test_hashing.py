@@ -1,0 +1,35 @@
+"""The identity of media: everything that changes a picture changes its hash."""
+
+from saccade.media.hashing import content_hash, part_hash
+
+BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
+
+
+def test_every_part_is_in_the_hash() -> None:
+    others = [
+        ("WEBP", "RGB", (4, 6), b"x" * 72),
+        ("PNG", "L", (4, 6), b"x" * 72),
+        ("PNG", "RGB", (6, 4), b"x" * 72),
+        ("PNG", "RGB", (46,), b"x" * 72),
+        ("PNG", "RGB", (4, 6), b"x" * 71 + b"y"),
+        ("PNGR", "GB", (4, 6), b"x" * 72),  # the same letters, cut elsewhere
+    ]
+    hashes = {content_hash(*BASE), *(content_hash(*other) for other in others)}
+    assert len(hashes) == len(others) + 1
+    assert all(len(one) == 32 for one in hashes)
+    assert content_hash(*BASE) == content_hash(*BASE)
+
+
+def test_tenants_do_not_share_hashes() -> None:
+    assert len({content_hash(*BASE, salt) for salt in (b"", b"a", b"b", b"a" * 99)}) == 4
+    assert content_hash(*BASE, b"a") == content_hash(*BASE, b"a")
+
+
+def test_pairs_of_frames_have_hashes_of_their_own() -> None:
+    one, other = content_hash(*BASE), content_hash(*BASE, b"a")
+    assert (
+        len(
+            {part_hash(one, [0, 1]), part_hash(one, [1, 0]), part_hash(one, [2, 3]), part_hash(other, [0, 1])}
+        )
+        == 4
+    )

@@ -1,0 +1,154 @@
+"""The command line: every option reaches its config, nonsense is told what to write instead."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from saccade import cli
+from saccade.config import EngineConfig, MediaLimits, ServeConfig
+from tests.parity.oracle import picture
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, arguments)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServeConfig]]:
+    """Collects what `saccade serve` would start."""
+    calls: list[tuple[EngineConfig, ServeConfig]] = []
+
+    def record(engine: EngineConfig, config: ServeConfig) -> int:
+        calls.append((engine, config))
+        return 0
+
+    monkeypatch.setattr(cli, "run_server", record)
+    return calls
+
+
+def test_serve_without_options_is_the_config_without_options(
+    started: list[tuple[EngineConfig, ServeConfig]],
+) -> None:
+    assert run("serve").exit_code == 0
+    assert started == [(EngineConfig(model="embedded"), ServeConfig())]
+
+
+# Every option with a value that is not its default, and the field it must reach.
+ENGINE_OPTIONS = {
+    "device": ("cpu", "cpu"),
+    "dtype": ("float16", "float16"),
+    "load-format": ("dummy", "dummy"),
+    "max-model-len": ("100", 100),
+    "max-num-seqs": ("3", 3),
+    "max-num-batched-tokens": ("64", 64),
+    "max-queue": ("5", 5),
+    "block-size": ("8", 8),
+    "num-blocks": ("99", 99),
+    "gpu-memory-utilization": ("0.5", 0.5),
+    "kv-cache-bytes": ("2GiB", 2 << 30),
+    "vision-cache-bytes": ("0", 0),
+    "prefix-caching": (None, False),
+    "overlap": (None, False),
+    "seed": ("4", 4),
+}
+
+
+def test_the_table_above_has_every_engine_option() -> None:
+    names = {field.name.replace("_", "-") for field in fields(EngineConfig)}
+    assert names - {"model"} == set(ENGINE_OPTIONS)
+
+
+@pytest.mark.parametrize("name", ENGINE_OPTIONS)
+def test_an_engine_option_arrives(started: list[tuple[EngineConfig, ServeConfig]], name: str) -> None:
+    text, value = ENGINE_OPTIONS[name]
+    words = [f"--no-{name}"] if text is None else [f"--{name}", text]
+    result = run("serve", "somewhere", *words)
+    assert result.exit_code == 0, result.output
+    engine, _ = started[0]
+    assert engine.model == "somewhere"
+    assert getattr(engine, name.replace("-", "_")) == value
+
+
+def test_server_and_media_options_arrive(
+    started: list[tuple[EngineConfig, ServeConfig]], tmp_path: Path
+) -> None:
+    words = "--host 0.0.0.0 --port 0 --api-key a --api-key b --served-model-name m --max-body-bytes 1MiB"
+    words += " --request-timeout 9 --read-timeout 7 --shutdown-timeout 2"
+    words += " --limit-mm-per-prompt image=2,video=0 --max-image-pixels 1000"
+    words += " --allowed-media-domains x.example --media-fetch-timeout 3"
+    assert run("serve", *words.split(), "--allowed-local-media-path", str(tmp_path)).exit_code == 0
+    media = MediaLimits(
+        images_per_prompt=2,
+        videos_per_prompt=0,
+        max_pixels=1000,
+        allowed_domains=("x.example",),
+        allowed_local_path=tmp_path,
+        fetch_timeout=3.0,
+    )
+    _, config = started[0]
+    assert config == ServeConfig(
+        host="0.0.0.0",
+        port=0,
+        api_keys=("a", "b"),
+        served_model_names=("m",),
+        max_body_bytes=1 << 20,
+        request_timeout=9.0,
+        read_timeout=7.0,
+        shutdown_timeout=2.0,
+        media=media,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-cache-bytes", "lots"],
+        ["--limit-mm-per-prompt", "smell=3"],
+        ["--limit-mm-per-prompt", "image=-1"],
+        ["--device", "abacus"],
+        ["--port", "http"],
+        ["--shiny"],
+        ["--allowed-local-media-path", "/nowhere/at/all"],
+    ],
+)
+def test_nonsense_is_refused_with_the_option_named(words: list[str]) -> None:
+    result = run("serve", *words)
+    assert result.exit_code == 2
+    assert words[0] in result.output
+
+
+def test_config_errors_are_one_line_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["saccade", "serve", "--port", "99999"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "saccade: port is 99999; it must be 0 to 65535\n"
+
+
+def test_the_question_is_what_is_not_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    picture(40, 40, 1).save(path)
+    assert cli._split_question((str(path), "What?")) == ([path], "What?")
+    assert cli._split_question((str(path),)) == ([path], None)
+    assert cli._split_question(("What?",)) == ([], "What?")
+    with pytest.raises(click.UsageError, match="nofile"):
+        cli._split_question(("nofile.png", str(path), "What?"))
+
+
+def test_help_shows_examples_for_every_command() -> None:
+    for command in cli.app.commands.values():
+        text = run(command.name or "", "--help").output
+        assert "Examples:" in text
+        assert f"saccade {command.name}" in text
+
+
+def test_sizes() -> None:
+    assert cli.size_in_bytes("1.5kib") == 1536
+    assert cli.size_in_bytes("2MB") == 2_000_000
+    assert cli.size_in_bytes("17") == 17

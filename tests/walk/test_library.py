@@ -1,0 +1,159 @@
+"""The library from the outside: forms of prompts, results, seeds, stops, errors that cost nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade import LLM, SamplingParams
+from saccade.errors import ConfigError, ContextTooLong, InvalidValue, MediaRefused
+from tests.parity.oracle import picture
+
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(vl_folder: Path) -> Iterator[LLM]:
+    made = LLM(str(vl_folder), device="cpu", progress=False, num_blocks=256)
+    yield made
+    made.close()
+
+
+def texts(llm: LLM, prompts: Any, params: SamplingParams) -> list[list[str]]:
+    return [[choice.text for choice in output.outputs] for output in llm.generate(prompts, params)]
+
+
+def test_every_form_of_a_prompt_gives_the_same_answer(llm: LLM, tmp_path: Path) -> None:
+    image = picture(90, 60, 1)
+    path = tmp_path / "picture.png"
+    image.save(path)
+    prompt = IMAGE + "What is it?"
+    ids = llm.front.tokens.encode(prompt)
+    forms = [
+        {"prompt": prompt, "images": [image]},
+        {"prompt": prompt, "images": [path]},
+        {"prompt": prompt, "images": [str(path)]},
+        {"prompt": prompt, "images": [path.read_bytes()]},
+        {"prompt_token_ids": ids, "images": [image]},
+    ]
+    answers = texts(llm, forms, GREEDY)
+    assert answers == [answers[0]] * len(forms)
+
+
+def test_a_single_prompt_is_a_list_of_one(llm: LLM) -> None:
+    ids = llm.front.tokens.encode("The eye jumps")
+    assert texts(llm, "The eye jumps", GREEDY) == texts(llm, [ids], GREEDY) == texts(llm, ids, GREEDY)
+
+
+def test_results_tell_tokens_reason_and_usage(llm: LLM) -> None:
+    asked = {"prompt": IMAGE + "What is it?", "images": [picture(64, 64, 2)]}
+    (output,) = llm.generate(asked, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=3))
+    (choice,) = output.outputs
+    assert len(choice.token_ids) == len(choice.logprobs) == 5
+    assert choice.finish_reason == "length"
+    for token, told in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert told.sampled.id == token == told.top[0].id
+        assert len(told.top) == 3
+        assert told.sampled.logprob == told.top[0].logprob >= told.top[1].logprob
+    usage = output.usage
+    assert usage.visual_tokens == 4
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(output.prompt_token_ids) + 3, 5)
+
+
+def test_a_seed_repeats_itself_whatever_else_is_in_the_batch(llm: LLM) -> None:
+    seeded = SamplingParams(max_tokens=20, temperature=1.5, seed=7, ignore_eos=True)
+    alone = texts(llm, "The eye", seeded)
+    crowd = [SamplingParams(max_tokens=20, temperature=1.0, seed=index) for index in range(6)]
+    among = llm.generate(
+        ["A picture of"] * 3 + ["The eye"] + ["Read the"] * 3, [*crowd[:3], seeded, *crowd[3:]]
+    )
+    assert [among[3].outputs[0].text] == alone[0]
+    other = SamplingParams(max_tokens=20, temperature=1.5, seed=8, ignore_eos=True)
+    assert texts(llm, "The eye", other) != alone
+
+
+def test_choices_of_one_request_differ_and_repeat(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.5, seed=3, n=4, ignore_eos=True)
+    first, second = texts(llm, "The eye", params)[0], texts(llm, "The eye", params)[0]
+    assert first == second
+    assert len(set(first)) == 4
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    whole = texts(llm, "The eye jumps", SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))[0][0]
+    stop = whole[10:13]
+    (output,) = llm.generate(
+        "The eye jumps", SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, stop=[stop])
+    )
+    assert output.outputs[0].text == whole[: whole.index(stop)]
+    assert output.outputs[0].finish_reason == "stop"
+    assert llm.engine.idle
+
+
+def test_a_stop_token_ends_it_but_not_before_the_least(llm: LLM) -> None:
+    ids = llm.generate("The eye jumps", GREEDY)[0].outputs[0].token_ids
+    early = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop_token_ids=(ids[3],))
+    assert llm.generate("The eye jumps", early)[0].outputs[0].token_ids == ids[: ids.index(ids[3]) + 1]
+    late = SamplingParams(
+        max_tokens=12, min_tokens=8, temperature=0, ignore_eos=True, stop_token_ids=(ids[3],)
+    )
+    assert len(llm.generate("The eye jumps", late)[0].outputs[0].token_ids) >= 8
+
+
+def test_a_bias_decides(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logit_bias={42: 100.0})
+    assert llm.generate("The eye", params)[0].outputs[0].token_ids == [42] * 4
+
+
+def test_repetition_is_penalised(llm: LLM) -> None:
+    biased = {42: 100.0}
+    params = SamplingParams(
+        max_tokens=4, temperature=0, ignore_eos=True, logit_bias=biased, repetition_penalty=100.0
+    )
+    assert llm.generate("The eye", params)[0].outputs[0].token_ids.count(42) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ("", InvalidValue),
+        (IMAGE, InvalidValue),
+        ({"prompt": "no place", "images": [picture(40, 40, 1)]}, InvalidValue),
+        ({"prompt": IMAGE, "images": [b"no picture"]}, MediaRefused),
+        ({"prompt": "a", "pictures": []}, InvalidValue),
+        ({"images": []}, InvalidValue),
+        ("hello " * 5000, ContextTooLong),
+        ([512], InvalidValue),
+    ],
+)
+def test_a_bad_prompt_stops_the_call_before_anything_runs(
+    llm: LLM, prompt: Any, error: type[Exception]
+) -> None:
+    steps = llm.engine.stats().steps
+    with pytest.raises(error):
+        llm.generate(["a good one", prompt], GREEDY)
+    assert llm.engine.stats().steps == steps
+    assert llm.engine.idle
+    llm.engine.check()
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+    content = [{"type": "image", "image": picture(70, 50, 3)}, {"type": "text", "text": "What is it?"}]
+    one = [{"role": "user", "content": content}]
+    (first,) = llm.chat(one, GREEDY)
+    again = llm.chat([one, one], GREEDY)
+    assert [output.outputs[0].text for output in again] == [first.outputs[0].text] * 2
+    assert again[0].usage.cached_tokens > 0
+
+
+def test_options_that_cannot_be_met_say_so(vl_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 999999"):
+        LLM(str(vl_folder), device="cpu", progress=False, max_model_len=999_999)
+    with pytest.raises(ConfigError, match="holds 64 tokens"):
+        LLM(str(vl_folder), device="cpu", progress=False, max_model_len=128, num_blocks=4)
+    with pytest.raises(ConfigError, match="at least 1"):
+        LLM(str(vl_folder), device="cpu", progress=False, max_num_seqs=0)
+    with pytest.raises(TypeError):
+        LLM(str(vl_folder), device="cpu", shiny=True)
