@@ -1,9 +1,10 @@
 """What stands between two projections of an MLP.
 
-    silu_mul:  y = silu(gate) * up     of a fused projection [T, 2 * inner], gate first; silu(x) = x / (1 + e^-x)
-    gelu:      y = gelu(x + bias)      exact (erf) or by tanh
+    silu_mul:  y = silu(gate) * up    of a fused projection [T, 2 * inner], gate first
+    gelu:      y = gelu(x + bias)     exact (erf) or by tanh
 
-silu is rounded to the input's dtype before the product, x + bias before gelu, as torch does.
+with silu(x) = x / (1 + e^-x). It is rounded to the input's dtype before the product, x + bias before gelu,
+as torch does.
 
 Bytes: each input read once, the output written once. silu_mul of Qwen3-VL-8B (inner 12,288, bf16): 74 KiB per
 token, 8,192 tokens 604 MB, 141 us at the copy ceiling where the twin's three passes move 1 GB.

@@ -32,6 +32,7 @@ from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 
 PROGRAMS = 528  # four for each multiprocessor of an H200: enough bytes in flight
 MOST_SPLITS = 64
+LOG2_E = 1.4426950408889634  # the kernels take powers of two
 LONGEST_SPLIT = 4096  # tokens one program may walk through when others have long finished
 
 
@@ -55,13 +56,12 @@ def default_splits(rows: int, kv_heads: int, max_context: int, chunk: int) -> in
 
 
 @jit
-def _span(length, window, WINDOW: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
-          CHUNK: tl.constexpr):  # fmt: skip
+def _span(length, window, splits, WINDOW: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """The first token a row reads, and the tokens of each split."""
     low = length * 0
     if WINDOW:
         low = tl.maximum(length - window, 0)
-    share = tl.cdiv(length - low, SPLITS)
+    share = tl.cdiv(length - low, splits)
     return low, tl.maximum(tl.cdiv(share, TILE) * TILE, CHUNK)
 
 
@@ -96,25 +96,25 @@ def _walk(q, k_head, v_head, table, start, stop, scale, d, DIM: tl.constexpr, LI
 
 
 @jit
-def _split_kernel(q, k_pages, v_pages, tables, lengths, out, logs, scale, window, table_stride, q_stride,
-                  HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_UP: tl.constexpr,
-                  LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-                  CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+def _split_kernel(q, k_pages, v_pages, tables, lengths, out, logs, scale, window, splits,
+                  table_stride, q_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+                  DIM_UP: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+                  CHUNK: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr,
                   PDL: tl.constexpr):  # fmt: skip
     """One split of one row and kv head. Kv heads run side by side: they share DRAM pages."""
     kv, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
     length = tl.load(lengths + row)
-    low, per = _span(length, window, WINDOW, SPLITS, TILE, CHUNK)
+    low, per = _span(length, window, splits, WINDOW, TILE, CHUNK)
     start = low + split * per
     GROUP: tl.constexpr = HEADS // KV_HEADS
     line, d = tl.arange(0, LINES), tl.arange(0, DIM_UP)
     inside = (line < GROUP)[:, None] & (d < DIM)[None, :]
     head = kv * GROUP + line
     # [rows, heads, splits, dim]; with one split this is the answer itself
-    index = (row.to(tl.int64) * HEADS + head) * SPLITS + split
+    index = (row.to(tl.int64) * HEADS + head) * splits + split
     if start >= length:
-        if SPLITS == 1:
+        if WHOLE:
             zeros = tl.zeros([LINES, DIM_UP], out.dtype.element_ty)
             tl.store(out + index[:, None] * DIM + d[None, :], zeros, mask=inside)
         return
@@ -125,27 +125,26 @@ def _split_kernel(q, k_pages, v_pages, tables, lengths, out, logs, scale, window
                             start, stop, scale, d, DIM, LINES, DIM_UP, KV_HEADS, BLOCK, TILE)  # fmt: skip
     acc = acc / total[:, None]
     tl.store(out + index[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
-    if SPLITS > 1:
+    if not WHOLE:
         tl.store(logs + index, top + tl.log2(total), mask=line < GROUP)
 
 
 @jit
-def _combine_kernel(parts, logs, lengths, out, window, HEADS: tl.constexpr, DIM: tl.constexpr,
-                    DIM_UP: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, SPLITS_UP: tl.constexpr,
-                    CHUNK: tl.constexpr, WINDOW: tl.constexpr,
-                    PDL: tl.constexpr):  # fmt: skip
+def _combine_kernel(parts, logs, lengths, out, window, splits, HEADS: tl.constexpr, DIM: tl.constexpr,
+                    DIM_UP: tl.constexpr, TILE: tl.constexpr, SPLITS_UP: tl.constexpr, CHUNK: tl.constexpr,
+                    WINDOW: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Weigh the splits of one row and head by their sums."""
     head, row = tl.program_id(0), tl.program_id(1)
     wait_for_previous(PDL)
     length = tl.load(lengths + row)
-    low, per = _span(length, window, WINDOW, SPLITS, TILE, CHUNK)
+    low, per = _span(length, window, splits, WINDOW, TILE, CHUNK)
     split, d = tl.arange(0, SPLITS_UP), tl.arange(0, DIM_UP)
     used = split < tl.cdiv(length - low, per)
     line = row.to(tl.int64) * HEADS + head
-    log = tl.load(logs + line * SPLITS + split, mask=used, other=float("-inf"))
+    log = tl.load(logs + line * splits + split, mask=used, other=float("-inf"))
     top = tl.maximum(tl.max(log, 0), -1e30)  # a padding row has no split
     weight = tl.exp2(log - top)
-    part = tl.load(parts + (line * SPLITS + split)[:, None] * DIM + d[None, :],
+    part = tl.load(parts + (line * splits + split)[:, None] * DIM + d[None, :],
                    mask=used[:, None] & (d < DIM)[None, :], other=0.0)  # fmt: skip
     total = tl.sum(weight, 0)
     value = tl.sum(weight[:, None] * part, 0) / tl.where(total > 0, total, 1.0)
@@ -176,17 +175,17 @@ def decode_attention_triton(
         parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
         logs = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
     dim_up = max(power_of_two(dim), 16)
-    sizes = {"HEADS": heads, "DIM": dim, "DIM_UP": dim_up, "TILE": tuning.tile, "SPLITS": splits}
+    sizes = {"HEADS": heads, "DIM": dim, "DIM_UP": dim_up, "TILE": tuning.tile}
     sizes |= {"CHUNK": tuning.chunk, "WINDOW": window is not None, "PDL": tuning.pdl}
     pdl = {"launch_pdl": True} if tuning.pdl else {}
     _split_kernel[(kv_heads, splits, rows)](
-        q, k_pages, v_pages, tables, lengths, parts, logs, scale * 1.4426950408889634, window or 0,
+        q, k_pages, v_pages, tables, lengths, parts, logs, scale * LOG2_E, window or 0, splits,
         tables.stride(0), q.stride(0), KV_HEADS=kv_heads, LINES=max(power_of_two(heads // kv_heads), 16),
-        BLOCK=block, **sizes, num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
+        BLOCK=block, WHOLE=splits == 1, **sizes, num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(heads, rows)](
-            parts, logs, lengths, out, window or 0, SPLITS_UP=power_of_two(splits), **sizes,
+            parts, logs, lengths, out, window or 0, splits, SPLITS_UP=power_of_two(splits), **sizes,
             num_warps=tuning.combine_warps, **pdl,
         )  # fmt: skip
     return out

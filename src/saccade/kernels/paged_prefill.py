@@ -7,14 +7,14 @@ query at place i sees places max(0, i - window + 1) .. i of its own sequence:
 
 A tile holds `lines` (query, head) pairs: the queries_per_tile = lines // group neighbouring queries of the
 group heads that share a kv head, so K and V are read once for the group. Tiles are numbered without the
-host: row r's begin at (offsets[r] - offsets[0]) // queries_per_tile + r, at least as many as it needs, and a
-program finds its row by bisection. The grid is tokens // queries_per_tile + rows tiles; the few spare ones leave at
-once. The last tiles (the longest, in one long row) start first.
+host: row r's begin at (offsets[r] - offsets[0]) // queries_per_tile + r, at least as many as it needs, and
+a program finds its row by bisection. The grid is tokens // queries_per_tile + rows tiles; the few spare
+ones leave at once. The last tiles (the longest, in one long row) start first.
 
-Operations: 4 * dim * heads * count * (context - count / 2). Bytes from L2, in 16 bits: one per `lines` FLOP; at
-128 lines and 400 TFLOP/s 3.1 TB/s, under what L2 gives. Prediction for an H200: 300-400 TFLOP/s from 4k tokens
-on (flash SDPA 321, cuDNN 561 at 8,192), 130-200 at 1,088 tokens, where 8 kv heads * 34 tiles make two uneven
-waves. The gather of K and V, and a launch for every row, fall away.
+Operations: 4 * dim * heads * count * (context - count / 2). Bytes from L2, in 16 bits: one per `lines`
+FLOP; at 128 lines and 400 TFLOP/s 3.1 TB/s, under what L2 gives. Prediction for an H200: 300-400 TFLOP/s
+from 4k tokens on (flash SDPA 321, cuDNN 561 at 8,192), 130-200 at 1,088 tokens, where 8 kv heads * 34 tiles
+make two uneven waves. The gather of K and V, and a launch for every row, fall away.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.jit import jit, power_of_two, tl, wait_for_previous
-from saccade.kernels.paged_decode import check_paged
+from saccade.kernels.paged_decode import LOG2_E, check_paged
 
 
 class PrefillTuning(NamedTuple):
@@ -161,7 +161,7 @@ def prefill_attention_triton(
     if rows == 0:
         return
     _prefill_kernel[(kv_heads, tokens // per + rows)](
-        q, k_pages, v_pages, tables, lengths, offsets, out, scale * 1.4426950408889634, window or 0, rows,
+        q, k_pages, v_pages, tables, lengths, offsets, out, scale * LOG2_E, window or 0, rows,
         tables.stride(0), q.stride(0), HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
         DIM_UP=max(power_of_two(dim), 16), LINES=tuning.lines, BLOCK=block, TILE=tuning.tile,
         WINDOW=window is not None, PDL=tuning.pdl, num_warps=tuning.warps, num_stages=tuning.stages,

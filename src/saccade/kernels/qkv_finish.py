@@ -8,8 +8,8 @@ C and S are `rope.rotary_angles`' (any number of axes is in them already). Each 
 rounds: to x's dtype after the norm and after the weight, to the wider of x and C after each product.
 
 Bytes: the projection read once, q, K and V written once: 2 * (heads + 2 * kv_heads) * dim * itemsize per
-token, 24 KiB on Qwen3-VL-8B; 8,192 tokens move 201 MB, 47 us at the copy ceiling. The twin takes nine launches
-and reads or writes about five times as much. For a decode step the launch is all that counts.
+token, 24 KiB on Qwen3-VL-8B; 8,192 tokens move 201 MB, 47 us at the copy ceiling. The twin takes nine
+launches and reads or writes about five times as much. For a decode step the launch is all that counts.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

@@ -1,23 +1,24 @@
 """From logits to tokens without sorting: the greedy choice, and a draw under top-k, top-p and min-p.
 
-`argmax`'s twin is torch's. `draw_triton`'s twin is `runtime.sampler` (scale_and_bar, then noise, then argmax):
+`argmax`'s twin is torch's. `draw_triton`'s twin is `runtime.sampler` (scale_and_bar, then noise, then
+argmax):
 
     x = (logit - best) / temperature                                   at most 0
     kept: x >= the k-th best x; x >= the least x of the smallest set of best tokens whose share of the mass of
           what top-k keeps reaches top_p; x >= log(min_p). Ties stay in.
     token = argmax over the kept of  x - log(E),   E = -log(1 - u),  u a hash of (words, token id)
 
-Both bounds have one form: the least v with F(x > v) < target, F a count (target k) or a mass (target top_p *
-total). x is never positive, so the bits of |x| order it, and the bound is searched on them: a pass over the line
-tallies F below eight pivots at once and keeps the eighth of the interval that holds the bound. The first pass
-cuts at powers of two, the second into eighths of one; what is then left inside (a fifth of the vocabulary for
-flat logits, a few tokens for a trained model) is copied aside, and the other passes look at that alone. Sums
-are in a fixed order and a line belongs to one program: neighbours change nothing.
+Both bounds have one form: the least v with F(x > v) < target, F a count (target k) or a mass (target top_p
+* total). x is never positive, so the bits of |x| order it, and the bound is searched on them: a pass over
+the line tallies F below eight pivots at once and keeps the eighth of the interval that holds the bound. The
+first pass cuts at powers of two, the second into eighths of one; what is then left inside (a fifth of the
+vocabulary for flat logits, a few tokens for a trained model) is copied aside, and the other passes look at
+that alone. Sums are in a fixed order and a line belongs to one program: neighbours change nothing.
 
-Bytes: five passes over vocab * itemsize (two without top-k and top-p). 256 lines of 151,936 float32: 156 MB a
-pass, 33 us at 4.69 TB/s; tallying takes 24 operations a value and pass, about as long. Prediction 170-250 us at
-256 lines, 60-90 us for one (a single multiprocessor works on it); half the bytes with 16-bit logits. Greedy: one
-pass, 35 us at 256.
+Bytes: five passes over vocab * itemsize (two without top-k and top-p). 256 lines of 151,936 float32: 156 MB
+a pass, 33 us at 4.69 TB/s; tallying takes 24 operations a value and pass, about as long. Prediction 170-250
+us at 256 lines, 60-90 us for one (a single multiprocessor works on it); half the bytes with 16-bit logits.
+Greedy: one pass, 35 us at 256.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -244,8 +245,8 @@ def _draw_kernel(logits, index, temperatures, ks, ps, least, words, tokens, asid
 
     most = (-tl.load(least + row)).to(tl.int32, bitcast=True)
     if (k > 0) & (k < vocab):
-        kth = _search(line, aside, vocab, best, temperature, k.to(tl.float32), best.to(tl.int32) * 0 + 0x7F800000,
-                      False, ROOM, BLOCK, TILE)  # fmt: skip
+        target = k.to(tl.float32)
+        kth = _search(line, aside, vocab, best, temperature, target, 0x7F800000, False, ROOM, BLOCK, TILE)
         if p < 1:
             kth = _search(line, aside, vocab, best, temperature, p, kth, True, ROOM, BLOCK, TILE)
         most = tl.minimum(most, kth)

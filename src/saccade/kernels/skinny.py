@@ -7,17 +7,17 @@
 
 All that counts is that W comes from memory once and without a pause: N * K * itemsize bytes, 2 * M FLOP per
 weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
-share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always takes
-the second kernel, as a norm needs whole lines. So a product with its residual and norm is two launches. Sums of
-one tuning do not depend on M beyond the padding, so rows do not hear their neighbours.
+share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
+takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
+launches. Sums of one tuning do not depend on M beyond the padding, so rows do not hear their neighbours.
 
-Three ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more: wgmma,
-W from shared memory without a transposition), "fma" multiplies in registers (M = 1 only).
+Three ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more:
+wgmma, W from shared memory without a transposition), "fma" multiplies in registers (M = 1 only).
 
-Ceiling on an H200: 4.69 TB/s. Qwen3-VL-8B, bf16, M = 1: qkv 50 MB 10.7 us, o 34 MB 7.2 us, gate_up 201 MB 42.9
-us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there, a plain one-pass kernel
-3.27-4.11. Bytes in flight needed: 4.69 TB/s * 1 us = 36 KiB per multiprocessor; a program of 32 columns and 256
-deep in 4 stages has 48 KiB.
+Ceiling on an H200: 4.69 TB/s. Qwen3-VL-8B, bf16, M = 1: qkv 50 MB 10.7 us, o 34 MB 7.2 us, gate_up 201 MB
+42.9 us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there, a plain one-pass
+kernel 3.27-4.11. Bytes in flight needed: 4.69 TB/s * 1 us = 36 KiB per multiprocessor; a program of 32
+columns and 256 deep in 4 stages has 48 KiB.
 
 With `pdl` the kernel starts beside its predecessor and asks for its first `ahead` weights per column before
 it waits: they arrive in L2 while the kernel before finishes.
@@ -95,7 +95,7 @@ def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTu
 @jit
 def _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE: tl.constexpr, LINES: tl.constexpr,
               DEPTH: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """acc + x[:, k ..] W[n, k ..]^T for one piece of K; acc is [lines, n], [n, lines] or [n, depth] by MODE."""
+    """acc + x[:, k ..] W[n, k ..]^T for one piece of K; acc [lines, n], [n, lines] or [n, depth] by MODE."""
     at = k + tl.arange(0, DEPTH)
     here = n < columns
     w_at = w + n.to(tl.int64)[:, None] * depth + at[None, :]
