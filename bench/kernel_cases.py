@@ -332,6 +332,80 @@ def product_cases(rows: tuple[int, ...]) -> Iterator[Case]:
             )
 
 
+# -- a whole layer of a decode step: what 36 of them make is the step
+
+
+class Layer(NamedTuple):
+    stream: Tensor
+    normed: Tensor
+    paged: Paged
+    finish: Finish
+    weights: dict[str, Tensor]
+    norm: skinny.Norm
+
+
+def make_layer(rows: int, context: int, device: torch.device, seed: int) -> Layer:
+    p = paged([1] * rows, [context] * rows, device, seed)
+    norm = HeadNorm(data(device, DIM), data(device, DIM), 1e-6)
+    slots = p.rows.tables[:, (context - 1) // BLOCK].long() * BLOCK + (context - 1) % BLOCK
+    finish = Finish(p.q, norm, data(device, rows, DIM), slots, p.k, p.v)
+    weights = {
+        name: data(device, PRODUCTS[name][0] * (2 if PRODUCTS[name][2] else 1), PRODUCTS[name][1]) / 64
+        for name in ("qkv", "o", "gate_up", "down")
+    }
+    stream, normed = data(device, rows, HIDDEN), data(device, rows, HIDDEN)
+    return Layer(stream, normed, p, finish, weights, skinny.Norm(data(device, HIDDEN), 1e-6))
+
+
+def run_layer(pdl: bool, ahead: int, x: Layer) -> Any:
+    """Nine launches: qkv (+ its sums), finish, attention in two, o in two, gate_up, down in two."""
+    rows = x.stream.shape[0]
+
+    def product(name: str, values: Tensor, **epilogue: Any) -> tuple[Tensor, Tensor]:
+        columns, depth, gated = PRODUCTS[name]
+        tuning = skinny.default_tuning(rows, columns, depth, gated)._replace(pdl=pdl, ahead=ahead)
+        return skinny.skinny_triton(values, x.weights[name], gated=gated, tuning=tuning, **epilogue)
+
+    f, p = x.finish, x.paged
+    qkv = product("qkv", x.normed)[0]
+    q = qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=pdl))
+    longest = max(p.rows.contexts)
+    seen = decode_attention_triton(
+        q, p.k, p.v, p.rows.tables, p.rows.lengths, DIM**-0.5, None, longest, DecodeTuning(pdl=pdl)
+    )
+    normed, stream = product("o", seen.flatten(1), residual=x.stream, norm=x.norm)
+    return product("down", product("gate_up", normed)[0], residual=stream, norm=x.norm)
+
+
+def twin_layer(x: Layer) -> Any:
+    f, p, w = x.finish, x.paged, x.weights
+    qkv = F.linear(x.normed, w["qkv"])
+    q = qkv_finish_reference(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)
+    seen = paged_attention_reference(q, p.k, p.v, p.rows, DIM**-0.5, None).flatten(1)
+    normed, stream = add_norm.add_rms_norm_reference(F.linear(seen, w["o"]), x.stream, *x.norm)
+    inner = activation.silu_mul_reference(F.linear(normed, w["gate_up"]))
+    return add_norm.add_rms_norm_reference(F.linear(inner, w["down"]), stream, *x.norm)
+
+
+def layer_cases() -> Iterator[Case]:
+    weights = 2 * (6144 * HIDDEN + HIDDEN * HIDDEN + 3 * INNER * HIDDEN)
+    for rows, context in ((1, 640), (8, 640), (32, 640), (64, 640)):
+        yield Case(
+            "layer",
+            f"{rows} x {context}",
+            partial(make_layer, rows, context),
+            4,
+            {
+                "plain": partial(run_layer, False, 0),
+                "pdl": partial(run_layer, True, 0),
+                "pdl, 512 ahead": partial(run_layer, True, 512),
+                "pdl, 2048 ahead": partial(run_layer, True, 2048),
+            },
+            {"twin": twin_layer},
+            (weights + rows * context * KV_HEADS * DIM * 4) / READ,
+        )
+
+
 # -- sampling
 
 
@@ -402,6 +476,7 @@ def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
         *point_cases(),
         *vit_cases(),
         *product_cases(rows),
+        *layer_cases(),
         *sample_cases(),
     ]
     return [case for case in every if case.part in parts]

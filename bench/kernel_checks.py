@@ -238,5 +238,6 @@ CHECKS: dict[str, tuple[Callable[[torch.device, random.Random], Iterator[Check]]
     "finish": (finish,),
     "points": (points,),
     "products": (products,),
+    "layer": (),  # made of the others
     "sample": (samples,),
 }

@@ -77,7 +77,7 @@ def check(parts: Iterable[str], device: torch.device, seed: int) -> set[str]:
                 if result.passed:
                     worst = max(worst, result.error / max(result.limit, 1e-9))
                 else:
-                    failed |= {part, "prefill"} if part == "decode" else {part}
+                    failed |= {part, "layer"} | ({"prefill"} if part == "decode" else set())
                     print(f"WRONG  {result.name}: error {result.error:.2e}, limit {result.limit:.0e}")
         print(f"check {part}: {count} comparisons, worst at {worst:.0%} of its limit", flush=True)
     return failed

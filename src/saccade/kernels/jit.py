@@ -56,11 +56,12 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @jit
-def fetch_ahead(pointers, mask, COUNT: tl.constexpr):
-    """Ask L2 for COUNT 16-bit values from each pointer on, in lines of 128 bytes; nothing waits for them."""
-    LINES: tl.constexpr = COUNT // 64 if COUNT > 64 else 1
-    lines = pointers.to(tl.int64)[:, None] + tl.arange(0, LINES)[None, :] * 128
-    wanted = mask.to(tl.int32)[:, None] + tl.zeros([1, LINES], tl.int32)
+def fetch_ahead(pointers, mask, room, COUNT: tl.constexpr):
+    """Ask L2 for the COUNT (at most `room`) 16-bit values from each pointer on; nothing waits for them."""
+    LINES: tl.constexpr = COUNT // 64 if COUNT > 64 else 1  # of 128 bytes
+    line = tl.arange(0, LINES)
+    lines = pointers.to(tl.int64)[:, None] + line[None, :] * 128
+    wanted = (mask[:, None] & (line * 64 < room)[None, :]).to(tl.int32)
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l,r",

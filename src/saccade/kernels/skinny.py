@@ -141,7 +141,7 @@ def _skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_str
     stop = tl.minimum(start + steps * DEPTH, depth)
     total = columns * (2 if GATED else 1)  # rows of W
     if PDL and AHEAD > 0:
-        fetch_ahead(w + n.to(tl.int64) * depth + start, n < columns, AHEAD)
+        fetch_ahead(w + n.to(tl.int64) * depth + start, n < columns, stop - start, AHEAD)
     wait_for_previous(PDL)
     A: tl.constexpr = LINES if MODE == "dot" else COLUMNS
     B: tl.constexpr = COLUMNS if MODE == "dot" else (LINES if MODE == "swap" else DEPTH)
@@ -245,6 +245,8 @@ def skinny_triton(
     t = tuning or default_tuning(rows, columns, depth, gated)
     if t.mode not in ("dot", "swap", "fma") or (t.mode == "fma" and rows != 1):
         raise ValueError(f"the way {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
+    if t.ahead & (t.ahead - 1):
+        raise ValueError(f"{t.ahead} weights ahead; it must be a power of two, or 0")
     if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
         raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
