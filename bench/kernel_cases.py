@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench import bare
-from saccade.kernels import activation, add_norm, rope, sample, skinny
+from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
 from saccade.kernels.attention import Rows, paged_attention_reference
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
@@ -468,6 +468,48 @@ def sample_cases() -> Iterator[Case]:
             )
 
 
+# -- pixels
+
+
+class Pixels(NamedTuple):
+    frame: Tensor  # [height, width, 3] uint8
+    first: tuple[Tensor, Tensor]  # along x, along y
+    weights: tuple[Tensor, Tensor]
+    table: Tensor
+
+
+def pixel_cases() -> Iterator[Case]:
+    def make(height: int, width: int, rows: int, columns: int, device: torch.device, _: int) -> Pixels:
+        """Weights of a plain average over the window: as many taps as the cubic has."""
+        first, weights = [], []
+        for have, want in ((width, columns * 16), (height, rows * 16)):
+            taps = int(4 * max(have / want, 1)) + 1
+            first.append((torch.arange(want) * have // want).clamp(max=max(have - taps, 0)).int().to(device))
+            weights.append(torch.full((want, taps), (1 << 22) // taps, dtype=torch.int32, device=device))
+        frame = torch.empty(height, width, 3, dtype=torch.uint8, device=device)
+        table = data(device, 3, 256, dtype=torch.float32)
+        return Pixels(frame.fill_(77), (first[0], first[1]), (weights[0], weights[1]), table)
+
+    def run(tuning: patchify.PatchTuning, grid: tuple[int, int], p: Pixels) -> Tensor:
+        rows = p.frame.permute(0, 2, 1)
+        rows = patchify.resample_triton(rows, p.first[0], p.weights[0], "x", tuning)
+        rows = patchify.resample_triton(rows, p.first[1], p.weights[1], "y", tuning)
+        return patchify.patchify_triton(rows[None], p.table, grid, 2, 16, 2, BF16, tuning)
+
+    for height, width, grid in ((1024, 1024, (62, 62)), (1080, 1920, (66, 120)), (4096, 4096, (126, 126))):
+        nbytes = 3 * height * width + 6 * height * grid[1] * 16 + 15 * 256 * grid[0] * grid[1]
+        tunings = {"256 w2": patchify.PatchTuning(), "512 w4": patchify.PatchTuning(512, 4)}
+        yield Case(
+            "pixels",
+            f"{height} x {width} to {grid[0]} x {grid[1]}",
+            partial(make, height, width, *grid),
+            copies(nbytes),
+            {name: partial(run, tuning, grid) for name, tuning in tunings.items()},
+            {},
+            nbytes / COPY,
+        )
+
+
 def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
     every = [
         *decode_cases(),
@@ -478,5 +520,6 @@ def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
         *product_cases(rows),
         *layer_cases(),
         *sample_cases(),
+        *pixel_cases(),
     ]
     return [case for case in every if case.part in parts]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench import bare
-from saccade.kernels import activation, add_norm, rope, sample, skinny
+from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
 from saccade.kernels.attention import Rows, any_shape, paged_attention_reference
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
@@ -232,6 +232,31 @@ def samples(device: torch.device, dice: random.Random) -> Iterator[Check]:
             yield Check(f"draw k {k} p {p} at {size}", share, 0.05)
 
 
+def pixels(device: torch.device, dice: random.Random) -> Iterator[Check]:
+    """Whole numbers: the sums of float64 matrix products, equal or wrong."""
+    for height, width, outputs, taps in ((90, 131, 57, 9), (300, 40, 112, 13)):
+        frame = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, device=device)
+        source = frame.permute(0, 2, 1)
+        for along, length in (("x", width), ("y", height)):
+            first = torch.tensor([dice.randint(0, length - 1) for _ in range(outputs)])
+            weights = torch.randint(-(1 << 18), 1 << 19, (outputs, taps))
+            dense = torch.zeros(outputs, length + taps, dtype=torch.float64)
+            dense.scatter_(1, first[:, None] + torch.arange(taps), weights.double())
+            wide = source.double() if along == "x" else source.double().permute(2, 1, 0)
+            sums = wide.to(device) @ dense[:, :length].t().to(device)
+            wanted = (sums / (1 << 22) + 0.5).floor().clamp(0, 255)
+            wanted = wanted if along == "x" else wanted.permute(2, 1, 0)
+            tables = first.int().to(device), weights.int().to(device)
+            made = poisoned(patchify.resample_triton, source, *tables, along)
+            yield Check(f"resample {along} {height} x {width}", float((made != wanted).sum()), 0)
+    planes = torch.randint(0, 256, (1, 64, 3, 96), dtype=torch.uint8, device=device)
+    table = torch.randn(3, 256, device=device)
+    made = poisoned(patchify.patchify_triton, planes, table, (4, 6), 2, 16, 2, torch.float32)
+    looked = table[torch.arange(3, device=device)[:, None], planes[0].long()]  # [64, 3, 96]
+    cut = looked.view(2, 2, 16, 3, 3, 2, 16).permute(0, 4, 1, 5, 3, 2, 6).reshape(24, 3, 1, 256)
+    yield compared("patchify", made, cut.expand(-1, -1, 2, -1).reshape(24, -1), torch.float32)
+
+
 CHECKS: dict[str, tuple[Callable[[torch.device, random.Random], Iterator[Check]], ...]] = {
     "decode": (attention,),
     "prefill": (),  # together with decode: the same rows
@@ -240,4 +265,5 @@ CHECKS: dict[str, tuple[Callable[[torch.device, random.Random], Iterator[Check]]
     "products": (products,),
     "layer": (),  # made of the others
     "sample": (samples,),
+    "pixels": (pixels,),
 }

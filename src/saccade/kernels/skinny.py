@@ -9,7 +9,8 @@ All that counts is that W comes from memory once and without a pause: N * K * it
 weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
 share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
 takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
-launches. Sums of one tuning do not depend on M beyond the padding, so rows do not hear their neighbours.
+launches. Sums of one tuning and one padding of x (16, 32 or 64 lines) are in one order whatever the
+neighbours.
 
 Three ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more:
 wgmma, W from shared memory without a transposition), "fma" multiplies in registers (M = 1 only).
