@@ -71,7 +71,7 @@ def test_decode_is_the_twin_for_any_length(
 ) -> None:
     poison(monkeypatch)
     tuning = DecodeTuning(tile=32, chunk=32, splits=splits)
-    out, expected = run_decode(place, [1, 2, 16, 17, 200, 33, 64], (4, 2, 64), 16, window, tuning)
+    out, expected = run_decode(place, [1, 17, 150, 32], (4, 2, 64), 16, window, tuning)
     assert_near(out, expected, place.dtype)
 
 
@@ -108,15 +108,15 @@ def test_padding_rows_give_zeros_and_read_nothing(place: Place, monkeypatch: pyt
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_row_does_not_hear_its_neighbours_when_chunks_cover_the_context(place: Place) -> None:
-    tuning = DecodeTuning(tile=16, chunk=32, splits=8)
-    alone, _ = run_decode(place, [200], (4, 2, 32), 16, None, tuning)
+    tuning = DecodeTuning(tile=16, chunk=16, splits=8)
+    alone, _ = run_decode(place, [100], (4, 2, 32), 16, None, tuning)
     heads, kv_heads, dim = 4, 2, 32
-    rows, blocks, slots = make_rows([(1, 200)], 1, 16, torch.Generator().manual_seed(7))
+    rows, blocks, slots = make_rows([(1, 100)], 1, 16, torch.Generator().manual_seed(7))
     k_pages, v_pages = make_pages(place, blocks, 16, kv_heads, dim, slots)
     q = place.randn(1, heads + 3, dim)[:, 1 : heads + 1].repeat(3, 1, 1)
     tables = rows.tables.repeat(3, 1).to(place.device)
-    lengths = torch.tensor([7, 200, 150], dtype=torch.int32, device=place.device)
-    together = decode_attention_triton(q, k_pages, v_pages, tables, lengths, dim**-0.5, None, 256, tuning)
+    lengths = torch.tensor([7, 100, 50], dtype=torch.int32, device=place.device)
+    together = decode_attention_triton(q, k_pages, v_pages, tables, lengths, dim**-0.5, None, 128, tuning)
     assert torch.equal(together[1], alone[0])
 
 
@@ -208,10 +208,10 @@ def test_prefill_is_the_twin_for_any_head(place: Place, shape: tuple[int, int, i
 
 
 @pytest.mark.parametrize("tuning", [PrefillTuning(), PrefillTuning(16, 16), PrefillTuning(64, 128, 4, 2)])
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("place", EXACT)
 def test_prefill_is_the_twin_for_any_tuning(place: Place, tuning: PrefillTuning, window: int | None) -> None:
-    work = [(150, 190), (3, 200)]
+    work = [(70, 90), (3, 80)]
     out, expected = run_prefill(place, work, 0, (2, 2, 32), 16, window, tuning)
     assert_near(out, expected, place.dtype)
 

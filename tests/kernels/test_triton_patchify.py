@@ -13,8 +13,8 @@ PROCESSING = ImageProcessing(
     patch_size=14,
     merge_size=2,
     temporal_patch_size=2,
-    min_pixels=3136,
-    max_pixels=20_000,
+    min_pixels=784,
+    max_pixels=3136,
     mean=(0.48145466, 0.4578275, 0.40821073),
     std=(0.26862954, 0.26130258, 0.27577711),
     rescale_factor=1 / 255,
@@ -28,13 +28,13 @@ def picture(place: Place, frames: int, height: int, width: int) -> torch.Tensor:
     return made.to(place.device)
 
 
-@pytest.mark.parametrize(("height", "width"), [(56, 84), (33, 65), (200, 120), (1, 1), (120, 20), (9, 150)])
+@pytest.mark.parametrize(("height", "width"), [(28, 56), (20, 40), (90, 30), (1, 1), (9, 60)])
 @pytest.mark.parametrize("frames", [1, 2])
 @pytest.mark.parametrize("place", EXACT)
 def test_patches_by_kernels_are_the_preprocessor_s(
     place: Place, frames: int, height: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if frames == 2 and height > 100:
+    if frames == 2 and height != 20:
         pytest.skip("one of each is enough")
     pixels = picture(place, frames, height, width)
     view = plain_view(b"picture", (width, height), PROCESSING)
@@ -47,8 +47,8 @@ def test_patches_by_kernels_are_the_preprocessor_s(
 
 @pytest.mark.parametrize("place", EXACT)
 def test_either_pass_takes_any_strides(place: Place) -> None:
-    pixels = picture(place, 1, 40, 50)[0]
-    first, weights = build_taps(40, 23, pixels.device)
+    pixels = picture(place, 1, 12, 12)[0, :, :10]
+    first, weights = build_taps(12, 7, pixels.device)
     across = resample_triton(pixels.permute(0, 2, 1), first, weights, "y", PatchTuning(32))
     down = resample_triton(pixels.permute(1, 2, 0), first, weights, "x", PatchTuning(32))
     assert torch.equal(across, down.permute(2, 1, 0))

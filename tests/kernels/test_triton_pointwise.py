@@ -43,7 +43,7 @@ def strided(place: Place, rows: int, width: int, seed: int = 0) -> Tensor:
     return place.randn(rows, width + 24, seed=seed)[:, 8 : width + 8]
 
 
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("width", [64, 72, 1000])
 @pytest.mark.parametrize("place", PLACES)
 def test_residual_and_rms_norm_are_the_twin(
@@ -118,7 +118,7 @@ def test_angles_are_the_twin(
     place: Place, section: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = 64 if section is None else sum(section)
-    positions = torch.randint(0, 5000, (3, 21), generator=torch.Generator().manual_seed(0)).to(place.device)
+    positions = torch.randint(0, 5000, (3, 17), generator=torch.Generator().manual_seed(0)).to(place.device)
     frequencies = (5e6 ** -(torch.arange(half) / half)).to(place.device)
     axes = None if section is None else torch.tensor(interleaved_axes(section, half), device=place.device)
     expected = rotary_angles_reference(positions, frequencies, axes, place.dtype)
@@ -134,7 +134,7 @@ def test_angles_are_the_twin(
 def test_qkv_finish_is_the_twin_and_touches_only_its_slots(
     place: Place, heads: int, kv_heads: int, dim: int, normed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, blocks, size = 5, 4, 8
+    tokens, blocks, size = 2, 2, 8
     qkv = strided(place, tokens, (heads + 2 * kv_heads) * dim)
     angles = torch.rand(tokens, dim, generator=torch.Generator().manual_seed(1)).to(place.device)
     cos, sin = angles.cos().to(place.dtype), angles.sin().to(place.dtype)

@@ -49,19 +49,23 @@ def turned(first, second, cos, sin, d, kind: tl.constexpr, DIM: tl.constexpr):
 
 
 @jit
-def _rotary_kernel(x, cos, sin, out, heads, x_token, x_head, out_token, out_head, DIM: tl.constexpr,
-                   HALF_UP: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """LINES heads of one token. Both halves are read before either is written: out may be x."""
+def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.constexpr, OUT_HEAD: tl.constexpr,
+                   DIM: tl.constexpr, HALF_UP: tl.constexpr, LINES: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
+    """LINES heads of one token. Both halves are read before either is written: out may be x.
+
+    Strides of heads are compile-time numbers: 72 is known to be a multiple of 8 only then, and loads are wide.
+    """
     token = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = DIM // 2
     head, d = tl.program_id(1) * LINES + tl.arange(0, LINES), tl.arange(0, HALF_UP)
     real = (head < heads)[:, None] & (d < HALF)[None, :]
     wait_for_previous(PDL)
-    source = x + token * x_token + head[:, None] * x_head + d[None, :]
+    source = x + token * x_token + head[:, None] * X_HEAD + d[None, :]
     first = tl.load(source, mask=real, other=0.0)
     second = tl.load(source + HALF, mask=real, other=0.0)
     low, high = turned(first, second, cos + token * DIM, sin + token * DIM, d, x.dtype.element_ty, DIM)
-    target = out + token * out_token + head[:, None] * out_head + d[None, :]
+    target = out + token * out_token + head[:, None] * OUT_HEAD + d[None, :]
     tl.store(target, low, mask=real)
     tl.store(target + HALF, high, mask=real)
 
@@ -186,8 +190,8 @@ def apply_rotary_triton(
     lines = power_of_two(min(tuning.lines, heads))
     if tokens:
         _rotary_kernel[(tokens, up(heads, lines))](
-            x, cos, sin, out, heads, x.stride(0), x.stride(1), out.stride(0), out.stride(1), DIM=dim,
-            HALF_UP=power_of_two(dim // 2), LINES=lines, PDL=tuning.pdl, num_warps=tuning.warps,
+            x, cos, sin, out, heads, x.stride(0), out.stride(0), X_HEAD=x.stride(1), OUT_HEAD=out.stride(1),
+            DIM=dim, HALF_UP=power_of_two(dim // 2), LINES=lines, PDL=tuning.pdl, num_warps=tuning.warps,
             **({"launch_pdl": True} if tuning.pdl else {}),
         )  # fmt: skip
     return out
