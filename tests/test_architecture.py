@@ -27,6 +27,7 @@ TORCH_FREE = (
     "saccade.chat",
     "saccade.async_engine",
     "saccade.bench.options",
+    "saccade.evaluate.options",
     "saccade.cache.blocks",
     "saccade.cache.prefix",
     "saccade.vision.store",
@@ -36,7 +37,13 @@ TORCH_FREE = (
 )
 
 # Tables from a name to the module that does it: the only places that import by name.
-REGISTRIES = {"saccade", "saccade.models.registry", "saccade.cli", "saccade.bench.command"}
+REGISTRIES = {
+    "saccade",
+    "saccade.models.registry",
+    "saccade.cli",
+    "saccade.bench.command",
+    "saccade.evaluate.command",
+}
 
 # Rooms that know nothing of ours, and what each other room may know.
 LEAVES = ("saccade.errors", "saccade.metrics", "saccade.kernels")

@@ -22,8 +22,9 @@ from saccade.bench.options import WORKLOADS, BenchOptions
 from saccade.chat import converse
 from saccade.config import EngineConfig, MediaLimits, ServeConfig
 from saccade.errors import SaccadeError
+from saccade.evaluate.options import EvalOptions
 
-_LATE = {"bench": "saccade.bench.command"}
+_LATE = {"bench": "saccade.bench.command", "eval": "saccade.evaluate.command"}
 
 Command = Callable[..., Any]
 
@@ -229,6 +230,7 @@ def serve(model: str, **given: Any) -> None:
     )
     form = "%(asctime)s %(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=given["log_level"].upper(), format=form)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells at INFO, we tell ourselves
     sys.exit(run_server(engine, config))
 
 
@@ -307,6 +309,50 @@ def bench(model: str, **given: Any) -> None:
     engine = engine_config(model, given)
     options = BenchOptions(seed=given.pop("bench_seed"), **given)
     sys.exit(import_module(_LATE["bench"]).run(engine, options))
+
+
+_EVAL_OPTIONS = (
+    _option("--task", "tasks", multiple=True, metavar="NAME", help="Only this one (repeat the option)."),
+    _option("--count", type=int, default=200, help="Questions per task of the set."),
+    _option("--limit", type=int, help="Ask only so many of them, spread evenly. [default: all]"),
+    _option("--visual-tokens", type=int, help="Shrink every picture to at most so many tokens."),
+    _option(
+        "--curve/--no-curve", default=False, help="Full detail and 64 to 1024 visual tokens: table and plot."
+    ),
+    _option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="The curve's folder. [default: docs/quality]",
+    ),
+    _option(
+        "--peer",
+        type=click.Choice(["transformers"]),
+        help="Ask it the same questions too and compare the tokens.",
+    ),
+    _option("--json", metavar="FILE", help="Write every question's outcome there; - is stdout."),
+    _option("--batch", type=int, default=32, help="Questions in the engine at once."),
+    _option("--max-tokens", type=int, default=64, help="Longest answer."),
+    _option("--instruction", help="A line after every question, for models that like to talk."),
+    _option("--workers", type=int, help="Processes that draw pictures. [default: half the cores]"),
+    _option("--progress/--no-progress", default=True, help="Show a bar on stderr."),
+)
+
+
+@app.command("eval")
+@click.argument("model", default="embedded")
+@_with(_EVAL_OPTIONS)
+@_with(_ENGINE_OPTIONS)
+def evaluate(model: str, **given: Any) -> None:
+    """Accuracy of MODEL, task by task, on the fixed set of drawn pictures.
+
+    \b
+    Examples:
+      saccade eval --limit 20
+      saccade eval --task needle --task small_print --visual-tokens 256 --json out.json
+      saccade eval --curve --limit 20
+    """
+    engine = engine_config(model, given)
+    sys.exit(import_module(_LATE["eval"]).run(engine, EvalOptions(**given)))
 
 
 def _split_question(arguments: tuple[str, ...]) -> tuple[list[Path], str | None]:

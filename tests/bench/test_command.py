@@ -75,6 +75,23 @@ def test_every_library_workload_gives_a_positive_row_with_its_samples(
     assert document["engine"]["resolved_dtype"] == "float32"
 
 
+def test_a_single_question_is_timed_beside_the_peer(vision_model: Path, tmp_path: Path) -> None:
+    document = measure(
+        engine(vision_model), tmp_path / "out.json", "peer_single_96x64", repeat=2, output_tokens=4
+    )
+    metrics = {row["metric"]: row for row in document["rows"]}
+    for name in (
+        "saccade, ttft",
+        "transformers, ttft",
+        "saccade, decoding",
+        "ratio, ttft",
+        "ratio, whole answer",
+    ):
+        assert len(metrics[name]["samples"]) == 2
+        assert metrics[name]["value"] > 0
+    assert metrics["saccade, ttft"]["parameters"] == {"size": "96x64", "in": 8, "out": 4}
+
+
 def test_the_peer_gives_the_same_tokens_one_at_a_time(vision_model: Path, tmp_path: Path) -> None:
     document = measure(
         engine(vision_model), tmp_path / "out.json", "peer_text", "peer_image", repeat=1, output_tokens=6

@@ -231,6 +231,19 @@ async def serve(
     return 1 if died else 0
 
 
+# Printed for a checkpoint that brings a picture to try, as the embedded one does.
+_EXAMPLE = """\
+Ask it something, in another terminal:
+
+curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d @- <<EOF
+{{"model": "{model}", "messages": [{{"role": "user", "content": [
+  {{"type": "image_url", "image_url": {{"url":
+    "data:image/png;base64,$(base64 < {picture} | tr -d '\\n')"}}}},
+  {{"type": "text", "text": "What is the total amount?"}}]}}]}}
+EOF
+"""
+
+
 def run_server(engine: EngineConfig, config: ServeConfig) -> int:
     """A server and its engine, from loading to the end; the process's exit status."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -248,6 +261,8 @@ async def _run_server(engine: EngineConfig, config: ServeConfig) -> int:
 
             def started(url: str) -> None:
                 print(f"serving {', '.join(names)} on {link.info.device} at {url}", flush=True)
+                if (example := checkpoint.path / "examples" / "receipt.png").is_file():
+                    print(_EXAMPLE.format(picture=example, url=url, model=names[0]), flush=True)
 
             with contextlib.closing(front):
                 return await serve(front, link, config, listener=listener, started=started)

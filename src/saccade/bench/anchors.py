@@ -38,9 +38,10 @@ SCALES = {
     "mixed_load": Scale(input_tokens=130, output_tokens=64, repeat=1),
     "peer_text": Scale(requests=16, input_tokens=128, output_tokens=64),
     "peer_image": Scale(requests=16, input_tokens=32, output_tokens=32, size=(448, 448)),
+    "peer_single": Scale(input_tokens=32, output_tokens=32),
 }
 ONE_TOKEN = ("ttft_unique", "ttft_repeat")  # the answer's length is what they are about
-ONE_REQUEST = (*ONE_TOKEN, "start_to_ready", "mixed_load")  # mixed_load has rates instead
+ONE_REQUEST = (*ONE_TOKEN, "start_to_ready", "mixed_load", "peer_single")  # mixed_load has rates instead
 UNREPEATED = ("mixed_load",)  # its phases are samples enough
 
 
@@ -48,7 +49,7 @@ def anchored_scale(workload: Workload) -> Scale:
     scale = SCALES[workload.kind]
     if workload.kind == "text_bs":
         return replace(scale, requests=workload.batch)
-    return replace(scale, size=workload.size) if workload.kind == "ttft_unique" else scale
+    return replace(scale, size=workload.size) if workload.size is not None else scale
 
 
 def chosen_scale(workload: Workload, options: BenchOptions) -> Scale:
@@ -61,7 +62,7 @@ def chosen_scale(workload: Workload, options: BenchOptions) -> Scale:
         scale = replace(scale, input_tokens=options.input_tokens)
     if options.output_tokens is not None and kind not in ONE_TOKEN:
         scale = replace(scale, output_tokens=options.output_tokens)
-    if options.image_size is not None and kind != "ttft_unique":
+    if options.image_size is not None and workload.size is None:
         scale = replace(scale, size=options.image_size)
     if options.repeat is not None and kind not in UNREPEATED:
         scale = replace(scale, repeat=options.repeat)

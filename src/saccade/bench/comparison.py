@@ -8,9 +8,10 @@ round and their median is reported.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from saccade.bench.figures import Row, median_row
+from saccade.bench.figures import Better, Row, median_row
 from saccade.bench.options import Workload
 from saccade.bench.session import Question, Session
 
@@ -47,6 +48,47 @@ def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
 
 
 def compare(session: Session, workload: Workload, peer: PeerEngine) -> list[Row]:
+    if workload.kind == "peer_single":
+        return _compare_single(session, workload, peer)
+    return _compare_many(session, workload, peer)
+
+
+def _compare_single(session: Session, workload: Workload, peer: PeerEngine) -> list[Row]:
+    """One request at a time on both sides: the wait for the first token, and the pace of the others."""
+    scale = session.scale(workload)
+    session.require_context(workload, scale)
+    inputs = session.inputs
+
+    def once() -> tuple[float, float, float, float]:
+        seconds = []
+        for length in (1, scale.output_tokens):  # a new picture each: nothing is known from before
+            questions = [Question(inputs.about_picture(scale.input_tokens), inputs.picture(scale.size))]
+            seconds.append(session.ask(questions, length).seconds)
+            seconds.append(_timed(partial(peer.one_at_a_time, questions, length))[0])
+        return seconds[0], seconds[1], seconds[2], seconds[3]
+
+    rounds = session.repeat(workload, scale.repeat, once)
+    parameters: dict[str, int | float | str] = {
+        "size": "{}x{}".format(*scale.size),
+        "in": scale.input_tokens,
+        "out": scale.output_tokens,
+    }
+
+    def row(metric: str, unit: str, samples: list[float], better: Better) -> Row:
+        return median_row(workload.name, metric, unit, samples, better=better, parameters=parameters)
+
+    rest = scale.output_tokens - 1
+    return [
+        row("saccade, ttft", "ms", [1e3 * first for first, _, _, _ in rounds], "lower"),
+        row(f"{peer.name}, ttft", "ms", [1e3 * first for _, first, _, _ in rounds], "lower"),
+        row("saccade, decoding", "tok/s", [rest / max(a - f, 1e-9) for f, _, a, _ in rounds], "higher"),
+        row(f"{peer.name}, decoding", "tok/s", [rest / max(a - f, 1e-9) for _, f, _, a in rounds], "higher"),
+        row("ratio, ttft", "x", [theirs / ours for ours, theirs, _, _ in rounds], "higher"),
+        row("ratio, whole answer", "x", [theirs / ours for _, _, ours, theirs in rounds], "higher"),
+    ]
+
+
+def _compare_many(session: Session, workload: Workload, peer: PeerEngine) -> list[Row]:
     scale = session.scale(workload)
     session.require_context(workload, scale)
     inputs = session.inputs

@@ -21,6 +21,7 @@ WORKLOADS = {
     "mixed_load": "text streams over HTTP while pictures arrive: p50 and p99 of the waits",
     "peer_text": "16 text requests at once beside a peer, in the same run",
     "peer_image": "16 picture requests at once beside a peer, in the same run",
+    "peer_single_{W}x{H}": "one question about a new picture beside a peer: first token, tokens/s",
 }
 ON_PROCESS = ("start_to_ready", "mixed_load")  # these start an engine of their own
 
@@ -42,7 +43,8 @@ ON_GPU = (
     "vlm_16img_x8q",
     "mixed_load",
 )
-PEERED = ("peer_text", "peer_image")
+PEERED = ("peer_text", "peer_image", "peer_single")
+PEERED_BY_DEFAULT = ("peer_text", "peer_image")
 TEXT_ONLY = (
     "start_to_ready",
     "text_bs",
@@ -58,7 +60,7 @@ class Workload:
     name: str
     kind: str  # the name without its numbers
     batch: int = 0  # text_bs{N}
-    size: tuple[int, int] = (0, 0)  # width, height of ttft_unique_{W}x{H}
+    size: tuple[int, int] | None = None  # width, height, where the name says them
 
     @property
     def needs_vision(self) -> bool:
@@ -71,6 +73,8 @@ def parse_workload(name: str) -> Workload:
         return Workload(name, "text_bs", batch=int(found[1]))
     if found := re.fullmatch(r"ttft_unique_([1-9]\d{0,4})x([1-9]\d{0,4})", name):
         return Workload(name, "ttft_unique", size=(int(found[1]), int(found[2])))
+    if found := re.fullmatch(r"peer_single_([1-9]\d{0,4})x([1-9]\d{0,4})", name):
+        return Workload(name, "peer_single", size=(int(found[1]), int(found[2])))
     if name in WORKLOADS and "{" not in name:
         return Workload(name, name)
     raise ConfigError(f"there is no workload {name!r}; known are {', '.join(WORKLOADS)}")
@@ -78,7 +82,7 @@ def parse_workload(name: str) -> Workload:
 
 def default_workloads(*, on_gpu: bool, vision: bool, peer: bool) -> tuple[str, ...]:
     """What is measured when nobody says what: all of the anchors on a GPU, a minute's worth on a CPU."""
-    names = (ON_GPU if on_gpu else ON_CPU) + (PEERED if peer else ())
+    names = (ON_GPU if on_gpu else ON_CPU) + (PEERED_BY_DEFAULT if peer else ())
     return tuple(name for name in names if vision or not parse_workload(name).needs_vision)
 
 
@@ -116,5 +120,9 @@ class BenchOptions:
                 raise ConfigError(f"{field} is {number}; it must be positive and at most 100000")
         if self.image_size is not None and not all(1 <= side <= 16384 for side in self.image_size):
             raise ConfigError(f"image_size is {self.image_size}; each side must be 1 to 16384 pixels")
-        if self.peer == "none" and any(parse_workload(name).kind in PEERED for name in self.workloads):
+        peered = [parse_workload(name).kind in PEERED for name in self.workloads]
+        if self.peer == "none" and any(peered):
             raise ConfigError("the peer workloads compare with a peer; leave out --peer none")
+        if self.peer not in (None, "none") and self.workloads and not any(peered):
+            names = ", ".join(name for name in WORKLOADS if name.startswith("peer_"))
+            raise ConfigError(f"none of the workloads compares with a peer; add one of {names}")

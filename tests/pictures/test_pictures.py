@@ -1,0 +1,142 @@
+"""The pictures behind the embedded model: the same everywhere, true to their answers, split cleanly."""
+
+import hashlib
+from random import Random
+
+import numpy as np
+import pytest
+
+from saccade import pictures
+from saccade.pictures import atlas, charts, documents, objects, words
+from saccade.pictures.score import correct_text
+
+SOME = 12  # scenes per kind
+
+
+def scenes(kind: str, split: str = pictures.EVAL) -> list[pictures.Scene]:
+    return [pictures.make_scene(kind, split, 480, 384, 0.3 + 0.05 * i, i) for i in range(SOME)]
+
+
+@pytest.mark.parametrize("task", ["colour", "receipt", "pie_chart"])
+def test_the_same_seed_draws_the_same_bits(task: str) -> None:
+    first, second = pictures.example(task, 3), pictures.example(task, 3)
+    assert (first.question, first.answer, first.box) == (second.question, second.answer, second.box)
+    assert np.array_equal(first.image, second.image)
+
+
+def test_the_evaluation_set_is_the_published_one() -> None:
+    """A change of renderer, words or layouts changes this digest; then every published accuracy is void."""
+    digest = hashlib.sha256()
+    for task in pictures.TASKS:
+        asked = pictures.example(task, 0)
+        digest.update(asked.image.tobytes() + asked.question.encode() + asked.answer.encode())
+    assert digest.hexdigest()[:16] == "fa0d4d9eb7eb30cb"
+
+
+def test_another_seed_draws_something_else() -> None:
+    assert not np.array_equal(pictures.example("word", 0).image, pictures.example("word", 0, seed=1).image)
+
+
+def test_every_task_is_asked_in_order() -> None:
+    found = [e.task for e in pictures.evaluation_set(1, tasks=("colour", "form", "absent"))]
+    assert found == ["colour", "form", "absent"]
+
+
+@pytest.mark.parametrize("kind", pictures.KINDS)
+def test_evidence_lies_in_the_picture(kind: str) -> None:
+    for scene in scenes(kind):
+        for ask in scene.asks:
+            if ask.box is not None:
+                x0, y0, x1, y1 = ask.box
+                assert x0 < x1
+                assert y0 < y1
+                assert x1 > 0
+                assert y1 > 0
+                assert x0 < scene.width
+                assert y0 < scene.height
+
+
+def written(scene: pictures.Scene) -> str:
+    return " ".join(run.text.decode() for run in scene.runs)
+
+
+@pytest.mark.parametrize(
+    "kind", ["signs", "form", "receipt", "table", "needle", "small_print", "bars", "lines"]
+)
+def test_an_answer_to_read_is_written_in_its_evidence(kind: str) -> None:
+    reading = {"word", "code", "number", "form", "receipt", "table", "needle", "small_print"}
+    for scene in scenes(kind):
+        text = written(scene)
+        for ask in scene.asks:
+            if ask.task in reading and "\n" not in ask.answer:
+                assert ask.answer in text, ask
+
+
+def test_counts_agree_with_what_is_drawn() -> None:
+    for scene in scenes("objects"):
+        shapes = [int(mark[14]) for mark in scene.marks if mark[14]]
+        for ask in scene.asks:
+            if ask.task == "count" and "shapes" in ask.question and "shapes are there" in ask.question:
+                named = [
+                    c
+                    for c in ("red", "green", "blue", "gray", "black", "white", "pink", "cyan")
+                    if c in ask.question
+                ]
+                if not named and ask.question == "How many shapes are there?":
+                    assert int(ask.answer) == len(shapes)
+
+
+def test_what_is_absent_is_not_drawn() -> None:
+    for scene in scenes("objects"):
+        drawn = {atlas.SHAPES[int(mark[14]) - 1] for mark in scene.marks if mark[14]}
+        for ask in scene.asks:
+            if ask.task == "absent" and "colo" in ask.question:
+                assert ask.answer.removeprefix("There is no ").rstrip(".") not in drawn
+
+
+def test_yes_and_no_are_balanced() -> None:
+    answers = [
+        ask.answer
+        for kind in ("objects", "signs", "form", "bars")
+        for seed in range(150)
+        for ask in pictures.make_scene(kind, pictures.EVAL, 480, 384, 0.7, seed).asks
+        if ask.task == "yes_no"
+    ]
+    assert set(answers) == {"yes", "no"}
+    assert 0.42 < answers.count("yes") / len(answers) < 0.58
+
+
+def test_train_and_eval_share_no_font() -> None:
+    assert not set(atlas.fonts(pictures.TRAIN)) & set(atlas.fonts(pictures.EVAL))
+    for split in (pictures.TRAIN, pictures.EVAL):
+        used = {run.font for scene in scenes("signs", split) for run in scene.runs}
+        assert used <= set(atlas.fonts(split))
+
+
+def test_train_and_eval_share_no_word() -> None:
+    rng = Random(0)
+    for make in (words.thing, words.code, words.number, words.invented):
+        train = {make(rng, pictures.TRAIN) for _ in range(300)}
+        assert not train & {make(rng, pictures.EVAL) for _ in range(300)}
+
+
+@pytest.mark.parametrize(
+    "layouts", [objects.LAYOUTS, documents.FORMS, documents.RECEIPTS, documents.TABLES, charts.PIES]
+)
+def test_the_evaluation_set_has_layouts_of_its_own(layouts: dict[str, tuple[object, ...]]) -> None:
+    assert set(layouts["eval"]) - set(layouts["train"])
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "text", "right"),
+    [
+        ("colour", "red", "Red.", True),
+        ("size", "red circle", "the red circle", True),
+        ("code", "K7Q2", "K7Q", False),
+        ("describe", "There is a red star and a blue ring.", "There is a blue ring and a red star.", True),
+        ("describe", "There is a red star and a blue ring.", "There is a red star.", False),
+        ("absent", "There is no red card.", "there is no red card", True),
+    ],
+)
+def test_the_scoring_rule(task: str, answer: str, text: str, right: bool) -> None:
+    assert correct_text(task, answer, text) is right
