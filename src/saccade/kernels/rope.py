@@ -49,8 +49,8 @@ def turned(first, second, cos, sin, d, kind: tl.constexpr, DIM: tl.constexpr):
 
 
 @jit
-def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.constexpr, OUT_HEAD: tl.constexpr,
-                   DIM: tl.constexpr, HALF_UP: tl.constexpr, LINES: tl.constexpr,
+def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.constexpr,
+                   OUT_HEAD: tl.constexpr, DIM: tl.constexpr, HALF_UP: tl.constexpr, LINES: tl.constexpr,
                    PDL: tl.constexpr):  # fmt: skip
     """LINES heads of one token. Both halves are read before either is written: out may be x.
 
