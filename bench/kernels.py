@@ -24,35 +24,32 @@ import torch
 
 from bench.compile_kernels import pretend
 from bench.kernel_cases import Case, cases
-from bench.kernel_checks import CHECKS
+from bench.kernel_checks import CHECKS, Share, poisoned, samples
 
 PARTS = tuple(CHECKS)
 BUDGET_S = 0.02  # of device time for each timing
 
 
-def compile_share(share: str, parts: set[str], rows: tuple[int, ...]) -> None:
+def compile_share(turn: str, parts: list[str], rows: tuple[int, ...], steps: set[str], seed: int) -> None:
     """What worker i of n does: launch on CPU tensors with a driver that only compiles."""
-    number, workers = map(int, share.split("/"))
+    number, workers = map(int, turn.split("/"))
     pretend()
+    torch.set_num_threads(1)
     cpu = torch.device("cpu")
-    jobs = [(case, kernel) for case in cases(parts, rows) for kernel in case.kernels.values()]
-    for case, kernel in jobs[number::workers]:
-        kernel(case.make(cpu, 0))
+    if "time" in steps:
+        jobs = [(case, kernel) for case in cases(set(parts), rows) for kernel in case.kernels.values()]
+        for case, kernel in jobs[number::workers]:
+            kernel(case.make(cpu, 0))
+    if "check" in steps:
+        share = Share(number, workers)
+        for run in (run for part in parts for run in CHECKS[part]):
+            if run is not samples:  # few kernels, and its twin sorts: slow here
+                list(run(cpu, random.Random(seed), share))
 
 
-def warm(workers: int, parts: Iterable[str], rows: str) -> None:
+def warm(workers: int, arguments: list[str]) -> None:
     began = time.perf_counter()
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "bench.kernels",
-        "--parts",
-        ",".join(parts),
-        "--rows",
-        rows,
-    ]
+    command = [sys.executable, "-W", "ignore", "-m", "bench.kernels", *arguments]
     running = [
         subprocess.Popen([*command, "--compile-share", f"{i}/{workers}"], stderr=subprocess.PIPE, text=True)
         for i in range(workers)
@@ -72,7 +69,7 @@ def check(parts: Iterable[str], device: torch.device, seed: int) -> set[str]:
         worst, count = 0.0, 0
         for run in CHECKS[part]:
             torch.manual_seed(seed)
-            for result in run(device, random.Random(seed)):
+            for result in run(device, random.Random(seed), poisoned):
                 count += 1
                 if result.passed:
                     worst = max(worst, result.error / max(result.limit, 1e-9))
@@ -144,17 +141,17 @@ def main() -> None:
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     rows = tuple(int(count) for count in options.rows.split(","))
+    steps = {"check", "time"} if options.check == options.time else {"check"} if options.check else {"time"}
     if options.compile_share:
-        compile_share(options.compile_share, set(parts), rows)
+        compile_share(options.compile_share, parts, rows, steps, options.seed)
         return
     if not torch.cuda.is_available():
         raise SystemExit("this needs a CUDA device; without one, `python -m bench.compile_kernels` compiles")
     device = torch.device("cuda")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, seed {options.seed}")
-    if not options.check:
-        warm(options.workers, parts, options.rows)
-    failed = set() if options.time else check(parts, device, options.seed)
-    if not options.check:
+    warm(options.workers, sys.argv[1:])
+    failed = check(parts, device, options.seed) if "check" in steps else set()
+    if "time" in steps:
         with torch.inference_mode():
             for case in cases(set(parts) - failed, rows):
                 measure(case, device)

@@ -54,7 +54,7 @@ def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.const
                    PDL: tl.constexpr):  # fmt: skip
     """LINES heads of one token. Both halves are read before either is written: out may be x.
 
-    Strides of heads are compile-time numbers: 72 is known to be a multiple of 8 only then, and loads are wide.
+    Strides of heads are compile-time numbers: only then is 72 known to be a multiple of 8.
     """
     token = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = DIM // 2
