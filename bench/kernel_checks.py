@@ -137,7 +137,7 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
                 out,
                 dim**-0.5,
                 window,
-                PrefillTuning(64, 32, 4, 2) if small else PrefillTuning(),
+                PrefillTuning(32, 16, 8, 2) if small else PrefillTuning(),
             )
             yield compared(f"prefill {label}", out[decodes:], wanted[decodes:], dtype)
 

@@ -17,6 +17,12 @@ class OnCuda:
 
     is_cuda = True
 
+    def __init__(self, size: int = 2) -> None:
+        self._size = size
+
+    def element_size(self) -> int:
+        return self._size
+
 
 def test_every_name_asked_for_is_in_the_table_and_the_other_way_round() -> None:
     package = KERNELS.parent
@@ -38,6 +44,14 @@ def test_the_table_decides_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
     monkeypatch.setattr(choice, "TRITON", False)
     assert not runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
+
+
+def test_matrices_of_float32_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "TRITON", True)
+    for name, wide in (("skinny_linear", False), ("decode_attention", False), ("add_rms_norm", True)):
+        monkeypatch.setitem(CHOICE, name, KERNEL)
+        assert runs_triton(name, OnCuda(2))  # type: ignore[arg-type]
+        assert runs_triton(name, OnCuda(4)) == wide  # type: ignore[arg-type]
 
 
 def test_an_unknown_kernel_or_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,7 @@ def test_prefill_is_the_twin_for_any_tuning(place: Place, tuning: PrefillTuning,
 @pytest.mark.parametrize("place", [EXACT[1]])
 def test_prefill_of_many_rows_and_a_long_one(place: Place) -> None:
     work = [(1 + 13 * row % 97, 200 + row) for row in range(300)] + [(2048, 20000)]
-    out, expected = run_prefill(place, work, 0, (8, 2, 128), 16, None, PrefillTuning(stages=2, tile=32))
+    out, expected = run_prefill(place, work, 0, (8, 2, 128), 16, None, PrefillTuning(32, 16, 8, 2))
     assert_near(out, expected, place.dtype, scale=10)
 
 

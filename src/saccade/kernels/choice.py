@@ -5,7 +5,8 @@ gives   whether its Triton form runs; else the torch twin does
 never   reads the environment: what ran is what this file says
 
 An entry says "triton" only once bench/kernels.py has shown it right and faster on the chip; the line then
-names the figure. Triton forms run on CUDA tensors alone, whatever the table says.
+names the figure. Triton forms run on CUDA tensors alone, and those that multiply matrices on 16-bit ones
+alone, whatever the table says: in exact float32 they leave the tensor cores and spill.
 """
 
 from torch import Tensor
@@ -30,9 +31,13 @@ CHOICE: dict[str, str] = {
     "patchify": TORCH,
 }
 
+SIXTEEN_BITS = frozenset({"decode_attention", "prefill_attention", "skinny_linear"})
+
 
 def runs_triton(name: str, tensor: Tensor) -> bool:
     chosen = CHOICE.get(name)
     if chosen not in (TORCH, KERNEL):
         raise ValueError(f"the kernel {name!r} is to run as {chosen!r}; {TORCH!r} and {KERNEL!r} exist")
+    if name in SIXTEEN_BITS and tensor.element_size() != 2:
+        return False
     return chosen == KERNEL and tensor.is_cuda and TRITON

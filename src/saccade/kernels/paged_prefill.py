@@ -39,6 +39,9 @@ class PrefillTuning(NamedTuple):
     pdl: bool = False
 
 
+WIDE = PrefillTuning(lines=32, tile=16, warps=8, stages=2)  # float32: no tensor cores; for tests
+
+
 @jit
 def _find_row(offsets, rows, tile, PER: tl.constexpr):
     """The row a tile belongs to, and the tile's number inside it."""
@@ -144,8 +147,9 @@ def prefill_attention_triton(
     out: Tensor,  # [T, heads, dim], contiguous; the rows' lines are written, others are left alone
     scale: float,
     window: int | None,
-    tuning: PrefillTuning = PrefillTuning(),
+    tuning: PrefillTuning | None = None,  # None: by the width of the dtype
 ) -> None:
+    tuning = tuning or (PrefillTuning() if q.element_size() <= 2 else WIDE)
     check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile)
     rows, (block, kv_heads), (_, heads, dim) = tables.shape[0], k_pages.shape[1:3], q.shape
     if offsets.shape != (rows + 1,) or offsets.dtype != torch.int32 or not offsets.is_contiguous():
