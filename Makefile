@@ -27,7 +27,9 @@ bench: $(VENV)/.dev
 	$(BIN)/saccade bench $(MODEL) $(ARGS)
 
 # For a machine that has torch, Triton and a GPU, and where nothing can be installed.
+# The kernels need those alone; the rest of the tests also what the test suite imports.
 gpu-test:
+	PYTHONPATH=src $(PYTHON) -m bench.kernels --check
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests $(ARGS)
 
 $(VENV)/bin/pip:

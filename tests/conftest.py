@@ -1,11 +1,16 @@
 """Shared by all tests: quiet hypothesis, few threads, tiny checkpoints made once per worker."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+# Before anything imports Triton: without a GPU its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from tests import checkpoints
 

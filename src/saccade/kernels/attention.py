@@ -17,6 +17,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from saccade.kernels.choice import runs_triton
+from saccade.kernels.paged_decode import decode_attention_triton
+from saccade.kernels.paged_prefill import prefill_attention_triton
+
 # Shapes differ at every step. cuDNN's attention compiles a plan for each new shape: 50 to 65 ms on an H200,
 # for up to half off the attention's time once the shape comes again (most in the vision tower).
 ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -166,23 +170,69 @@ def paged_attention(
         raise ValueError("paged_attention needs contiguous pages: a slot is an offset into them")
     if window is not None and window < 1:
         raise ValueError(f"a sliding window of {window} tokens sees nothing; it must be at least 1")
-    return paged_attention_reference(q, k_pages, v_pages, rows, scale, window)
+    decodes_by_kernel = bool(rows.decodes) and runs_triton("decode_attention", q)
+    chunks_by_kernel = rows.decodes < len(rows.counts) and runs_triton("prefill_attention", q)
+    if not (decodes_by_kernel or chunks_by_kernel):
+        return paged_attention_reference(q, k_pages, v_pages, rows, scale, window)
+    if decodes_by_kernel and rows.decodes == len(rows.counts):
+        return _decodes_by_kernel(q, k_pages, v_pages, rows, scale, window)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if rows.decodes:
+        attend = _decodes_by_kernel if decodes_by_kernel else _decodes_by_twin
+        out[: rows.decodes] = attend(q[: rows.decodes], k_pages, v_pages, rows, scale, window)
+    if chunks_by_kernel:
+        first = rows.decodes
+        prefill_attention_triton(
+            q,
+            k_pages,
+            v_pages,
+            rows.tables[first:],
+            rows.lengths[first:],
+            rows.offsets[first:],
+            rows.tokens - first,
+            out,
+            scale,
+            window,
+        )
+    else:
+        _chunks_by_twin(q, k_pages, v_pages, rows, scale, window, out)
+    return out
+
+
+def _decodes_by_kernel(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None
+) -> Tensor:
+    tables, lengths = rows.tables[: rows.decodes], rows.lengths[: rows.decodes]
+    longest = max(rows.contexts[: rows.decodes])
+    return decode_attention_triton(q, k_pages, v_pages, tables, lengths, scale, window, longest)
+
+
+def _decodes_by_twin(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None
+) -> Tensor:
+    reads = rows.reads(window).decodes
+    if reads is None:
+        raise ValueError("these rows have no decodes")
+    return _attend_decodes(q, k_pages.flatten(0, 1), v_pages.flatten(0, 1), reads, scale)
+
+
+def _chunks_by_twin(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None, out: Tensor
+) -> None:
+    for chunk in rows.reads(window).chunks:
+        part = slice(chunk.start, chunk.stop)
+        out[part] = _attend_chunk(q[part], k_pages.flatten(0, 1), v_pages.flatten(0, 1), chunk, scale)
 
 
 def paged_attention_reference(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None
 ) -> Tensor:
-    k_slots, v_slots = k_pages.flatten(0, 1), v_pages.flatten(0, 1)  # [slots, kv_heads, dim]
-    reads = rows.reads(window)
-    if reads.decodes is not None and not reads.chunks:
-        return _attend_decodes(q, k_slots, v_slots, reads.decodes, scale)
+    if rows.decodes == len(rows.counts) > 0:
+        return _decodes_by_twin(q, k_pages, v_pages, rows, scale, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if reads.decodes is not None:
-        out[: rows.decodes] = _attend_decodes(q[: rows.decodes], k_slots, v_slots, reads.decodes, scale)
-    for chunk in reads.chunks:
-        out[chunk.start : chunk.stop] = _attend_chunk(
-            q[chunk.start : chunk.stop], k_slots, v_slots, chunk, scale
-        )
+    if rows.decodes:
+        out[: rows.decodes] = _decodes_by_twin(q[: rows.decodes], k_pages, v_pages, rows, scale, window)
+    _chunks_by_twin(q, k_pages, v_pages, rows, scale, window, out)
     return out
 
 

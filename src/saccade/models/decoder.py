@@ -40,7 +40,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the last sum is left to the norm that follows."""
 
     def __init__(self, dims: DecoderDims, layer: int, place: Place) -> None:
         super().__init__()
@@ -58,11 +58,20 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(dims.hidden, dims.inner, place, dims.mlp_bias)
 
     def forward(
-        self, x: Tensor, turn: Turn, k_pages: Tensor, v_pages: Tensor, slots: Tensor, rows: Rows
-    ) -> Tensor:
-        normed = self.attention_norm.forward(x)
-        x = x + self.attention.forward(normed, turn, k_pages, v_pages, slots, rows)
-        return x + self.mlp.forward(self.mlp_norm.forward(x))
+        self,
+        delta: Tensor | None,  # what the layer before adds to x
+        x: Tensor,
+        turn: Turn,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        slots: Tensor,
+        rows: Rows,
+    ) -> tuple[Tensor, Tensor]:
+        """What this layer's MLP adds to the stream, and the stream before that."""
+        normed, x = self.attention_norm.add(delta, x)
+        delta = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows)
+        normed, x = self.mlp_norm.add(delta, x)
+        return self.mlp.forward(normed), x
 
 
 class Decoder(LanguageModel):
@@ -100,13 +109,15 @@ class Decoder(LanguageModel):
             pages.block_size,
         )
         turn = self.turn(positions)
+        delta: Tensor | None = None
         x = embeds
         with any_shape(x.device):
             for index, layer in enumerate(self.layers):
-                x = layer(x, turn, pages.k[index], pages.v[index], paged.slots, rows)
+                delta, x = layer(delta, x, turn, pages.k[index], pages.v[index], paged.slots, rows)
                 if deep is not None and index < deep.levels.shape[0]:
-                    x = x.index_add(0, deep.index, deep.levels[index].to(x.dtype))
-        return self.norm.forward(x)
+                    x = (x + delta).index_add(0, deep.index, deep.levels[index].to(x.dtype))
+                    delta = None
+        return self.norm.add(delta, x)[0]
 
     def turn(self, positions: Tensor) -> Turn:
         """The rotation at positions [3, T], in the weights' dtype."""

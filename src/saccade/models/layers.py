@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.cache.pages import KVShape, Paged
+from saccade.kernels.activation import silu_mul
+from saccade.kernels.add_norm import add_layer_norm, add_rms_norm
 from saccade.kernels.attention import Rows, paged_attention
-from saccade.kernels.kv_write import kv_write
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.rope import apply_rotary
+from saccade.kernels.qkv_finish import HeadNorm, qkv_finish
+from saccade.kernels.skinny import skinny_linear, skinny_linear_gated
 
 
 class Place(NamedTuple):
@@ -83,7 +84,7 @@ class Linear(nn.Module):
         self.bias = place.parameter(sum(parts)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return skinny_linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
@@ -102,7 +103,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return self.add(None, x)[0]
+
+    def add(self, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of x + delta [T, width], and that sum."""
+        if delta is None:
+            return add_rms_norm(x, None, self.weight, self.eps)
+        return add_rms_norm(delta, x, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -113,7 +120,11 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, None, self.weight, self.bias, self.eps)[0]
+
+    def add(self, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of x + delta [T, width], and that sum."""
+        return add_layer_norm(delta, x, self.weight, self.bias, self.eps)
 
 
 class GatedMLP(nn.Module):
@@ -125,8 +136,9 @@ class GatedMLP(nn.Module):
         self.down = Linear(inner, (width,), place, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up.forward(x).chunk(2, dim=-1)
-        return self.down.forward(F.silu(gate) * up)
+        if self.gate_up.bias is None:
+            return self.down.forward(skinny_linear_gated(x, self.gate_up.weight))
+        return self.down.forward(silu_mul(self.gate_up.forward(x)))
 
 
 class Turn(NamedTuple):
@@ -164,18 +176,10 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, turn: Turn, k_pages: Tensor, v_pages: Tensor, slots: Tensor, rows: Rows
     ) -> Tensor:
-        split = self.heads + self.kv_heads
-        qkv = self.qkv.forward(x).view(-1, split + self.kv_heads, self.head_dim)
-        qk, v = qkv[:, :split], qkv[:, split:]
+        norm = None
         if self.q_norm is not None and self.k_norm is not None:
-            # One pass over q and k: each head scaled by its kind's weight.
-            weights = (
-                self.q_norm.weight.expand(self.heads, -1),
-                self.k_norm.weight.expand(self.kv_heads, -1),
-            )
-            qk = rms_norm(qk, torch.cat(weights), self.q_norm.eps)
-        qk = apply_rotary(qk, turn.cos, turn.sin)
-        q, k = qk[:, : self.heads], qk[:, self.heads :]
-        kv_write(k, v, k_pages, v_pages, slots)
+            norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        qkv = self.qkv.forward(x)
+        q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages)
         seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window)
         return self.out.forward(seen.flatten(1))

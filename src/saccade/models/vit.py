@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.kernels.activation import gelu
 from saccade.kernels.attention import any_shape
 from saccade.kernels.rope import apply_rotary
 from saccade.models.dims import VisionDims
 from saccade.models.layers import Embedding, LayerNorm, Linear, Place, Turn, VisionTower
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(gelu, bias=None, approximate="tanh"),
+    "gelu": partial(gelu, bias=None, approximate="none"),
     "silu": F.silu,
 }
 EPS = 1e-6
@@ -80,8 +81,9 @@ class VisionLayer(nn.Module):
         self._activation = ACTIVATIONS[dims.activation]
 
     def forward(self, x: Tensor, turn: Turn, runs: Sequence[Run]) -> Tensor:
-        x = x + self.attention.forward(self.attention_norm.forward(x), turn, runs)
-        return x + self.down.forward(self._activation(self.up.forward(self.mlp_norm.forward(x))))
+        delta = self.attention.forward(self.attention_norm.forward(x), turn, runs)
+        normed, x = self.mlp_norm.add(delta, x)
+        return x + self.down.forward(self._activation(self.up.forward(normed)))
 
 
 class Merger(nn.Module):
@@ -100,7 +102,7 @@ class Merger(nn.Module):
             x = self.norm.forward(x.reshape(-1, self.merged))
         else:
             x = self.norm.forward(x).reshape(-1, self.merged)
-        return self.down.forward(F.gelu(self.up.forward(x)))
+        return self.down.forward(gelu(self.up.forward(x), None, "none"))
 
 
 class QwenVision(VisionTower):

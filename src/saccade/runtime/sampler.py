@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.kernels.choice import runs_triton
+from saccade.kernels.sample import argmax, draw_triton
 from saccade.plan import Enter, Row
 from saccade.request import Sampling, TokenLogprobs
 from saccade.runtime import noise
@@ -92,13 +94,13 @@ class Sampler:
         """
         uses = [self._uses[row.row] for row in rows]
         if all(use == _PLAIN for use in uses):
-            return SampleOutput(logits.argmax(dim=-1), (None,) * len(uses), None)
+            return SampleOutput(argmax(logits), (None,) * len(uses), None)
         logits = logits.contiguous()
         steps = _Steps(uses, rows, self._device)
         raw = _Raw(logits, steps.index("logprobs"), uses) if steps.has("logprobs") else None
         parameters = self._parameters[device_rows]
         self._edit(logits, steps, device_rows, parameters)
-        tokens = logits.argmax(dim=-1) if steps.has("greedy") else torch.empty_like(device_rows)
+        tokens = argmax(logits) if steps.has("greedy") else torch.empty_like(device_rows)
         if steps.has("random"):
             self._draw(tokens, logits, steps, parameters, output_positions)
         if steps.has("penalties"):
@@ -122,6 +124,19 @@ class Sampler:
     ) -> None:
         """Write the tokens of the random rows; their logits are used up."""
         words = noise.words(parameters[:, KEY_LOW:].long(), positions)
+        if runs_triton("draw", logits):
+            temperature, top_k, top_p, min_p = (parameters[:, column] for column in range(REPETITION))
+            draw_triton(
+                logits,
+                steps.index("random"),
+                temperature.float(),
+                top_k.int(),
+                top_p.float(),
+                min_p.float(),
+                words,
+                tokens,
+            )
+            return
         # Sorting holds several times what the other kinds hold of each row.
         for kind, size in (
             ("free", self._chunk),

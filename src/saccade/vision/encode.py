@@ -79,7 +79,7 @@ class Encoder:
                 f"a view was made for processing {encode.view.processing.hex()}; this encoder knows "
                 f"{', '.join(name.hex() for name in self._preprocessors)}"
             )
-        return preprocessor.patches(frames, encode.view).to(self._dtype)
+        return preprocessor.patches(frames, encode.view, self._dtype)
 
 
 def _to_device(pixels: Pixels, device: torch.device) -> Tensor:

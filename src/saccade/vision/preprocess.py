@@ -14,6 +14,7 @@ product gives Pillow's integers on every device.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.kernels.choice import runs_triton
+from saccade.kernels.patchify import patchify_triton, resample_triton
 from saccade.request import View
 
 Floats = NDArray[np.float64]
@@ -31,6 +34,9 @@ _SUPPORT = 2.0  # source pixels the cubic reaches to each side when not shrinkin
 _CURVATURE = -0.5  # Pillow's choice of the free parameter of the cubic
 # Output pixels that share one dense product: few keep the band narrow, many keep the launches few.
 _CPU_BLOCK, _CUDA_BLOCK = 16, 256
+_KEPT_TAPS = (
+    256  # pairs of lengths whose weights the kernels keep: at most 60 KB each for 4,096 pixels of 4 taps
+)
 _PIECE_VALUES = 1 << 20  # pixels normalised at once (8 MiB in float64)
 _STRIP_VALUES = 1 << 22  # float64 source values of one product (32 MiB): bounds the workspace
 
@@ -66,12 +72,13 @@ class Preprocessor:
         self, processing: PixelProcessing, device: torch.device, tables: "ResampleTables | None" = None
     ) -> None:
         self._processing = processing
+        self._taps = lru_cache(maxsize=_KEPT_TAPS)(partial(build_taps, device=device))
         self._tables = tables if tables is not None else ResampleTables(device)
         self._mean = torch.tensor(processing.mean, dtype=torch.float32, device=device).view(3, 1, 1)
         self._std = torch.tensor(processing.std, dtype=torch.float32, device=device).view(3, 1, 1)
 
-    def patches(self, pixels: Tensor, view: View) -> Tensor:
-        """[frames, height, width, 3] uint8 -> [grid_h * grid_w, 3 * temporal * patch * patch] float32.
+    def patches(self, pixels: Tensor, view: View, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[frames, height, width, 3] uint8 -> [grid_h * grid_w, 3 * temporal * patch * patch] of dtype.
 
         Tokens follow each other in reading order, the merge x merge patches of a token likewise; a patch is
         laid out as channel, frame, row, column. One frame is repeated over the temporal axis.
@@ -81,9 +88,34 @@ class Preprocessor:
         size = view.grid[0] * processing.patch_size, view.grid[1] * processing.patch_size
         x0, y0, x1, y1 = view.box
         upright = len(pixels) == 1 and vertical_first((y1 - y0, x1 - x0), size)
+        if runs_triton("patchify", pixels):
+            return self._patches_by_kernel(pixels[:, y0:y1, x0:x1], view.grid, size, upright, dtype)
         planes = [resize(frame[y0:y1, x0:x1], size, self._tables, upright) for frame in pixels]
         cut = _cut(torch.stack(planes), view.grid, processing)
-        return self._normalise(cut)
+        return self._normalise(cut).to(dtype)
+
+    def _patches_by_kernel(
+        self, pixels: Tensor, grid: tuple[int, int], size: tuple[int, int], upright: bool, dtype: torch.dtype
+    ) -> Tensor:
+        processing = self._processing
+        planes = []
+        for frame in pixels:
+            rows = frame.permute(0, 2, 1)  # [height, 3, width]
+            for along in ("y", "x") if upright else ("x", "y"):
+                have, want = (frame.shape[1], size[1]) if along == "x" else (frame.shape[0], size[0])
+                if have != want:
+                    rows = resample_triton(rows, *self._taps(have, want), along)
+            planes.append(rows)
+        stacked = torch.stack(planes).contiguous()
+        merge, patch, time = processing.merge_size, processing.patch_size, processing.temporal_patch_size
+        return patchify_triton(stacked, self._values, grid, merge, patch, time, dtype)
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """[3, 256] float32: every pixel value, normalised."""
+        every = torch.arange(256, dtype=torch.uint8, device=self._mean.device).expand(1, 3, 1, 256)
+        temporal = self._processing.temporal_patch_size
+        return self._normalise(every).view(3, temporal, 256)[:, 0].contiguous()
 
     def _normalise(self, values: Tensor) -> Tensor:
         """[P, 3, frames, n] uint8 -> [P, 3 * temporal * n] float32 of (value * rescale_factor - mean) / std.
@@ -99,6 +131,15 @@ class Preprocessor:
             piece = values[start : start + step].double().mul_(self._processing.rescale_factor).float()
             result[start : start + step] = piece.sub_(self._mean).div_(self._std)
         return result.flatten(1)
+
+
+def build_taps(source: int, target: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """First source pixel [target] and weights [target, taps] of each output pixel, int32 on the device."""
+    first, weights = fixed_point_weights(source, target)
+    return (
+        torch.from_numpy(first.astype(np.int32)).to(device),
+        torch.from_numpy(weights.astype(np.int32)).to(device),
+    )
 
 
 def _check(pixels: Tensor, view: View, processing: PixelProcessing) -> None:

@@ -1,0 +1,525 @@
+"""What bench/kernels.py times: each kernel's variants, the twin, the library, at the sizes of Qwen3-VL-8B."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench import bare
+from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
+from saccade.kernels.attention import Rows, paged_attention_reference
+from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
+from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.qkv_finish import FinishTuning, HeadNorm, qkv_finish_reference, qkv_finish_triton
+from saccade.runtime import noise
+
+ROOT = bare.ROOT
+BF16 = torch.bfloat16
+HEADS, KV_HEADS, DIM, BLOCK, HIDDEN, INNER, VOCAB = 32, 8, 128, 16, 4096, 12288, 151936
+L2 = 60 << 20  # inputs rotate over more than this, so that none is found in the cache
+
+# The chip's own figures, shared/anchors.md table 2.
+READ, COPY, PRODUCT, CAUSAL = 4.69e12, 4.29e12, 644e12, 561e12
+
+
+class Case(NamedTuple):
+    part: str
+    name: str
+    make: Callable[[torch.device, int], Any]  # inputs number i; made by `partial`, the sizes first
+    copies: int  # how many inputs to rotate through
+    kernels: dict[str, Callable[[Any], Any]]
+    others: dict[str, Callable[[Any], Any]]  # the twin first, then the library's best
+    ceiling: float  # seconds below which the chip cannot go
+
+
+def data(device: torch.device, *shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    made = torch.empty(shape, dtype=dtype, device=device)
+    return made.normal_() if device.type == "cuda" else made  # elsewhere it is only compiled for
+
+
+def copies(nbytes: float) -> int:
+    return max(2, min(16, int(L2 * 2 / nbytes) + 1))
+
+
+# -- attention
+
+
+class Paged(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rows: Rows
+
+
+def paged(counts: list[int], contexts: list[int], device: torch.device, seed: int) -> Paged:
+    widths = [-(-context // BLOCK) for context in contexts]
+    order = torch.randperm(sum(widths), generator=torch.Generator().manual_seed(seed)).int()
+    tables = torch.zeros(len(counts), max(widths), dtype=torch.int32)
+    start = 0
+    for row, width in enumerate(widths):
+        tables[row, :width] = order[start : start + width]
+        start += width
+    offsets = torch.tensor([0, *counts]).cumsum(0).int().to(device)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
+    decodes = len(counts) if set(counts) == {1} else 0
+    rows = Rows(tables.to(device), lengths, offsets, tuple(counts), tuple(contexts), decodes, BLOCK)
+    k, v = (data(device, start, BLOCK, KV_HEADS, DIM) for _ in "kv")
+    return Paged(data(device, sum(counts), HEADS, DIM), k, v, rows)
+
+
+def reference(p: Paged) -> Tensor:
+    return paged_attention_reference(p.q, p.k, p.v, p.rows, DIM**-0.5, None)
+
+
+DECODES = {
+    "tile 64": DecodeTuning(),
+    "tile 64 x4": DecodeTuning(stages=4),
+    "tile 32": DecodeTuning(tile=32, chunk=64),
+    "tile 32 w2": DecodeTuning(tile=32, chunk=64, warps=2),
+    "tile 128": DecodeTuning(tile=128, chunk=128, stages=2),
+    "chunk 128": DecodeTuning(chunk=128),
+    "chunk 256": DecodeTuning(chunk=256),
+}
+
+
+def decode_cases() -> Iterator[Case]:
+    def call(tuning: DecodeTuning) -> Callable[[Paged], Tensor]:
+        def run(p: Paged) -> Tensor:
+            r = p.rows
+            longest = max(r.contexts)
+            return decode_attention_triton(
+                p.q, p.k, p.v, r.tables, r.lengths, DIM**-0.5, None, longest, tuning
+            )
+
+        return run
+
+    for batch, context in (
+        (1, 640),
+        (8, 640),
+        (32, 640),
+        (128, 640),
+        (256, 640),
+        (1, 8192),
+        (8, 8192),
+        (1, 65536),
+    ):
+        nbytes = batch * context * KV_HEADS * DIM * 4
+        yield Case(
+            "decode",
+            f"{batch} x {context}",
+            partial(paged, [1] * batch, [context - j % 61 for j in range(batch)]),
+            copies(nbytes),
+            {name: call(tuning) for name, tuning in DECODES.items()},
+            {"twin": reference} if batch * context < 200_000 else {},
+            nbytes / READ,
+        )
+
+
+PREFILLS = {
+    "128x64 w8 s3": PrefillTuning(),
+    "128x64 w8 s2": PrefillTuning(stages=2),
+    "128x32 w8 s4": PrefillTuning(tile=32, stages=4),
+    "128x128 w8 s2": PrefillTuning(tile=128, stages=2),
+    "64x64 w4 s3": PrefillTuning(lines=64, warps=4),
+}
+
+
+# rows, queries of each, context of each
+PROMPTS = (
+    (1, 1088, 1088),
+    (1, 4096, 4096),
+    (1, 8192, 8192),
+    (8, 1024, 1024),
+    (1, 64, 1152),
+    (1, 2048, 16384),
+)
+
+
+def fresh(p: Paged) -> Tensor:
+    """The library's best on K and V that need no gathering: what a prompt from nothing could use."""
+    tokens = p.q.shape[0]
+    q = p.q.transpose(0, 1)[None]
+    k, v = (pages.flatten(0, 1)[:tokens].transpose(0, 1)[None] for pages in (p.k, p.v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def prefill_cases() -> Iterator[Case]:
+    def call(tuning: PrefillTuning) -> Callable[[Paged], Tensor]:
+        def run(p: Paged) -> Tensor:
+            r, out = p.rows, torch.empty_like(p.q)
+            prefill_attention_triton(
+                p.q, p.k, p.v, r.tables, r.lengths, r.offsets, r.tokens, out, DIM**-0.5, None, tuning
+            )
+            return out
+
+        return run
+
+    for rows, count, context in PROMPTS:
+        flops = rows * 4 * DIM * HEADS * count * (context - count / 2)
+        others: dict[str, Callable[[Any], Any]] = {"twin": reference}
+        if rows == 1 and count == context:
+            others["SDPA, no pages"] = fresh
+        yield Case(
+            "prefill",
+            f"{rows} x {count} of {context}",
+            partial(paged, [count] * rows, [context] * rows),
+            2,
+            {name: call(tuning) for name, tuning in PREFILLS.items()},
+            others,
+            flops / CAUSAL,
+        )
+
+
+# -- between the products
+
+
+class Finish(NamedTuple):
+    qkv: Tensor
+    norm: HeadNorm
+    cos: Tensor
+    slots: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def finish_cases() -> Iterator[Case]:
+    def make(tokens: int, device: torch.device, _: int) -> Finish:
+        blocks = tokens // BLOCK + 1
+        k, v = (data(device, blocks, BLOCK, KV_HEADS, DIM) for _ in "kv")
+        norm = HeadNorm(data(device, DIM), data(device, DIM), 1e-6)
+        qkv, cos = data(device, tokens, (HEADS + 2 * KV_HEADS) * DIM), data(device, tokens, DIM)
+        return Finish(qkv, norm, cos, torch.arange(tokens, device=device), k, v)
+
+    def call(tuning: FinishTuning) -> Callable[[Finish], Tensor]:
+        return lambda f: qkv_finish_triton(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, tuning)
+
+    tunings = {
+        f"{heads} heads w{warps}": FinishTuning(heads, warps) for heads, warps in ((4, 1), (8, 4), (16, 4))
+    }
+    for tokens in (1, 32, 256, 8192):
+        nbytes = tokens * 4 * (HEADS + 2 * KV_HEADS) * DIM
+        yield Case(
+            "finish",
+            f"{tokens} tokens",
+            partial(make, tokens),
+            copies(nbytes),
+            {name: call(tuning) for name, tuning in tunings.items()},
+            {"twin": lambda f: qkv_finish_reference(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)},
+            nbytes / COPY,
+        )
+
+
+def tensors(shapes: list[tuple[int, ...]], device: torch.device, _: int) -> list[Tensor]:
+    return [data(device, *shape) for shape in shapes]
+
+
+def point_cases() -> Iterator[Case]:
+    def add_norms(warps: int | None, x: list[Tensor]) -> Any:
+        return add_norm.add_norm_triton(x[0], x[1], x[2], None, 1e-6, warps)
+
+    def silu(block: int, x: list[Tensor]) -> Any:
+        return activation.silu_mul_triton(x[0], activation.PointTuning(block))
+
+    for tokens in (1, 32, 256, 8192):
+        stream, inner = 8 * tokens * HIDDEN, 6 * tokens * INNER
+        yield Case(
+            "points",
+            f"add + rms norm {tokens}",
+            partial(tensors, [(tokens, HIDDEN), (tokens, HIDDEN), (HIDDEN,)]),
+            copies(stream),
+            {f"w{warps}": partial(add_norms, warps) for warps in (4, 8, 16)},
+            {"twin": lambda x: add_norm.add_rms_norm_reference(x[0], x[1], x[2], 1e-6)},
+            stream / COPY,
+        )
+        yield Case(
+            "points",
+            f"silu * up {tokens}",
+            partial(tensors, [(tokens, 2 * INNER)]),
+            copies(inner),
+            {f"block {block}": partial(silu, block) for block in (1024, 2048)},
+            {"twin": lambda x: activation.silu_mul_reference(x[0])},
+            inner / COPY,
+        )
+
+
+PATCHES, VIT, VIT_INNER, VIT_HEADS, VIT_DIM = 4096, 1152, 4304, 16, 72
+
+
+def vit_cases() -> Iterator[Case]:
+    def rotate(in_place: bool, x: list[Tensor]) -> Any:
+        qk = x[0].view(PATCHES, 3 * VIT_HEADS, VIT_DIM)[:, : 2 * VIT_HEADS]
+        return rope.apply_rotary_triton(qk, x[1], x[1], out=qk if in_place else None)
+
+    yield Case(
+        "points",
+        "ViT add + layer norm 4096",
+        partial(tensors, [(PATCHES, VIT), (PATCHES, VIT), (VIT,)]),
+        8,
+        {"kernel": lambda x: add_norm.add_norm_triton(x[0], x[1], x[2], x[2], 1e-6)},
+        {"twin": lambda x: add_norm.add_layer_norm_reference(x[0], x[1], x[2], x[2], 1e-6)},
+        8 * PATCHES * VIT / COPY,
+    )
+    yield Case(
+        "points",
+        "ViT gelu 4096",
+        partial(tensors, [(PATCHES, VIT_INNER)]),
+        4,
+        {"kernel": lambda x: activation.gelu_triton(x[0], None, "tanh")},
+        {"twin": lambda x: activation.gelu_reference(x[0], None, "tanh")},
+        4 * PATCHES * VIT_INNER / COPY,
+    )
+    yield Case(
+        "points",
+        "ViT rotation 4096",
+        partial(tensors, [(PATCHES, 3 * VIT), (PATCHES, VIT_DIM)]),
+        4,
+        {"new": partial(rotate, False), "in place": partial(rotate, True)},
+        {
+            "twin": lambda x: rope.apply_rotary_reference(
+                x[0].view(PATCHES, -1, VIT_DIM)[:, : 2 * VIT_HEADS], x[1], x[1]
+            )
+        },
+        8 * PATCHES * VIT / COPY,
+    )
+
+
+# -- products
+
+
+PRODUCTS = {
+    "qkv": (6144, HIDDEN, False),
+    "o": (HIDDEN, HIDDEN, False),
+    "gate_up": (INNER, HIDDEN, True),
+    "down": (HIDDEN, INNER, False),
+    "head": (VOCAB, HIDDEN, False),
+}
+
+
+class Product(NamedTuple):
+    x: Tensor
+    weight: Tensor
+
+
+def product_cases(rows: tuple[int, ...]) -> Iterator[Case]:
+    def make(m: int, n: int, k: int, device: torch.device, _: int) -> Product:
+        return Product(data(device, m, k), data(device, n, k) / 64)
+
+    def call(tuning: skinny.SkinnyTuning, gated: bool) -> Callable[[Product], Tensor]:
+        return lambda p: skinny.skinny_triton(p.x, p.weight, gated=gated, tuning=tuning)[0]
+
+    def library(gated: bool) -> Callable[[Product], Tensor]:
+        if gated:
+            return lambda p: activation.silu_mul_reference(F.linear(p.x, p.weight))
+        return lambda p: F.linear(p.x, p.weight)
+
+    for name, (columns, depth, gated) in PRODUCTS.items():
+        for m in rows:
+            lines = columns * (2 if gated else 1)
+            tunings = [t for t in skinny.CANDIDATES if t.mode != "fma" or (m == 1 and not gated)]
+            if columns > 100_000:  # enough programs without a cut along K
+                tunings = [t for t in tunings if t.splits == 1]
+            yield Case(
+                "products",
+                f"{name} {m}",
+                partial(make, m, lines, depth),
+                copies(2 * lines * depth),
+                {" ".join(map(str, t[:6])): call(t, gated) for t in tunings},
+                {"cuBLAS": library(gated)},
+                2 * lines * depth / READ,
+            )
+
+
+# -- a whole layer of a decode step: what 36 of them make is the step
+
+
+class Layer(NamedTuple):
+    stream: Tensor
+    normed: Tensor
+    paged: Paged
+    finish: Finish
+    weights: dict[str, Tensor]
+    norm: skinny.Norm
+
+
+def make_layer(rows: int, context: int, device: torch.device, seed: int) -> Layer:
+    p = paged([1] * rows, [context] * rows, device, seed)
+    norm = HeadNorm(data(device, DIM), data(device, DIM), 1e-6)
+    slots = p.rows.tables[:, (context - 1) // BLOCK].long() * BLOCK + (context - 1) % BLOCK
+    finish = Finish(p.q, norm, data(device, rows, DIM), slots, p.k, p.v)
+    weights = {
+        name: data(device, PRODUCTS[name][0] * (2 if PRODUCTS[name][2] else 1), PRODUCTS[name][1]) / 64
+        for name in ("qkv", "o", "gate_up", "down")
+    }
+    stream, normed = data(device, rows, HIDDEN), data(device, rows, HIDDEN)
+    return Layer(stream, normed, p, finish, weights, skinny.Norm(data(device, HIDDEN), 1e-6))
+
+
+def run_layer(pdl: bool, ahead: int, x: Layer) -> Any:
+    """Nine launches: qkv (+ its sums), finish, attention in two, o in two, gate_up, down in two."""
+    rows = x.stream.shape[0]
+
+    def product(name: str, values: Tensor, **epilogue: Any) -> tuple[Tensor, Tensor]:
+        columns, depth, gated = PRODUCTS[name]
+        tuning = skinny.default_tuning(rows, columns, depth, gated)._replace(pdl=pdl, ahead=ahead)
+        return skinny.skinny_triton(values, x.weights[name], gated=gated, tuning=tuning, **epilogue)
+
+    f, p = x.finish, x.paged
+    qkv = product("qkv", x.normed)[0]
+    q = qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=pdl))
+    longest = max(p.rows.contexts)
+    seen = decode_attention_triton(
+        q, p.k, p.v, p.rows.tables, p.rows.lengths, DIM**-0.5, None, longest, DecodeTuning(pdl=pdl)
+    )
+    normed, stream = product("o", seen.flatten(1), residual=x.stream, norm=x.norm)
+    return product("down", product("gate_up", normed)[0], residual=stream, norm=x.norm)
+
+
+def twin_layer(x: Layer) -> Any:
+    f, p, w = x.finish, x.paged, x.weights
+    qkv = F.linear(x.normed, w["qkv"])
+    q = qkv_finish_reference(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)
+    seen = paged_attention_reference(q, p.k, p.v, p.rows, DIM**-0.5, None).flatten(1)
+    normed, stream = add_norm.add_rms_norm_reference(F.linear(seen, w["o"]), x.stream, *x.norm)
+    inner = activation.silu_mul_reference(F.linear(normed, w["gate_up"]))
+    return add_norm.add_rms_norm_reference(F.linear(inner, w["down"]), stream, *x.norm)
+
+
+def layer_cases() -> Iterator[Case]:
+    weights = 2 * (6144 * HIDDEN + HIDDEN * HIDDEN + 3 * INNER * HIDDEN)
+    for rows, context in ((1, 640), (8, 640), (32, 640), (64, 640)):
+        yield Case(
+            "layer",
+            f"{rows} x {context}",
+            partial(make_layer, rows, context),
+            4,
+            {
+                "plain": partial(run_layer, False, 0),
+                "pdl": partial(run_layer, True, 0),
+                "pdl, 512 ahead": partial(run_layer, True, 512),
+                "pdl, 2048 ahead": partial(run_layer, True, 2048),
+            },
+            {"twin": twin_layer},
+            (weights + rows * context * KV_HEADS * DIM * 4) / READ,
+        )
+
+
+# -- sampling
+
+
+class Draw(NamedTuple):
+    logits: Tensor
+    settings: list[Tensor]
+    words: Tensor
+
+
+def sorted_draw(d: Draw) -> Tensor:
+    """Top-p as the twin does it on a GPU: a full sort."""
+    x = (d.logits - d.logits.amax(-1, keepdim=True)) / d.settings[0][:, None]
+    best = x.sort(dim=-1, descending=True).values
+    shares = best.softmax(-1)
+    kept = (shares.cumsum(-1) - shares < d.settings[2][:, None]).sum(-1, keepdim=True).clamp(min=1)
+    x = x.masked_fill(x < best.gather(1, kept - 1), -torch.inf)
+    bits = noise.random_bits(noise.spread(VOCAB, x.device), d.words)
+    return (x - noise.log_exponential(bits)).argmax(-1)
+
+
+def sample_cases() -> Iterator[Case]:
+    def make(rows: int, size: float, device: torch.device, _: int) -> Draw:
+        settings = [torch.full((rows,), value, device=device) for value in (0.8, 0.0, 0.9, 0.0)]
+        words = torch.arange(2 * rows, dtype=torch.int32, device=device).view(rows, 2) * 7919
+        return Draw(data(device, rows, VOCAB, dtype=torch.float32) * size, settings, words)
+
+    def greedy(block: int, d: Draw) -> Tensor:
+        return sample.argmax_triton(d.logits, sample.ArgmaxTuning(block))
+
+    def draw(tuning: sample.DrawTuning) -> Callable[[Draw], Tensor]:
+        def run(d: Draw) -> Tensor:
+            tokens = torch.empty(len(d.logits), dtype=torch.int64, device=d.logits.device)
+            index = torch.arange(len(d.logits), device=d.logits.device)
+            s = d.settings
+            sample.draw_triton(d.logits, index, s[0], s[1].int(), s[2], s[3], d.words, tokens, tuning)
+            return tokens
+
+        return run
+
+    for rows in (1, 32, 256):
+        nbytes = rows * VOCAB * 4
+        yield Case(
+            "sample",
+            f"greedy {rows}",
+            partial(make, rows, 1.0),
+            copies(nbytes),
+            {f"block {block}": partial(greedy, block) for block in (2048, 8192)},
+            {"twin": lambda d: d.logits.argmax(-1)},
+            nbytes / READ,
+        )
+        for kind, size in (("flat", 1.0), ("peaked", 8.0)):
+            yield Case(
+                "sample",
+                f"top-p {rows} {kind}",
+                partial(make, rows, size),
+                2,
+                {"1024 w16": draw(sample.DrawTuning()), "512 w8": draw(sample.MANY)},
+                {"twin": sorted_draw},
+                nbytes / READ,
+            )
+
+
+# -- pixels
+
+
+class Pixels(NamedTuple):
+    frame: Tensor  # [height, width, 3] uint8
+    first: tuple[Tensor, Tensor]  # along x, along y
+    weights: tuple[Tensor, Tensor]
+    table: Tensor
+
+
+def pixel_cases() -> Iterator[Case]:
+    def make(height: int, width: int, rows: int, columns: int, device: torch.device, _: int) -> Pixels:
+        """Weights of a plain average over the window: as many taps as the cubic has."""
+        first, weights = [], []
+        for have, want in ((width, columns * 16), (height, rows * 16)):
+            taps = int(4 * max(have / want, 1)) + 1
+            first.append((torch.arange(want) * have // want).clamp(max=max(have - taps, 0)).int().to(device))
+            weights.append(torch.full((want, taps), (1 << 22) // taps, dtype=torch.int32, device=device))
+        frame = torch.empty(height, width, 3, dtype=torch.uint8, device=device)
+        table = data(device, 3, 256, dtype=torch.float32)
+        return Pixels(frame.fill_(77), (first[0], first[1]), (weights[0], weights[1]), table)
+
+    def run(tuning: patchify.PatchTuning, grid: tuple[int, int], p: Pixels) -> Tensor:
+        rows = p.frame.permute(0, 2, 1)
+        rows = patchify.resample_triton(rows, p.first[0], p.weights[0], "x", tuning)
+        rows = patchify.resample_triton(rows, p.first[1], p.weights[1], "y", tuning)
+        return patchify.patchify_triton(rows[None], p.table, grid, 2, 16, 2, BF16, tuning)
+
+    for height, width, grid in ((1024, 1024, (62, 62)), (1080, 1920, (66, 120)), (4096, 4096, (126, 126))):
+        nbytes = 3 * height * width + 6 * height * grid[1] * 16 + 15 * 256 * grid[0] * grid[1]
+        tunings = {"256 w2": patchify.PatchTuning(), "512 w4": patchify.PatchTuning(512, 4)}
+        yield Case(
+            "pixels",
+            f"{height} x {width} to {grid[0]} x {grid[1]}",
+            partial(make, height, width, *grid),
+            copies(nbytes),
+            {name: partial(run, tuning, grid) for name, tuning in tunings.items()},
+            {},
+            nbytes / COPY,
+        )
+
+
+def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
+    every = [
+        *decode_cases(),
+        *prefill_cases(),
+        *finish_cases(),
+        *point_cases(),
+        *vit_cases(),
+        *product_cases(rows),
+        *layer_cases(),
+        *sample_cases(),
+        *pixel_cases(),
+    ]
+    return [case for case in every if case.part in parts]

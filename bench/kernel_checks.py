@@ -1,0 +1,282 @@
+"""Each kernel against its twin on random shapes, outputs poisoned: what must hold before times count."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench import bare
+from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
+from saccade.kernels.attention import Rows, any_shape, paged_attention_reference
+from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
+from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_reference, qkv_finish_triton
+from saccade.runtime import noise
+
+ROOT = bare.ROOT
+# Largest error over the largest value of the answer.
+LIMITS = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+DTYPES = tuple(LIMITS)
+
+
+Launch = Callable[..., Any]  # of a kernel with its arguments
+
+
+class Check(NamedTuple):
+    name: str
+    error: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.limit  # NaN fails
+
+
+def compared(name: str, made: Tensor, wanted: Tensor, dtype: torch.dtype) -> Check:
+    error = (made.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-6)
+    return Check(f"{name} {str(dtype)[6:]}", float(error), LIMITS[dtype])
+
+
+def poisoned(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    """Call it with every torch.empty full of NaN (integers: the least)."""
+    plain = torch.empty
+
+    def empty(*shape: object, **options: object) -> Tensor:
+        made: Tensor = plain(*shape, **options)  # type: ignore[call-overload]
+        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).min)
+
+    torch.empty = empty
+    try:
+        return call(*args, **kwargs)
+    finally:
+        torch.empty = plain
+
+
+class Share:
+    """Stands for `poisoned` where kernels are only compiled: every n-th launch is made, none has a result."""
+
+    def __init__(self, number: int, workers: int) -> None:
+        self._number, self._workers, self._turn = number, workers, 0
+
+    def __call__(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        self._turn += 1
+        if self._turn % self._workers == self._number:
+            call(*args, **kwargs)
+        return torch.zeros(1, dtype=torch.int64)
+
+
+def make_rows(
+    dice: random.Random, device: torch.device, work: list[tuple[int, int]], decodes: int, block: int
+) -> tuple[Rows, int, Tensor]:
+    """Rows of (count, context) with blocks in random order; the number of blocks, and the slots in use."""
+    needed = [-(-context // block) for _, context in work]
+    order = list(range(sum(needed) + 3))
+    dice.shuffle(order)
+    tables = torch.full((len(work), max(needed) + 2), 2**30, dtype=torch.int32)
+    slots = []
+    for row, (_, context) in enumerate(work):
+        mine = [order.pop() for _ in range(needed[row])]
+        tables[row, : needed[row]] = torch.tensor(mine, dtype=torch.int32)
+        slots += [mine[place // block] * block + place % block for place in range(context)]
+    counts, contexts = zip(*work, strict=True)
+    offsets = torch.tensor([0, *counts]).cumsum(0).int().to(device)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
+    rows = Rows(tables.to(device), lengths, offsets, counts, contexts, decodes, block)
+    return rows, sum(needed) + 3, torch.tensor(slots, device=device)
+
+
+def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    shapes = [(32, 8, 128), (16, 16, 72), (16, 16, 80), (12, 4, 96), (8, 1, 64), (14, 2, 64), (28, 4, 128)]
+    for turn, (heads, kv_heads, dim) in enumerate(shapes):
+        for dtype in DTYPES if turn < 2 else (torch.bfloat16,):
+            window = dice.choice([None, None, 1, 33, 500])
+            block = dice.choice([16, 16, 8, 64])
+            decodes = dice.randint(1, 9)
+            work = [(1, dice.choice([1, block, block + 1, dice.randint(1, 3000)])) for _ in range(decodes)]
+            for _ in range(dice.randint(1, 5)):
+                count = dice.choice([1, 2, dice.randint(1, 400)])
+                work.append((count, count + dice.choice([0, dice.randint(0, 900)])))
+            rows, blocks, slots = make_rows(dice, device, work, decodes, block)
+            pages = []
+            for _ in "kv":  # NaN where nobody's token is
+                flat = torch.full((blocks * block, kv_heads, dim), torch.nan, dtype=dtype, device=device)
+                flat[slots] = torch.randn(len(slots), kv_heads, dim, device=device).to(dtype)
+                pages.append(flat.view(blocks, block, kv_heads, dim))
+            q = torch.randn(rows.tokens, heads + 2, dim, device=device).to(dtype)[:, 1:-1]
+            clean = [torch.nan_to_num(part) for part in pages]
+            with any_shape(device):
+                wanted = paged_attention_reference(q, clean[0], clean[1], rows, dim**-0.5, window)
+            label = f"{heads}/{kv_heads} x {dim}, window {window}, block {block}"
+            small = dtype == torch.float32  # fp32 tiles are twice as large
+            tuning = DecodeTuning(splits=dice.choice([None, 1, 7]), tile=32 if small else 64, stages=2)
+            made = launch(
+                decode_attention_triton,
+                q[:decodes],
+                *pages,
+                rows.tables[:decodes],
+                rows.lengths[:decodes],
+                dim**-0.5,
+                window,
+                4096,
+                tuning,
+            )
+            yield compared(f"decode {label}", made, wanted[:decodes], dtype)
+            out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
+            launch(
+                prefill_attention_triton,
+                q,
+                pages[0],
+                pages[1],
+                rows.tables[decodes:],
+                rows.lengths[decodes:],
+                rows.offsets[decodes:],
+                rows.tokens - decodes,
+                out,
+                dim**-0.5,
+                window,
+                PrefillTuning(32, 16, 8, 2) if small else PrefillTuning(),
+            )
+            yield compared(f"prefill {label}", out[decodes:], wanted[decodes:], dtype)
+
+
+def finish(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    for heads, kv_heads, dim in ((32, 8, 128), (6, 2, 72), (5, 1, 96)):
+        for dtype in DTYPES:
+            tokens = dice.randint(1, 300)
+            qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device).to(dtype)
+            angles = torch.rand(tokens, dim, device=device)
+            cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+            weights = torch.randn(2, dim, device=device).to(dtype)
+            norm = HeadNorm(weights[0], weights[1], 1e-6) if dim != 96 else None
+            slots = torch.randperm(20 * 16, device=device)[:tokens]
+            wanted_pages = torch.full((2, 20, 16, kv_heads, dim), torch.nan, dtype=dtype, device=device)
+            made_pages = wanted_pages.clone()
+            wanted = qkv_finish_reference(qkv, heads, norm, cos, sin, slots, wanted_pages[0], wanted_pages[1])
+            made = launch(qkv_finish_triton, qkv, heads, norm, cos, sin, slots, made_pages[0], made_pages[1])
+            label = f"{heads}/{kv_heads} x {dim}"
+            yield compared(f"finish q {label}", made, wanted, dtype)
+            foreign = not torch.equal(made_pages.isnan(), wanted_pages.isnan())
+            pages = torch.nan_to_num(made_pages) + (torch.nan if foreign else 0)
+            yield compared(f"finish pages {label}", pages, torch.nan_to_num(wanted_pages), dtype)
+
+
+def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    for dtype in DTYPES:
+        for width in (4096, 1152, 1000):
+            x, y = torch.randn(2, dice.randint(1, 70), width, device=device).to(dtype)
+            w, b = torch.randn(2, width, device=device).to(dtype)
+            made = launch(add_norm.add_norm_triton, x, y, w, None, 1e-6)[0]
+            yield compared(
+                f"rms norm {width}", made, add_norm.add_rms_norm_reference(x, y, w, 1e-6)[0], dtype
+            )
+            made = launch(add_norm.add_norm_triton, x, y, w, b, 1e-6)[0]
+            wanted = add_norm.add_layer_norm_reference(x, y, w, b, 1e-6)[0]
+            yield compared(f"layer norm {width}", made, wanted, dtype)
+            made = launch(activation.silu_mul_triton, x)
+            yield compared(f"silu * up {width}", made, activation.silu_mul_reference(x), dtype)
+            for kind in ("tanh", "none"):
+                made = launch(activation.gelu_triton, x, b, kind)
+                yield compared(f"gelu {kind} {width}", made, activation.gelu_reference(x, b, kind), dtype)
+        x = torch.randn(90, 48, 72, device=device).to(dtype)
+        angles = torch.rand(90, 72, device=device)
+        made = launch(rope.apply_rotary_triton, x[:, :32], angles, angles)
+        yield compared("rotation 72", made, rope.apply_rotary_reference(x[:, :32], angles, angles), dtype)
+    positions = torch.randint(0, 60000, (3, 77), device=device)
+    frequencies = 5e6 ** -(torch.arange(64, device=device) / 64)
+    axes = torch.tensor(rope.interleaved_axes((24, 20, 20), 64), device=device)
+    wanted = rope.rotary_angles_reference(positions, frequencies, axes, torch.float32)[-1]
+    made = launch(rope.rotary_angles_triton, positions, frequencies, axes, torch.float32)[-1]
+    yield compared("angles", made, wanted, torch.float32)
+
+
+def products(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    tunings = [None, *(skinny.CANDIDATES[i] for i in (2, 5, 11, 13))]
+    for rows, columns, depth in ((1, 4096, 4096), (7, 1000, 1032), (33, 4096, 1024), (64, 528, 12288)):
+        for tuning in tunings:
+            if tuning is not None and tuning.mode == "fma" and rows > 1:
+                continue
+            for dtype in (torch.bfloat16,) if tuning else (torch.bfloat16, torch.float16):
+                x = torch.randn(rows, depth, device=device).to(dtype)
+                weight = (torch.randn(columns, depth, device=device) * depth**-0.5).to(dtype)
+                residual = torch.randn(rows, columns, device=device).to(dtype)
+                norm = skinny.Norm(torch.randn(columns, device=device).to(dtype), 1e-6)
+                label = f"{rows} x {columns} x {depth} {tuning[:6] if tuning else 'default'}"
+                plain = F.linear(x, weight)
+                made = launch(skinny.skinny_triton, x, weight, tuning=tuning)[0]
+                yield compared(f"product {label}", made, plain, dtype)
+                made = launch(skinny.skinny_triton, x, weight, gated=True, tuning=tuning)[0]
+                yield compared(f"gated {label}", made, activation.silu_mul_reference(plain), dtype)
+                made = launch(skinny.skinny_triton, x, weight, residual=residual, norm=norm, tuning=tuning)[0]
+                wanted = add_norm.add_rms_norm_reference(plain, residual, norm.weight, 1e-6)[0]
+                yield compared(f"normed {label}", made, wanted, dtype)
+
+
+def samples(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """Errors here are the share of lines that chose another token: only sums on the very edge may differ."""
+    rows, vocab = 48, 151936
+    words = noise.words(
+        torch.arange(2 * rows, device=device).view(rows, 2) * 7919, torch.arange(rows, device=device)
+    )
+    for size in (0.0, 1.0, 8.0):
+        logits = torch.randn(rows, vocab, device=device) * size
+        greedy = launch(sample.argmax_triton, logits)
+        best = logits.gather(1, greedy.clamp(0, vocab - 1)[:, None]) == logits.amax(-1, keepdim=True)
+        yield Check(f"greedy at {size}", 1 - float(best.float().mean()), 0)
+        for k, p in ((0, 1.0), (0, 0.9), (50, 1.0), (50, 0.8)):
+            x = (logits - logits.amax(-1, keepdim=True)) / 0.7
+            ordered = x.sort(dim=-1, descending=True).values
+            kept = x >= ordered[:, k - 1 : k] if k else torch.ones_like(x, dtype=torch.bool)
+            shares = torch.where(ordered >= ordered[:, k - 1 : k] if k else ordered <= 0, ordered.exp(), 0)
+            shares = shares / shares.sum(-1, keepdim=True)
+            last = (shares.cumsum(-1) - shares < p).sum(-1, keepdim=True).clamp(min=1) - 1
+            if p < 1:
+                kept &= x >= ordered.gather(1, last)
+            bits = noise.random_bits(noise.spread(vocab, x.device), words)
+            wanted = (x.masked_fill(~kept, -torch.inf) - noise.log_exponential(bits)).argmax(-1)
+            settings = [torch.full((rows,), value, device=device) for value in (0.7, float(k), p, 0.0)]
+            tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
+            index = torch.arange(rows, device=device)
+            temperature, top_k, top_p, min_p = settings
+            sample.draw_triton(logits, index, temperature, top_k.int(), top_p, min_p, words, tokens)
+            share = 1 - float((tokens == wanted).float().mean())
+            yield Check(f"draw k {k} p {p} at {size}", share, 0.05)
+
+
+def pixels(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """Whole numbers: the sums of float64 matrix products, equal or wrong."""
+    for height, width, outputs, taps in ((90, 131, 57, 9), (300, 40, 112, 13)):
+        frame = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, device=device)
+        source = frame.permute(0, 2, 1)
+        for along, length in (("x", width), ("y", height)):
+            first = torch.tensor([dice.randint(0, length - 1) for _ in range(outputs)])
+            weights = torch.randint(-(1 << 18), 1 << 19, (outputs, taps))
+            dense = torch.zeros(outputs, length + taps, dtype=torch.float64)
+            dense.scatter_(1, first[:, None] + torch.arange(taps), weights.double())
+            wide = source.double() if along == "x" else source.double().permute(2, 1, 0)
+            sums = wide.to(device) @ dense[:, :length].t().to(device)
+            wanted = (sums / (1 << 22) + 0.5).floor().clamp(0, 255)
+            wanted = wanted if along == "x" else wanted.permute(2, 1, 0)
+            tables = first.int().to(device), weights.int().to(device)
+            made = launch(patchify.resample_triton, source, *tables, along)
+            yield Check(f"resample {along} {height} x {width}", float((made != wanted).sum()), 0)
+    planes = torch.randint(0, 256, (1, 64, 3, 96), dtype=torch.uint8, device=device)
+    table = torch.randn(3, 256, device=device)
+    made = launch(patchify.patchify_triton, planes, table, (4, 6), 2, 16, 2, torch.float32)
+    looked = table[torch.arange(3, device=device)[:, None], planes[0].long()]  # [64, 3, 96]
+    cut = looked.view(2, 2, 16, 3, 3, 2, 16).permute(0, 4, 1, 5, 3, 2, 6).reshape(24, 3, 1, 256)
+    yield compared("patchify", made, cut.expand(-1, -1, 2, -1).reshape(24, -1), torch.float32)
+
+
+CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator[Check]], ...]] = {
+    "decode": (attention,),
+    "prefill": (),  # together with decode: the same rows
+    "finish": (finish,),
+    "points": (points,),
+    "products": (products,),
+    "layer": (),  # made of the others
+    "sample": (samples,),
+    "pixels": (pixels,),
+}

@@ -1,0 +1,164 @@
+"""Are the kernels right on this GPU, and how fast: one script for a machine that has torch and Triton alone.
+
+    PYTHONPATH=src python3 -m bench.kernels                      everything, under 3 minutes on an H200
+    PYTHONPATH=src python3 -m bench.kernels --parts decode,products --rows 1,8,32,64
+    PYTHONPATH=src python3 -m bench.kernels --check              no times; what compute-sanitizer should run
+
+First the kernels are compiled by `--workers` processes at once (Triton keeps them on disk), then checked
+against their twins with poisoned outputs; a part that fails its check is not timed. Times are of CUDA-graph
+replays that rotate over inputs larger than the L2 cache, the median of several. "of ceiling" is the time the
+chip's own limit allows (4.69 TB/s read, 4.29 TB/s copied, 561 TFLOP/s of causal attention, all measured on an
+H200) over the time taken; the last column is against the first line of its group.
+"""
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from bench.compile_kernels import pretend
+from bench.kernel_cases import Case, cases
+from bench.kernel_checks import CHECKS, Share, poisoned, samples
+
+PARTS = tuple(CHECKS)
+BUDGET_S = 0.02  # of device time for each timing
+
+
+def compile_share(turn: str, parts: list[str], rows: tuple[int, ...], steps: set[str], seed: int) -> None:
+    """What worker i of n does: launch on CPU tensors with a driver that only compiles."""
+    number, workers = map(int, turn.split("/"))
+    pretend()
+    torch.set_num_threads(1)
+    cpu = torch.device("cpu")
+    if "time" in steps:
+        jobs = [(case, kernel) for case in cases(set(parts), rows) for kernel in case.kernels.values()]
+        for case, kernel in jobs[number::workers]:
+            kernel(case.make(cpu, 0))
+    if "check" in steps:
+        share = Share(number, workers)
+        for run in (run for part in parts for run in CHECKS[part]):
+            if run is not samples:  # few kernels, and its twin sorts: slow here
+                list(run(cpu, random.Random(seed), share))
+
+
+def warm(workers: int, arguments: list[str]) -> None:
+    began = time.perf_counter()
+    command = [sys.executable, "-W", "ignore", "-m", "bench.kernels", *arguments]
+    running = [
+        subprocess.Popen([*command, "--compile-share", f"{i}/{workers}"], stderr=subprocess.PIPE, text=True)
+        for i in range(workers)
+    ]
+    for process in running:
+        _, errors = process.communicate()
+        if process.returncode:
+            print(f"a compiling worker failed; its kernels are compiled when first used: {errors[-300:]}")
+    if workers:
+        print(f"compiled by {workers} processes in {time.perf_counter() - began:.0f} s")
+
+
+def check(parts: Iterable[str], device: torch.device, seed: int) -> set[str]:
+    """Print what fails, and how near the rest came; gives the parts that failed."""
+    failed = set()
+    for part in parts:
+        worst, count = 0.0, 0
+        for run in CHECKS[part]:
+            torch.manual_seed(seed)
+            for result in run(device, random.Random(seed), poisoned):
+                count += 1
+                if result.passed:
+                    worst = max(worst, result.error / max(result.limit, 1e-9))
+                else:
+                    failed |= {part, "layer"} | ({"prefill"} if part == "decode" else set())
+                    print(f"WRONG  {result.name}: error {result.error:.2e}, limit {result.limit:.0e}")
+        print(f"check {part}: {count} comparisons, worst at {worst:.0%} of its limit", flush=True)
+    return failed
+
+
+def seconds(call: Callable[[Any], Any], inputs: list[Any]) -> float:
+    """Of one call: the median replay of a graph of all inputs in turn."""
+    call(inputs[0])  # compiles, allocates
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    rounds = max(1, 8 // len(inputs))
+    with torch.cuda.graph(graph):
+        for item in inputs * rounds:
+            call(item)
+    calls = len(inputs) * rounds
+    graph.replay()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    taken: list[float] = []
+    while len(taken) < 3 or (sum(taken) < BUDGET_S and len(taken) < 30):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(taken) / calls
+
+
+def measure(case: Case, device: torch.device) -> None:
+    inputs = [case.make(device, i) for i in range(case.copies)]
+    times: dict[str, float] = {}
+    for name, call in (case.others | case.kernels).items():
+        try:
+            times[name] = seconds(call, inputs)
+        except Exception as error:  # one variant that does not fit the chip must not end the session
+            print(f"    {case.part} {case.name} [{name}]: {type(error).__name__} {str(error)[:120]}")
+    best = min((name for name in case.kernels if name in times), key=lambda name: times[name], default=None)
+    shown = [name for name in case.others if name in times]
+    for name in [*shown, *sorted((n for n in case.kernels if n in times), key=lambda n: times[n])]:
+        mark = "*" if name == best else " "
+        base = times[shown[0]] / times[name] if shown else float("nan")
+        print(
+            f"{case.part:9} {case.name:26} {mark} {name:22} {times[name] * 1e6:9.1f} us  "
+            f"{case.ceiling / times[name]:6.1%} of ceiling  {base:5.2f}x"
+        )
+    print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--rows", default="1,8,32", help="rows of the skinny products")
+    parser.add_argument("--check", action="store_true", help="no times")
+    parser.add_argument("--time", action="store_true", help="no checks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--workers", type=int, default=12, help="compiling processes; 0: compile when first used"
+    )
+    parser.add_argument("--compile-share", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    rows = tuple(int(count) for count in options.rows.split(","))
+    steps = {"check", "time"} if options.check == options.time else {"check"} if options.check else {"time"}
+    if options.compile_share:
+        compile_share(options.compile_share, parts, rows, steps, options.seed)
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("this needs a CUDA device; without one, `python -m bench.compile_kernels` compiles")
+    device = torch.device("cuda")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, seed {options.seed}")
+    warm(options.workers, sys.argv[1:])
+    failed = check(parts, device, options.seed) if "check" in steps else set()
+    if "time" in steps:
+        with torch.inference_mode():
+            for case in cases(set(parts) - failed, rows):
+                measure(case, device)
+                torch.cuda.empty_cache()
+    if failed:
+        raise SystemExit(f"wrong: {', '.join(sorted(failed))}")
+
+
+if __name__ == "__main__":
+    main()

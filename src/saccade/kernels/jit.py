@@ -1,0 +1,72 @@
+"""Triton where it is installed; names that let the kernels' files load where it is not.
+
+gives   `tl` and `jit` for writing kernels, `TRITON` to ask whether they can run at all
+never   decides which implementation runs: that is `choice`
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+
+    TRITON = True
+else:
+    try:
+        import triton
+        import triton.language as tl
+
+        TRITON = True
+    except ImportError:  # CPU builds of torch come without it; every kernel has a torch twin
+        triton, tl, TRITON = None, SimpleNamespace(constexpr=None), False
+
+
+__all__ = ["TRITON", "fetch_ahead", "jit", "power_of_two", "tl", "up", "wait_for_previous"]
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """A Triton kernel, or the bare function where there is no Triton (nothing calls it there)."""
+    return triton.jit(function) if TRITON else function
+
+
+def power_of_two(value: int) -> int:
+    """The least power of two that is at least `value`: the sizes Triton's tiles may have."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def up(value: int, step: int) -> int:
+    """How many steps cover the value."""
+    return -(-value // step)
+
+
+@jit
+def wait_for_previous(PDL: tl.constexpr):
+    """With programmatic dependent launch: the kernel before has finished and its writes are seen.
+
+    Launch with `launch_pdl=PDL`. The next kernel may start at once: it waits here in its turn, so at every
+    moment only the head of the queue works and the others have their start behind them.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@jit
+def fetch_ahead(pointers, mask, room, COUNT: tl.constexpr):
+    """Ask L2 for the COUNT (at most `room`) 16-bit values from each pointer on; nothing waits for them."""
+    LINES: tl.constexpr = COUNT // 64 if COUNT > 64 else 1  # of 128 bytes
+    line = tl.arange(0, LINES)
+    lines = pointers.to(tl.int64)[:, None] + line[None, :] * 128
+    wanted = (mask[:, None] & (line * 64 < room)[None, :]).to(tl.int32)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [lines, wanted],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

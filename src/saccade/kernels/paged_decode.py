@@ -1,0 +1,215 @@
+"""Attention of one query per row over its pages, split over the context (flash-decoding).
+
+Row r's query sits at the end of a sequence of lengths[r] tokens; with low = max(0, length - window),
+
+    out[r, h] = sum_j p_j v[j] / sum_j p_j,   p_j = exp(scale * q[r, h] . k[j]),   low <= j < length
+
+Split s of a row takes `per` neighbouring tokens, per = max(chunk, the span / splits in whole tiles), and
+leaves its own softmax and the log of its sum; a second kernel weighs the splits. The grid depends on the
+number of rows, heads and splits alone and lengths are read on the device, so a launch can be captured in a
+graph; splits past a row's end leave at once, and rows of length 0 (padding) give zeros. When chunk * splits
+covers the longest sequence, a row's sums do not depend on its neighbours or on the batch.
+
+The query heads that share a kv head form one tile (padded to 16 lines, what the tensor cores take), so K and
+V are read once.
+
+Bytes: 2 * kv_heads * dim * itemsize per token of context, and 8 * heads * dim per split, written and read
+again (fp32; L2). Operations: 4 * 16 * dim per token and kv head, padding counted. On Qwen3-VL-8B (8 kv heads
+of 128, bf16) 4 KiB and 65 kFLOP per token and layer: memory-bound at 16 FLOP per byte. At 4.69 TB/s a batch
+of 128 at 640 tokens takes 72 us a layer, one row of 512 tokens under 1 us: there the two launches are the
+cost.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+
+PROGRAMS = 528  # four for each multiprocessor of an H200: enough bytes in flight
+MOST_SPLITS = 64
+LOG2_E = 1.4426950408889634  # the kernels take powers of two
+LONGEST_SPLIT = 4096  # tokens one program may walk through when others have long finished
+
+
+class DecodeTuning(NamedTuple):
+    """What a chip session may turn; none of it changes the meaning."""
+
+    tile: int = 64  # tokens read at once: 32 KiB of K and V at 128 channels in 16 bits
+    chunk: int = 64  # fewest tokens of a split
+    splits: int | None = None  # None: by `default_splits`
+    warps: int = 4
+    stages: int = 3
+    combine_warps: int = 4
+    pdl: bool = False
+
+
+def default_splits(rows: int, kv_heads: int, max_context: int, chunk: int) -> int:
+    """Splits that fill the chip when rows are few, and bound the longest walk when they are many."""
+    filling = up(PROGRAMS, max(rows * kv_heads, 1))
+    walking = up(max_context, LONGEST_SPLIT)
+    return max(1, min(max(filling, walking), MOST_SPLITS, up(max_context, chunk)))
+
+
+@jit
+def _span(length, window, splits, WINDOW: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """The first token a row reads, and the tokens of each split."""
+    low = length * 0
+    if WINDOW:
+        low = tl.maximum(length - window, 0)
+    share = tl.cdiv(length - low, splits)
+    return low, tl.maximum(tl.cdiv(share, TILE) * TILE, CHUNK)
+
+
+@jit
+def _walk(q, k_head, v_head, table, start, stop, scale, d, DIM: tl.constexpr, LINES: tl.constexpr,
+          DIM_UP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+          TILE: tl.constexpr):  # fmt: skip
+    """Softmax sums of q [LINES, DIM_UP] over tokens start .. stop: accumulator, sum, maximum (base 2)."""
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    acc = tl.zeros([LINES, DIM_UP], tl.float32)
+    # Block numbers are fetched one tile ahead: K and V then wait for no other load and are pipelined alone.
+    ahead = start + tl.arange(0, TILE)
+    block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)
+    for first in range(start, stop, TILE):
+        place = first + tl.arange(0, TILE)
+        there = place < stop
+        at = (block.to(tl.int64) * BLOCK + place % BLOCK) * (KV_HEADS * DIM)
+        ahead = place + TILE
+        block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)
+        k = tl.load(k_head + at[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.where(there[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        p = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(top - higher)
+        total = total * fade + tl.sum(p, 1)
+        v = tl.load(v_head + at[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        top = higher
+    return acc, total, top
+
+
+@jit
+def _split_kernel(q, k_pages, v_pages, tables, lengths, out, logs, scale, window, splits,
+                  table_stride, q_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+                  DIM_UP: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+                  CHUNK: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr,
+                  PDL: tl.constexpr):  # fmt: skip
+    """One split of one row and kv head. Kv heads run side by side: they share DRAM pages."""
+    kv, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    wait_for_previous(PDL)
+    length = tl.load(lengths + row)
+    low, per = _span(length, window, splits, WINDOW, TILE, CHUNK)
+    start = low + split * per
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    line, d = tl.arange(0, LINES), tl.arange(0, DIM_UP)
+    inside = (line < GROUP)[:, None] & (d < DIM)[None, :]
+    head = kv * GROUP + line
+    # [rows, heads, splits, dim]; with one split this is the answer itself
+    index = (row.to(tl.int64) * HEADS + head) * splits + split
+    if start >= length:
+        if WHOLE:
+            zeros = tl.zeros([LINES, DIM_UP], out.dtype.element_ty)
+            tl.store(out + index[:, None] * DIM + d[None, :], zeros, mask=inside)
+        return
+    stop = tl.minimum(start + per, length)
+    wide = row.to(tl.int64)
+    mine = tl.load(q + wide * q_stride + head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
+    acc, total, top = _walk(mine, k_pages + kv * DIM, v_pages + kv * DIM, tables + wide * table_stride,
+                            start, stop, scale, d, DIM, LINES, DIM_UP, KV_HEADS, BLOCK, TILE)  # fmt: skip
+    acc = acc / total[:, None]
+    tl.store(out + index[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
+    if not WHOLE:
+        tl.store(logs + index, top + tl.log2(total), mask=line < GROUP)
+
+
+@jit
+def _combine_kernel(parts, logs, lengths, out, window, splits, HEADS: tl.constexpr, DIM: tl.constexpr,
+                    DIM_UP: tl.constexpr, TILE: tl.constexpr, SPLITS_UP: tl.constexpr, CHUNK: tl.constexpr,
+                    WINDOW: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Weigh the splits of one row and head by their sums."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    wait_for_previous(PDL)
+    length = tl.load(lengths + row)
+    low, per = _span(length, window, splits, WINDOW, TILE, CHUNK)
+    split, d = tl.arange(0, SPLITS_UP), tl.arange(0, DIM_UP)
+    used = split < tl.cdiv(length - low, per)
+    line = row.to(tl.int64) * HEADS + head
+    log = tl.load(logs + line * splits + split, mask=used, other=float("-inf"))
+    top = tl.maximum(tl.max(log, 0), -1e30)  # a padding row has no split
+    weight = tl.exp2(log - top)
+    part = tl.load(parts + (line * splits + split)[:, None] * DIM + d[None, :],
+                   mask=used[:, None] & (d < DIM)[None, :], other=0.0)  # fmt: skip
+    total = tl.sum(weight, 0)
+    value = tl.sum(weight[:, None] * part, 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + line * DIM + d, value.to(out.dtype.element_ty), mask=d < DIM)
+
+
+def decode_attention_triton(
+    q: Tensor,  # [R, heads, dim], heads and dim dense
+    k_pages: Tensor,  # [blocks, block_size, kv_heads, dim]
+    v_pages: Tensor,
+    tables: Tensor,  # [R, W] int32
+    lengths: Tensor,  # [R] int32
+    scale: float,
+    window: int | None,
+    max_context: int,
+    tuning: DecodeTuning = DecodeTuning(),
+) -> Tensor:
+    """[R, heads, dim]. No length may exceed `max_context` by much: it only sets the number of splits."""
+    check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile)
+    rows, heads, dim = q.shape
+    block, kv_heads = k_pages.shape[1:3]
+    splits = tuning.splits or default_splits(rows, kv_heads, max_context, tuning.chunk)
+    out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
+    if rows == 0:
+        return out
+    parts, logs = out, lengths  # nobody reads or writes logs when there is one split
+    if splits > 1:
+        parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
+        logs = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
+    dim_up = max(power_of_two(dim), 16)
+    sizes = {"HEADS": heads, "DIM": dim, "DIM_UP": dim_up, "TILE": tuning.tile}
+    sizes |= {"CHUNK": tuning.chunk, "WINDOW": window is not None, "PDL": tuning.pdl}
+    pdl = {"launch_pdl": True} if tuning.pdl else {}
+    _split_kernel[(kv_heads, splits, rows)](
+        q, k_pages, v_pages, tables, lengths, parts, logs, scale * LOG2_E, window or 0, splits,
+        tables.stride(0), q.stride(0), KV_HEADS=kv_heads, LINES=max(power_of_two(heads // kv_heads), 16),
+        BLOCK=block, WHOLE=splits == 1, **sizes, num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
+    )  # fmt: skip
+    if splits > 1:
+        _combine_kernel[(heads, rows)](
+            parts, logs, lengths, out, window or 0, splits, SPLITS_UP=power_of_two(splits), **sizes,
+            num_warps=tuning.combine_warps, **pdl,
+        )  # fmt: skip
+    return out
+
+
+def check_paged(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, tables: Tensor, lengths: Tensor, tile: int
+) -> None:
+    """What both attention kernels need beyond the twin's checks: they walk memory by these strides."""
+    if q.dim() != 3 or q.stride(2) != 1 or q.stride(1) != q.shape[2]:
+        raise ValueError(f"queries are [T, heads, dim] with dense heads, not strides {q.stride()}")
+    if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != q.shape[2]:
+        raise ValueError(
+            f"queries {tuple(q.shape)} over pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)}"
+        )
+    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+        raise ValueError("pages must be contiguous: a slot is an offset into them")
+    if q.shape[1] % k_pages.shape[2]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[2]} kv heads evenly")
+    if not q.dtype == k_pages.dtype == v_pages.dtype:
+        raise ValueError(f"queries of {q.dtype} over pages of {k_pages.dtype} and {v_pages.dtype}")
+    if tables.dim() != 2 or tables.dtype != torch.int32 or tables.stride(1) != 1:
+        raise ValueError(f"block tables are [rows, width] int32, not {tuple(tables.shape)} {tables.dtype}")
+    if lengths.shape != tables.shape[:1] or lengths.dtype != torch.int32 or not lengths.is_contiguous():
+        raise ValueError(f"{tables.shape[0]} tables with lengths {tuple(lengths.shape)} {lengths.dtype}")
+    if tile < 16 or tile & (tile - 1):
+        raise ValueError(f"a tile of {tile} tokens; it must be a power of two, at least 16")

@@ -1,0 +1,298 @@
+"""Matrix products with few rows:  y = x W^T  for x [M, K], W [N, K], M from 1 to 64.
+
+    plain    y = cast(x W^T) + bias
+    add      y = residual + cast(x W^T)
+    gated    y = silu(cast(x G^T)) * cast(x U^T)          W = (G, U), [2 * N, K]
+    normed   t = residual + cast(x W^T);  y = rms norm of t   (both are given)
+
+All that counts is that W comes from memory once and without a pause: N * K * itemsize bytes, 2 * M FLOP per
+weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
+share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
+takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
+launches. Sums of one tuning and one padding of x (16, 32 or 64 lines) are in one order whatever the
+neighbours.
+
+Three ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more:
+wgmma, W from shared memory without a transposition), "fma" multiplies in registers (M = 1 only).
+
+Ceiling on an H200: 4.69 TB/s. Qwen3-VL-8B, bf16, M = 1: qkv 50 MB 10.7 us, o 34 MB 7.2 us, gate_up 201 MB
+42.9 us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there, a plain one-pass
+kernel 3.27-4.11. Bytes in flight needed: 4.69 TB/s * 1 us = 36 KiB per multiprocessor; a program of 32
+columns and 256 deep in 4 stages has 48 KiB.
+
+With `pdl` the kernel starts beside its predecessor and asks for its first `ahead` weights per column before
+it waits: they arrive in L2 while the kernel before finishes.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saccade.kernels.activation import silu, silu_mul
+from saccade.kernels.add_norm import WIDEST, add_rms_norm, scaled_by_rms
+from saccade.kernels.choice import runs_triton
+from saccade.kernels.jit import fetch_ahead, jit, power_of_two, tl, up, wait_for_previous
+
+MOST_ROWS = 64
+
+
+class SkinnyTuning(NamedTuple):
+    """What a chip session may turn; only `splits` changes the order of the sums."""
+
+    columns: int = 32
+    depth: int = 256
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+    mode: str = "dot"  # dot, swap, fma
+    ahead: int = 0  # with pdl: weights of each column asked for before the wait
+    pdl: bool = False
+    reduce_block: int = 1024
+
+
+class Norm(NamedTuple):
+    weight: Tensor  # [N]
+    eps: float
+
+
+# Measured choices by (rows up to, N, K, gated); none yet. Others go by `default_tuning`.
+TUNED: dict[tuple[int, int, int, bool], SkinnyTuning] = {}
+
+# What bench/kernels.py tries for each shape.
+CANDIDATES = (
+    SkinnyTuning(16, 256, 1, 4, 4),
+    SkinnyTuning(16, 512, 1, 4, 3),
+    SkinnyTuning(16, 512, 2, 4, 4),
+    SkinnyTuning(32, 256, 1, 4, 4),
+    SkinnyTuning(32, 256, 2, 4, 4),
+    SkinnyTuning(32, 256, 4, 4, 4),
+    SkinnyTuning(32, 128, 4, 4, 6),
+    SkinnyTuning(64, 128, 1, 4, 5),
+    SkinnyTuning(64, 128, 4, 4, 5),
+    SkinnyTuning(64, 128, 8, 4, 5),
+    SkinnyTuning(64, 128, 1, 4, 5, "swap"),
+    SkinnyTuning(64, 128, 4, 4, 5, "swap"),
+    SkinnyTuning(128, 64, 8, 4, 5, "swap"),
+    SkinnyTuning(8, 1024, 1, 4, 2, "fma"),
+    SkinnyTuning(4, 2048, 1, 4, 2, "fma"),
+)
+
+
+def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
+    """Enough programs for two on each multiprocessor, cut along K where N is short."""
+    for limit in (1, 16, 32, MOST_ROWS):
+        if rows <= limit and (limit, columns, depth, gated) in TUNED:
+            return TUNED[limit, columns, depth, gated]
+    wide = 32 if rows <= 32 else 64
+    splits = max(1, min(8, up(264, up(columns, wide)), depth // 512))
+    return SkinnyTuning(wide, 128 if gated or rows > 32 else 256, splits)
+
+
+@jit
+def _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE: tl.constexpr, LINES: tl.constexpr,
+              DEPTH: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """acc + x[:, k ..] W[n, k ..]^T for one piece of K; acc [lines, n], [n, lines] or [n, depth] by MODE."""
+    at = k + tl.arange(0, DEPTH)
+    here = n < columns
+    w_at = w + n.to(tl.int64)[:, None] * depth + at[None, :]
+    if EVEN:
+        weights = tl.load(w_at, mask=here[:, None], other=0.0, eviction_policy="evict_first")
+    else:
+        weights = tl.load(w_at, mask=here[:, None] & (at < depth)[None, :], other=0.0)
+    if MODE == "fma":
+        values = tl.load(x + at, mask=at < depth, other=0.0)
+        acc += weights.to(tl.float32) * values.to(tl.float32)[None, :]
+    else:
+        real = (m < rows)[:, None] & (at < depth)[None, :]
+        values = tl.load(x + m[:, None] * x_stride + at[None, :], mask=real, other=0.0)
+        if MODE == "swap":
+            acc = tl.dot(weights, tl.trans(values), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(values, tl.trans(weights), acc, input_precision="ieee")
+    return acc
+
+
+@jit
+def _settled(acc, MODE: tl.constexpr):
+    """The sums as [lines, columns]."""
+    if MODE == "fma":
+        sums = tl.sum(acc, 1)[None, :]
+    elif MODE == "swap":
+        sums = tl.trans(acc)
+    else:
+        sums = acc
+    return sums
+
+
+@jit
+def _skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
+                   LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
+                   GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
+                   EVEN: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
+    """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part."""
+    split = tl.program_id(1)
+    n, m = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, LINES)
+    start = split * steps * DEPTH
+    stop = tl.minimum(start + steps * DEPTH, depth)
+    total = columns * (2 if GATED else 1)  # rows of W
+    if PDL and AHEAD > 0:
+        fetch_ahead(w + n.to(tl.int64) * depth + start, n < columns, stop - start, AHEAD)
+    wait_for_previous(PDL)
+    A: tl.constexpr = LINES if MODE == "dot" else COLUMNS
+    B: tl.constexpr = COLUMNS if MODE == "dot" else (LINES if MODE == "swap" else DEPTH)
+    acc = tl.zeros([A, B], tl.float32)
+    over = tl.zeros([A, B], tl.float32)
+    for k in tl.range(start, stop, DEPTH, num_stages=STAGES):
+        acc = _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE, LINES, DEPTH, EVEN)
+        if GATED:
+            over = _multiply(x, w, over, k, n + columns, m, rows, total, depth, x_stride, MODE, LINES, DEPTH,
+                             EVEN)  # fmt: skip
+    y = _settled(acc, MODE)
+    inside = (m < rows)[:, None] & (n < columns)[None, :]
+    if PARTS:
+        at = (split * rows + m).to(tl.int64)[:, None] * total + n[None, :]
+        tl.store(out + at, y, mask=inside)
+        if GATED:
+            tl.store(out + at + columns, _settled(over, MODE), mask=inside)
+    else:
+        kind = out.dtype.element_ty
+        if BIAS:
+            y += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            bent = silu(y.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+            y = bent * _settled(over, MODE).to(kind).to(tl.float32)
+        if ADD:
+            add = tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=inside, other=0.0)
+            y = y.to(kind).to(tl.float32) + add.to(tl.float32)
+        tl.store(out + m[:, None] * columns + n[None, :], y.to(kind), mask=inside)
+
+
+@jit
+def _reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
+                   SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+                   NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Add the parts of one line in their order, then the epilogue; NORM: the block is the whole line."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < columns
+    total = columns * (2 if GATED else 1)
+    kind = out.dtype.element_ty
+    wait_for_previous(PDL)
+    y = tl.zeros([BLOCK], tl.float32)
+    over = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = parts + (split * rows + row) * total + n
+        y += tl.load(at, mask=inside, other=0.0)
+        if GATED:
+            over += tl.load(at + columns, mask=inside, other=0.0)
+    if BIAS:
+        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    y = y.to(kind).to(tl.float32)
+    if GATED:
+        y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
+    if ADD:
+        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        tl.store(stream + row * columns + n, y.to(kind), mask=inside)
+        y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
+    tl.store(out + row * columns + n, y.to(kind), mask=inside)
+
+
+def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product is the better one."""
+    _check(x, weight, bias, None, False)
+    if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
+        return skinny_triton(x, weight, bias=bias)[0]
+    return F.linear(x, weight, bias)
+
+
+def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
+    """silu(gate) * up of a fused projection [2 * N, K], gate first."""
+    _check(x, weight, None, None, True)
+    if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
+        return skinny_triton(x, weight, gated=True)[0]
+    return silu_mul(F.linear(x, weight))
+
+
+def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The RMS norm of residual + x W^T, and that sum."""
+    _check(x, weight, None, residual, False)
+    if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
+        return skinny_triton(x, weight, residual=residual, norm=norm)
+    return add_rms_norm(F.linear(x, weight), residual, norm.weight, norm.eps)
+
+
+def skinny_triton(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    norm: Norm | None = None,
+    tuning: SkinnyTuning | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The answer, and the sum before the norm (the answer again where there is none)."""
+    _check(x, weight, bias, residual, gated)
+    (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
+    if not 1 <= rows <= MOST_ROWS:
+        raise ValueError(f"{rows} rows; the skinny product takes 1 to {MOST_ROWS}")
+    t = tuning or default_tuning(rows, columns, depth, gated)
+    if t.mode not in ("dot", "swap", "fma") or (t.mode == "fma" and rows != 1):
+        raise ValueError(f"the way {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
+    if t.ahead & (t.ahead - 1):
+        raise ValueError(f"{t.ahead} weights ahead; it must be a power of two, or 0")
+    if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
+        raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    parted = t.splits > 1 or norm is not None
+    pieces = up(depth, t.depth)
+    steps = up(pieces, t.splits)
+    splits = up(pieces, steps)  # no empty part
+    parts = out
+    if parted:
+        parts = torch.empty(splits, rows, weight.shape[0], dtype=torch.float32, device=x.device)
+    pdl = {"launch_pdl": True} if t.pdl else {}
+    strides = x.stride(0), 0 if residual is None else residual.stride(0)
+    _skinny_kernel[(up(columns, t.columns), splits)](
+        x, weight, x if bias is None else bias, x if residual is None else residual, parts, rows, columns,
+        depth, steps, *strides, LINES=1 if t.mode == "fma" else max(16, power_of_two(rows)),
+        COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None and not parted,
+        ADD=residual is not None and not parted, PARTS=parted, EVEN=depth % t.depth == 0, STAGES=t.stages,
+        AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **pdl,
+    )  # fmt: skip
+    if not parted:
+        return out, out
+    stream = torch.empty_like(out) if norm is not None else out
+    block = power_of_two(columns) if norm is not None else t.reduce_block
+    _reduce_kernel[(rows, up(columns, block))](
+        parts, x if bias is None else bias, x if residual is None else residual,
+        norm.weight if norm else x, out, stream, rows, columns, strides[1], norm.eps if norm else 0.0,
+        SPLITS=splits, GATED=gated, BIAS=bias is not None, ADD=residual is not None,
+        NORM=norm is not None, BLOCK=block, PDL=t.pdl, num_warps=max(1, min(16, block // 256)), **pdl,
+    )  # fmt: skip
+    return out, stream
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gated: bool) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.dtype != weight.dtype:
+        raise ValueError(
+            f"{tuple(x.shape)} {x.dtype} by the transpose of {tuple(weight.shape)} {weight.dtype}"
+        )
+    if x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError("rows of x and of the weight must be dense, and the weight contiguous")
+    if gated and (weight.shape[0] % 2 or bias is not None or residual is not None):
+        raise ValueError(f"a gated product of {weight.shape[0]} columns; it needs an even number and no bias")
+    columns = weight.shape[0]
+    if bias is not None and (bias.shape != (columns,) or bias.dtype != x.dtype):
+        raise ValueError(f"{columns} columns with a bias of {tuple(bias.shape)} {bias.dtype}")
+    if residual is not None and (
+        residual.shape != (x.shape[0], columns) or residual.dtype != x.dtype or residual.stride(1) != 1
+    ):
+        raise ValueError(f"[{x.shape[0]}, {columns}] with a residual of {tuple(residual.shape)}")

@@ -1,0 +1,187 @@
+"""The Triton forms of norms, rotation, cache writes and activations against their twins."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.kernels.activation import (
+    PointTuning,
+    gelu,
+    gelu_reference,
+    gelu_triton,
+    silu_mul,
+    silu_mul_reference,
+    silu_mul_triton,
+)
+from saccade.kernels.add_norm import (
+    add_layer_norm,
+    add_layer_norm_reference,
+    add_norm_triton,
+    add_rms_norm,
+    add_rms_norm_reference,
+)
+from saccade.kernels.qkv_finish import (
+    FinishTuning,
+    HeadNorm,
+    qkv_finish,
+    qkv_finish_reference,
+    qkv_finish_triton,
+)
+from saccade.kernels.rope import (
+    RotaryTuning,
+    apply_rotary_reference,
+    apply_rotary_triton,
+    interleaved_axes,
+    rotary_angles_reference,
+    rotary_angles_triton,
+)
+from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
+
+
+def strided(place: Place, rows: int, width: int, seed: int = 0) -> Tensor:
+    """Lines further apart than they are wide."""
+    return place.randn(rows, width + 24, seed=seed)[:, 8 : width + 8]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("width", [64, 72, 1000])
+@pytest.mark.parametrize("place", PLACES)
+def test_residual_and_rms_norm_are_the_twin(
+    place: Place, width: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch)
+    x, weight = strided(place, rows, width), place.randn(width, seed=2)
+    for residual in (None, strided(place, rows, width, seed=1)):
+        out, total = add_norm_triton(x, residual, weight, None, 1e-5)
+        expected, stream = add_rms_norm_reference(x, residual, weight, 1e-5)
+        assert_near(out, expected, place.dtype)
+        assert torch.equal(total, stream)
+
+
+@pytest.mark.parametrize("width", [64, 72, 1152])
+@pytest.mark.parametrize("place", PLACES)
+def test_residual_and_layer_norm_are_the_twin(
+    place: Place, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch)
+    x, weight, bias = strided(place, 3, width) + 5, place.randn(width, seed=2), place.randn(width, seed=3)
+    for residual in (None, strided(place, 3, width, seed=1)):
+        out, total = add_norm_triton(x, residual, weight, bias, 1e-6)
+        expected, stream = add_layer_norm_reference(x, residual, weight, bias, 1e-6)
+        assert_near(out, expected, place.dtype)
+        assert torch.equal(total, stream)
+
+
+@pytest.mark.parametrize("inner", [8, 100, 300])
+@pytest.mark.parametrize("place", PLACES)
+def test_silu_mul_is_the_twin(place: Place, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+    x = 8 * strided(place, 3, 2 * inner)
+    assert_near(silu_mul_triton(x, PointTuning(128)), silu_mul_reference(x), place.dtype)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_gelu_is_the_twin(
+    place: Place, biased: bool, approximate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch)
+    x = 6 * strided(place, 3, 300)
+    bias = place.randn(300, seed=1) if biased else None
+    out = gelu_triton(x, bias, approximate, PointTuning(128))
+    assert_near(out, gelu_reference(x, bias, approximate), place.dtype)
+
+
+@pytest.mark.parametrize("dim", [64, 72])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_rotation_is_the_twin_also_in_place(
+    place: Place, wide: bool, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch)
+    packed = place.randn(3, 9, dim)
+    angles = torch.rand(3, dim, generator=torch.Generator().manual_seed(1)).to(place.device)
+    cos, sin = (part if wide else part.to(place.dtype) for part in (angles.cos(), angles.sin()))
+    expected = apply_rotary_reference(packed[:, :6], cos, sin)
+    out = apply_rotary_triton(packed[:, :6], cos, sin, tuning=RotaryTuning(lines=4))
+    assert_near(out, expected, place.dtype)
+    before = packed[:, 6:].clone()
+    apply_rotary_triton(packed[:, :6], cos, sin, out=packed[:, :6])
+    assert torch.equal(packed[:, :6], out)
+    assert torch.equal(packed[:, 6:], before)
+
+
+@pytest.mark.parametrize("section", [None, (24, 20, 20), (8, 5, 5)])
+@pytest.mark.parametrize("place", EXACT)
+def test_angles_are_the_twin(
+    place: Place, section: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = 64 if section is None else sum(section)
+    positions = torch.randint(0, 5000, (3, 17), generator=torch.Generator().manual_seed(0)).to(place.device)
+    frequencies = (5e6 ** -(torch.arange(half) / half)).to(place.device)
+    axes = None if section is None else torch.tensor(interleaved_axes(section, half), device=place.device)
+    expected = rotary_angles_reference(positions, frequencies, axes, place.dtype)
+    poison(monkeypatch)
+    made = rotary_angles_triton(positions, frequencies, axes, place.dtype)
+    for part, wanted in zip(made, expected, strict=True):
+        torch.testing.assert_close(part, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 72), (8, 8, 16), (5, 5, 96)])
+@pytest.mark.parametrize("place", PLACES)
+def test_qkv_finish_is_the_twin_and_touches_only_its_slots(
+    place: Place, heads: int, kv_heads: int, dim: int, normed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, blocks, size = 2, 2, 8
+    qkv = strided(place, tokens, (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(tokens, dim, generator=torch.Generator().manual_seed(1)).to(place.device)
+    cos, sin = angles.cos().to(place.dtype), angles.sin().to(place.dtype)
+    norm = HeadNorm(place.randn(dim, seed=3), place.randn(dim, seed=4), 1e-6) if normed else None
+    slots = torch.randperm(blocks * size, generator=torch.Generator().manual_seed(2))[:tokens].to(
+        place.device
+    )
+    shape = (blocks, size, kv_heads, dim)
+    wanted = [torch.full(shape, torch.nan, dtype=place.dtype, device=place.device) for _ in "kv"]
+    made = [part.clone() for part in wanted]
+    expected = qkv_finish_reference(qkv, heads, norm, cos, sin, slots, wanted[0], wanted[1])
+    poison(monkeypatch)
+    q = qkv_finish_triton(qkv, heads, norm, cos, sin, slots, made[0], made[1], FinishTuning(heads=4))
+    assert_near(q, expected, place.dtype)
+    for part, target in zip(made, wanted, strict=True):
+        mine, theirs = part.flatten(0, 1), target.flatten(0, 1)
+        assert_near(mine[slots], theirs[slots], place.dtype)
+        assert torch.equal(mine.isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize("place", EXACT)
+def test_a_padding_token_writes_no_page(place: Place) -> None:
+    pages = torch.full((2, 2, 8, 1, 16), torch.nan, device=place.device)
+    slots = torch.tensor([-1, 3], device=place.device)
+    angles = torch.ones(2, 16, device=place.device)
+    qkv_finish_triton(place.randn(2, 4 * 16), 2, None, angles, angles, slots, pages[0], pages[1])
+    written = ~pages.isnan().flatten(3).any(-1).flatten(1)
+    assert written.nonzero().tolist() == [[0, 3], [1, 3]]
+
+
+def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    assert torch.equal(add_rms_norm(x, x, weight, 1e-6)[1], x + x)
+    assert torch.equal(add_layer_norm(x, None, weight, weight, 1e-6)[1], x)
+    assert torch.equal(silu_mul(x), silu_mul_reference(x))
+    assert torch.equal(gelu(x, weight, "tanh"), gelu_reference(x, weight, "tanh"))
+    with pytest.raises(ValueError, match=r"\(7,\)"):
+        add_rms_norm(x, None, weight[:7], 1e-6)
+    with pytest.raises(ValueError, match="residual"):
+        add_rms_norm(x, x[:2], weight, 1e-6)
+    with pytest.raises(ValueError, match="2 \\* inner"):
+        silu_mul(x[:, :7])
+    with pytest.raises(ValueError, match="'fast'"):
+        gelu(x, None, "fast")
+    pages, slots = torch.zeros(2, 8, 1, 2), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"need \[T, 8\]"):
+        qkv_finish(x[:, :6], 2, None, x[:, :2], x[:, :2], slots, pages, pages)
+    angles = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match="int32"):
+        qkv_finish(x, 2, None, angles, angles, slots.int(), pages, pages)

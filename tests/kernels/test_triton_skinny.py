@@ -1,0 +1,102 @@
+"""Products of few rows against torch's own, with every epilogue and way of multiplying."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from saccade.kernels import skinny
+from saccade.kernels.activation import silu_mul_reference
+from saccade.kernels.add_norm import add_rms_norm_reference
+from saccade.kernels.skinny import (
+    CANDIDATES,
+    Norm,
+    SkinnyTuning,
+    default_tuning,
+    skinny_linear,
+    skinny_linear_gated,
+    skinny_linear_normed,
+    skinny_triton,
+)
+from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
+
+TUNINGS = [
+    SkinnyTuning(16, 32, 1),
+    SkinnyTuning(32, 64, 3),
+    SkinnyTuning(64, 32, 1, mode="swap"),
+    SkinnyTuning(64, 32, 2, mode="swap"),
+]
+FMA = SkinnyTuning(8, 64, 2, mode="fma")
+
+
+@pytest.mark.parametrize("tuning", [*TUNINGS, FMA], ids=lambda tuning: str(tuple(tuning)[:6]))
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.parametrize("place", PLACES)
+def test_every_epilogue_is_the_twin(
+    place: Place, rows: int, tuning: SkinnyTuning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tuning.mode == "fma" and rows > 1:
+        pytest.skip("multiplies one row")
+    poison(monkeypatch)
+    columns, depth = 72, 200  # no multiple of any tile
+    x = place.randn(rows, depth + 8)[:, 8:]
+    weight = place.randn(columns, depth, seed=1) * depth**-0.5
+    bias, residual = place.randn(columns, seed=2), place.randn(rows, columns + 8, seed=3)[:, :columns]
+    norm = Norm(place.randn(columns, seed=4), 1e-6)
+    plain = F.linear(x, weight)
+    assert_near(skinny_triton(x, weight, tuning=tuning)[0], plain, place.dtype)
+    made, _ = skinny_triton(x, weight, bias=bias, tuning=tuning)
+    assert_near(made, F.linear(x, weight, bias), place.dtype)
+    made, _ = skinny_triton(x, weight, residual=residual, tuning=tuning)
+    assert_near(made, residual + plain, place.dtype)
+    made, _ = skinny_triton(x, weight, gated=True, tuning=tuning)
+    assert_near(made, silu_mul_reference(plain), place.dtype)
+    normed, stream = skinny_triton(x, weight, residual=residual, norm=norm, tuning=tuning)
+    expected, total = add_rms_norm_reference(plain, residual, norm.weight, norm.eps)
+    assert_near(normed, expected, place.dtype, scale=2)
+    assert_near(stream, total, place.dtype)
+
+
+@pytest.mark.parametrize("place", EXACT)
+def test_a_row_does_not_hear_its_neighbours(place: Place) -> None:
+    x, weight = place.randn(16, 96), place.randn(40, 96, seed=1)
+    tuning = SkinnyTuning(16, 32, 3)
+    alone, _ = skinny_triton(x[3:4], weight, tuning=tuning)
+    together, _ = skinny_triton(x, weight, tuning=tuning)
+    assert torch.equal(alone[0], together[3])
+
+
+@pytest.mark.parametrize("place", [PLACES[4]])
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("tuning", CANDIDATES, ids=lambda tuning: str(tuple(tuning)[:6]))
+def test_candidates_are_right_at_the_sizes_of_a_model(place: Place, tuning: SkinnyTuning, rows: int) -> None:
+    if tuning.mode == "fma" and rows > 1:
+        pytest.skip("multiplies one row")
+    x, weight = place.randn(rows, 4096), place.randn(1024, 4096, seed=1) / 64
+    assert_near(skinny_triton(x, weight, tuning=tuning)[0], F.linear(x, weight), place.dtype)
+
+
+def test_a_measured_tuning_is_used_for_its_rows_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = SkinnyTuning(16, 512, 2)
+    monkeypatch.setitem(skinny.TUNED, (16, 4096, 4096, False), measured)
+    assert default_tuning(1, 4096, 4096, False) == measured
+    assert default_tuning(16, 4096, 4096, False) == measured
+    assert default_tuning(17, 4096, 4096, False) != measured
+    assert default_tuning(8, 4096, 4096, True) != measured
+
+
+def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:
+    x, weight = torch.randn(3, 8), torch.randn(6, 8)
+    residual, norm = torch.randn(3, 6), Norm(torch.randn(6), 1e-6)
+    assert torch.equal(skinny_linear(x, weight), F.linear(x, weight))
+    assert torch.equal(skinny_linear_gated(x, weight), silu_mul_reference(F.linear(x, weight)))
+    assert torch.equal(skinny_linear_normed(x, weight, residual, norm)[1], residual + F.linear(x, weight))
+    with pytest.raises(ValueError, match=r"\(3, 8\).*\(6, 7\)"):
+        skinny_linear(x, weight[:, :7])
+    with pytest.raises(ValueError, match="65 rows"):
+        skinny_triton(torch.zeros(65, 8), weight)
+    with pytest.raises(ValueError, match="'fma'"):
+        skinny_triton(x, weight, tuning=SkinnyTuning(mode="fma"))
+    with pytest.raises(ValueError, match="gated product of 5"):
+        skinny_linear_gated(x, weight[:5])
+    with pytest.raises(ValueError, match="residual"):
+        skinny_linear_normed(x, weight, residual[:2], norm)
