@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.kernels.attention import Rows, any_shape, paged_attention
+from saccade.kernels.attention import MOST_GATHERED, SHORT, Rows, alike, any_shape, paged_attention
 
 CASES = {
     "one decode of one token": ([(1, 1)], 1),
     "decodes of very different lengths": ([(1, 1), (1, 17), (1, 64), (1, 5), (1, 130)], 5),
+    "long and short decodes apart": ([(1, 3), (1, 1400), (1, 40), (1, 300), (1, 900), (5, 12)], 5),
     "a whole prompt": ([(40, 40)], 0),
     "a piece of a prompt": ([(7, 33)], 0),
     "one token on the chunk path": ([(1, 20)], 0),
@@ -55,6 +58,21 @@ def plain_attention(
                 out[token, head] = weights @ v
             token += 1
     return out
+
+
+@given(st.lists(st.integers(1, 70_000), max_size=40))
+def test_decodes_are_read_in_groups_that_waste_little(widths: list[int]) -> None:
+    groups = alike(widths)
+    assert sorted(row for group in groups for row in group) == list(range(len(widths)))
+    for group in groups:
+        widest = max(max(widths[row], SHORT) for row in group)
+        assert all(2 * max(widths[row], SHORT) >= widest for row in group)
+        assert len(group) == 1 or len(group) * widest <= MOST_GATHERED
+
+
+def test_one_long_context_does_not_pad_the_others() -> None:
+    assert alike([100] * 50) == [list(range(50))]
+    assert alike([100, 4000, 200]) == [[1], [0, 2]]
 
 
 @pytest.mark.parametrize("window", [None, 1, 6, 1000])

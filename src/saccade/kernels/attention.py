@@ -8,6 +8,7 @@ sequence (length - count .. length - 1) and head h reading kv head h // (heads /
 where token j of the sequence lives at slot table[j // block_size] * block_size + j % block_size.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -31,9 +32,16 @@ def any_shape(device: torch.device) -> AbstractContextManager[None]:
     return sdpa_kernel(ANY_SHAPE) if device.type == "cuda" else nullcontext()
 
 
-class Decodes(NamedTuple):
-    """What the one-query rows read, padded to one width; padding repeats a row's own last slot."""
+# One-query rows are read together, padded to the longest among them, as long as that at most doubles what a
+# row reads (short ones aside), and never more tokens at once than this: the copies of K and V are workspace.
+MOST_GATHERED = 1 << 18
+SHORT = 256
 
+
+class Decodes(NamedTuple):
+    """What one-query rows of like length read, padded to one width; padding repeats a row's last slot."""
+
+    rows: Tensor | None  # [rows] int64, which of the one-query rows these are; None: all, in order
     slots: Tensor  # [rows * width] int64
     mask: Tensor  # [rows, 1, 1, width] bool: True where there is a token
 
@@ -49,7 +57,7 @@ class Chunk(NamedTuple):
 
 
 class Reads(NamedTuple):
-    decodes: Decodes | None
+    decodes: tuple[Decodes, ...]
     chunks: tuple[Chunk, ...]
 
 
@@ -107,20 +115,31 @@ class Rows:
             self._reads[window] = found
         return found
 
-    def _decode_reads(self, window: int | None) -> Decodes | None:
-        if not self.decodes:
-            return None
-        width = max(self.contexts[: self.decodes])
-        if window is not None:
-            width = min(width, window)
-        lengths = self.lengths[: self.decodes, None].long()
+    def _decode_reads(self, window: int | None) -> tuple[Decodes, ...]:
+        widths = [min(context, window or context) for context in self.contexts[: self.decodes]]
+        groups = alike(widths)
+        if len(groups) == 1:
+            return (
+                self._gather(None, max(widths), self.tables[: self.decodes], self.lengths[: self.decodes]),
+            )
+        device = self.tables.device
+        reads = []
+        for group in groups:
+            rows = torch.tensor(group)
+            rows = rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows
+            width = max(widths[row] for row in group)
+            reads.append(self._gather(rows, width, self.tables[rows], self.lengths[rows]))
+        return tuple(reads)
+
+    def _gather(self, rows: Tensor | None, width: int, tables: Tensor, lengths: Tensor) -> Decodes:
+        lengths = lengths[:, None].long()
         steps = torch.arange(width, device=lengths.device)
         places = (lengths - width).clamp(min=0) + steps  # [rows, width]
         present = places < lengths
         places = torch.minimum(places, lengths - 1)
-        blocks = self.tables[: self.decodes].gather(1, places // self.block_size).long()
+        blocks = tables.gather(1, places // self.block_size).long()
         slots = blocks * self.block_size + places % self.block_size
-        return Decodes(slots.flatten(), present[:, None, None, :])
+        return Decodes(rows, slots.flatten(), present[:, None, None, :])
 
     def _chunk_reads(self, window: int | None) -> tuple[Chunk, ...]:
         chunks = []
@@ -211,8 +230,6 @@ def _decodes_by_twin(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None
 ) -> Tensor:
     reads = rows.reads(window).decodes
-    if reads is None:
-        raise ValueError("these rows have no decodes")
     return _attend_decodes(q, k_pages.flatten(0, 1), v_pages.flatten(0, 1), reads, scale)
 
 
@@ -236,8 +253,36 @@ def paged_attention_reference(
     return out
 
 
-def _attend_decodes(q: Tensor, k_slots: Tensor, v_slots: Tensor, reads: Decodes, scale: float) -> Tensor:
-    """One batched call. The heads that share a kv head stand in for query positions: K is never repeated."""
+def alike(widths: Sequence[int]) -> list[list[int]]:
+    """Rows in groups that are worth padding to one width: longest first, in order where one group does."""
+    order = sorted(range(len(widths)), key=lambda row: -widths[row])
+    groups: list[list[int]] = []
+    widest = 0
+    for row in order:
+        needed = max(widths[row], SHORT)
+        if not groups or 2 * needed < widest or (len(groups[-1]) + 1) * widest > MOST_GATHERED:
+            groups.append([])
+            widest = needed
+        groups[-1].append(row)
+    return [sorted(group) for group in groups]
+
+
+def _attend_decodes(
+    q: Tensor, k_slots: Tensor, v_slots: Tensor, reads: tuple[Decodes, ...], scale: float
+) -> Tensor:
+    """One batched call for each group of rows of like length."""
+    if len(reads) == 1:
+        return _attend_group(q, k_slots, v_slots, reads[0], scale)
+    out = torch.empty_like(q)
+    for group in reads:
+        if group.rows is not None:
+            part = _attend_group(q.index_select(0, group.rows), k_slots, v_slots, group, scale)
+            out.index_copy_(0, group.rows, part)
+    return out
+
+
+def _attend_group(q: Tensor, k_slots: Tensor, v_slots: Tensor, reads: Decodes, scale: float) -> Tensor:
+    """The heads that share a kv head stand in for query positions: K is never repeated."""
     rows, heads, dim = q.shape
     kv_heads = k_slots.shape[1]
     k = k_slots.index_select(0, reads.slots).view(rows, -1, kv_heads, dim).transpose(1, 2)

@@ -13,6 +13,7 @@ from saccade.cache.pages import Paged, Pages
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.errors import ConfigError
+from saccade.kernels.attention import MOST_GATHERED
 from saccade.models.layers import LanguageModel
 
 MIB = 1 << 20
@@ -141,7 +142,11 @@ def _measure_workspace(
         model.vision(patches, [(_LARGEST_VIEW, _LARGEST_VIEW)])
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    return peak + 3 * rows * model.vocab_size * 4 + 512 * MIB  # allocator slack and library handles
+    kv = model.kv_shape
+    gathered = 2 * MOST_GATHERED * kv.kv_heads * kv.head_dim * dtype.itemsize  # of a decode step, one layer
+    penalties = 5 * rows * model.vocab_size  # token counts and prompt marks, should every row ask for them
+    slack = 512 * MIB  # the allocator's, and library handles
+    return max(peak, gathered) + 3 * rows * model.vocab_size * 4 + penalties + slack
 
 
 _LARGEST_VIEW = (
