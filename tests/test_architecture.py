@@ -24,6 +24,7 @@ TORCH_FREE = (
     "saccade.errors",
     "saccade.metrics",
     "saccade.cli",
+    "saccade.options",
     "saccade.chat",
     "saccade.async_engine",
     "saccade.bench.options",
@@ -44,6 +45,7 @@ REGISTRIES = {
     "saccade",
     "saccade.models.registry",
     "saccade.cli",
+    "saccade.options",
     "saccade.bench.command",
     "saccade.evaluate.command",
 }

@@ -84,3 +84,4 @@ class StepResult(msgspec.Struct, frozen=True):
     number: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
+    unsound: tuple[int, ...] = ()  # which of the tokens came from logits that were no numbers

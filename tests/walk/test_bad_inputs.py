@@ -114,6 +114,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
 }
 
+JSON = {"content-type": "application/json"}
 RAW_BODIES = {
     "not json": b"hello",
     "nan": b'{"messages":[{"role":"user","content":"a"}],"temperature":NaN}',
@@ -155,7 +156,8 @@ def test_a_bad_request_is_refused_and_harms_nothing(
 ) -> None:
     # Python's json writes lone surrogates as escapes, as a careless client would.
     content = json.dumps({"model": server.model, **REFUSED[case]}).encode()
-    assert_polite(httpx.post(f"{server.url}/v1/chat/completions", content=content, timeout=60), 400)
+    url = f"{server.url}/v1/chat/completions"
+    assert_polite(httpx.post(url, content=content, headers=JSON, timeout=60), 400)
     good()
 
 
@@ -164,7 +166,7 @@ def test_a_bad_request_is_refused_and_harms_nothing(
 def test_a_bad_body_is_refused_and_harms_nothing(
     server: Server, good: Callable[[], None], route: str, case: str
 ) -> None:
-    assert_polite(httpx.post(server.url + route, content=RAW_BODIES[case], timeout=60), 400)
+    assert_polite(httpx.post(server.url + route, content=RAW_BODIES[case], headers=JSON, timeout=60), 400)
     good()
 
 
@@ -201,7 +203,8 @@ def test_a_body_over_the_limit_is_refused_while_it_arrives(start_server: Callabl
 
     for content in (b"x" * (2 << 20), endless()):
         try:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", content=content, timeout=60)
+            url = f"{server.url}/v1/chat/completions"
+            answer = httpx.post(url, content=content, headers=JSON, timeout=60)
         except httpx.HTTPError:
             continue  # it was cut off while still sending
         assert_polite(answer, 413)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from saccade import LLM, SamplingParams
 from saccade.errors import ConfigError, ContextTooLong, InvalidValue, MediaRefused
@@ -168,3 +169,25 @@ def test_options_that_cannot_be_met_say_so(vl_folder: Path) -> None:
         LLM(str(vl_folder), device="cpu", progress=False, max_num_seqs=0)
     with pytest.raises(TypeError):
         LLM(str(vl_folder), device="cpu", shiny=True)
+
+
+def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> None:
+    llm = LLM(str(vl_folder), device="cpu", progress=False, num_blocks=256)
+    good = llm.generate("The eye jumps", GREEDY)[0].outputs[0].text
+    logits = llm.engine._loop._runner._model.logits  # type: ignore[attr-defined]
+
+    def poisoned(hidden: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = logits(hidden)
+        if len(values) > 1:
+            values[1] = torch.nan
+        return values
+
+    llm.engine._loop._runner._model.logits = poisoned  # type: ignore[attr-defined]
+    for name, prompt in (("good", "The eye jumps"), ("bad", "How many boats")):
+        llm.engine.submit(llm.front.prepare_prompt(prompt, GREEDY, name, trusted=True))
+    deltas = [delta for _ in range(40) for delta in llm.engine.step()]
+    ends = {delta.request_id: (delta.finish, bool(delta.error)) for delta in deltas if delta.finish}
+    assert ends == {"good": ("length", False), "bad": ("error", True)}
+    tokens = [token for delta in deltas if delta.request_id == "good" for token in delta.tokens]
+    assert llm.front.tokens.decode(tokens) == good
+    llm.engine.check()

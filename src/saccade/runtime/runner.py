@@ -29,8 +29,10 @@ class Launched:
     sample: HostSample | None  # None when no row sampled
 
     def wait(self) -> StepResult:
-        tokens, logprobs = self.sample.wait() if self.sample else ([], [])
-        return StepResult(self.plan.number, tuple(tokens), tuple(logprobs))
+        if self.sample is None:
+            return StepResult(self.plan.number, (), ())
+        tokens, logprobs = self.sample.wait()
+        return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound())
 
 
 class Runner:

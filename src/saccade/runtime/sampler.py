@@ -93,8 +93,9 @@ class Sampler:
         `rows` says on the host what `device_rows` [S] and `output_positions` [S] (int64) say on the device.
         """
         uses = [self._uses[row.row] for row in rows]
+        sound = logits.sum(dim=-1).isfinite()  # one NaN or infinity among them spoils it
         if all(use == _PLAIN for use in uses):
-            return SampleOutput(argmax(logits), (None,) * len(uses), None)
+            return SampleOutput(argmax(logits), sound, (None,) * len(uses), None)
         logits = logits.contiguous()
         steps = _Steps(uses, rows, self._device)
         raw = _Raw(logits, steps.index("logprobs"), uses) if steps.has("logprobs") else None
@@ -107,7 +108,7 @@ class Sampler:
             chosen = steps.index("penalties")
             self._history.count(device_rows[chosen], tokens[chosen])
         logprobs = None if raw is None else raw.of(tokens)
-        return SampleOutput(tokens, tuple(use.logprobs for use in uses), logprobs)
+        return SampleOutput(tokens, sound, tuple(use.logprobs for use in uses), logprobs)
 
     def _edit(self, logits: Tensor, steps: "_Steps", device_rows: Tensor, parameters: Tensor) -> None:
         """Everything that changes logits whether or not the row is greedy, in place."""
@@ -312,12 +313,13 @@ class SampleOutput:
     """What a step sampled, still on the device."""
 
     tokens: Tensor  # [S] int64
+    sound: Tensor  # [S] bool: whether the logits were numbers; if not, the token means nothing
     asked: tuple[int | None, ...]  # alternatives each of the S rows wants reported
     logprobs: Logprobs | None
 
     def to_host(self) -> "HostSample":
         """Begin the copy to the host; `HostSample.wait` ends it."""
-        wanted = [self.tokens, *(self.logprobs or ())]
+        wanted = [self.tokens, self.sound, *(self.logprobs or ())]
         if self.tokens.device.type != "cuda":
             return HostSample(wanted, self.asked, None)
         copies = [torch.empty_like(part, device="cpu", pin_memory=True) for part in wanted]
@@ -341,10 +343,15 @@ class HostSample:
         if self._done is not None:
             self._done.synchronize()
         tokens: list[int] = self._parts[0].tolist()
-        if len(self._parts) == 1:
+        if len(self._parts) == 2:
             return tokens, [None] * len(tokens)
-        lines = zip(*(part.tolist() for part in self._parts[1:]), strict=True)
+        lines = zip(*(part.tolist() for part in self._parts[2:]), strict=True)
         return tokens, [None if most is None else _report(most, *next(lines)) for most in self._asked]
+
+    def unsound(self) -> tuple[int, ...]:
+        """Which of the S tokens mean nothing; call it after `wait`."""
+        sound = self._parts[1]
+        return () if bool(sound.all()) else tuple((~sound).nonzero().flatten().tolist())
 
 
 def _report(most: int, sampled: float, ids: list[int], values: list[float]) -> TokenLogprobs:

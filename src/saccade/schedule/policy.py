@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from saccade.errors import ContextTooLong, InvalidValue
+from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.plan import Layout
 from saccade.request import Request
 from saccade.schedule.line import Line
@@ -89,6 +89,19 @@ def refuse_impossible(request: Request, layout: Layout, limits: Limits, pool_blo
             f"{limits.blocks_for(most)} KV blocks of {limits.block_size} tokens; the cache has "
             f"{pool_blocks}; shorten the prompt or lower max_tokens",
             param="max_tokens",
+        )
+
+
+def refuse_too_many(waiting: int, held: int, more: int, limits: Limits) -> None:
+    """Raise when the queue is full: of requests, or of pixels (`held` bytes of them, `more` to come)."""
+    if waiting >= limits.max_queue:
+        raise Overloaded(
+            f"{waiting} requests are waiting and the queue holds {limits.max_queue}; try again later"
+        )
+    if held and held + more > limits.max_queue_bytes:
+        raise Overloaded(
+            f"pictures of {held} bytes are waiting or being answered, and {limits.max_queue_bytes} may be "
+            "at a time; try again later"
         )
 
 

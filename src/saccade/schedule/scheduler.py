@@ -17,7 +17,7 @@ from typing import Any
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
-from saccade.errors import InvalidValue, Overloaded
+from saccade.errors import InvalidValue
 from saccade.metrics import EngineStats
 from saccade.plan import Layout, StepPlan, StepResult
 from saccade.request import Delta, FinishReason, Request, TokenLogprobs
@@ -69,19 +69,10 @@ class Scheduler:
         policy.refuse_impossible(request, layout, self._limits, self._pool.count)
         if request.id in self._groups:
             raise InvalidValue(f"a request with the id {request.id!r} is being answered already", param="id")
-        waiting = len(self._groups) - self._places.running_requests
-        if waiting >= self._limits.max_queue:
-            raise Overloaded(
-                f"{waiting} requests are waiting and the queue holds {self._limits.max_queue}; "
-                "try again later"
-            )
         pixels = {media.view.key: media.pixels for media in request.media}
         group = Group(request, layout, pixels, since=self._clock())
-        if self._groups and self._pixel_bytes + group.pixel_bytes > self._limits.max_queue_bytes:
-            raise Overloaded(
-                f"pictures of {self._pixel_bytes} bytes are waiting or being answered, and "
-                f"{self._limits.max_queue_bytes} may be at a time; try again later"
-            )
+        waiting = len(self._groups) - self._places.running_requests
+        policy.refuse_too_many(waiting, self._pixel_bytes, group.pixel_bytes, self._limits)
         limit = min(len(layout.tokens) + request.sampling.max_tokens, self._limits.max_model_len)
         for index in range(request.sampling.n):
             seed = derive_seed(request.sampling, self._limits.seed, request.id, index)
@@ -287,6 +278,7 @@ class Scheduler:
             raise RuntimeError(
                 f"step {oldest} samples {step.sampling} tokens, but {len(result.tokens)} came back"
             )
+        failed = self._fail_unsound(step, result) if result.unsound else []
         samples = zip(result.tokens, result.logprobs, strict=True)
         block_size = self._limits.block_size
         deltas = []
@@ -304,7 +296,14 @@ class Scheduler:
             if sample:
                 deltas.append(self._news(sequence, *sample))
         self._totals.generated_tokens += len(deltas)
-        return deltas
+        return deltas + failed
+
+    def _fail_unsound(self, step: Step, result: StepResult) -> list[Delta]:
+        """Requests whose logits were no numbers end with an error: any token would be made up."""
+        sampled = [sequence for sequence, _, row in step.planned if row.sample]
+        requests = dict.fromkeys(sampled[place].group.request.id for place in result.unsound)
+        error = "the model computed values that are not numbers; try another dtype or a shorter input"
+        return [delta for name in requests for delta in self._end_request(name, "error", error)]
 
     def _news(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
         group = sequence.group
