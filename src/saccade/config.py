@@ -56,7 +56,7 @@ class EngineConfig:
     load_format: LoadFormat = "auto"  # dummy: random weights of the right shapes, made on the device
     max_model_len: int | None = None  # None: the checkpoint's, or what the KV pool holds if less
     max_num_seqs: int = 256  # device rows
-    max_num_batched_tokens: int | None = None  # None: 8192 on cuda, 1024 on cpu
+    max_num_batched_tokens: int | None = None  # None: 8192 on cuda, 2048 on cpu
     max_queue: int = 4096  # requests waiting; more are refused
     max_queue_bytes: int = 8 * GIB  # pixels of requests not answered yet; more are refused
     block_size: int = 16

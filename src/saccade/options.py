@@ -73,7 +73,7 @@ ENGINE_OPTIONS = (
     option(
         "--max-num-batched-tokens",
         type=int,
-        help="Most tokens in one step. [default: 8192 on a GPU, 1024 on a CPU]",
+        help="Most tokens in one step. [default: 8192 on a GPU, 2048 on a CPU]",
     ),
     option("--max-queue", type=int, default=4096, help="Most requests waiting; further ones are refused."),
     option(

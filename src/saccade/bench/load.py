@@ -204,7 +204,10 @@ async def _phases(
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(options.phase_seconds + 2 * PATIENCE)
     rows: list[Row] = []
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
+    headers = {"content-type": "application/json"}
+    async with httpx.AsyncClient(
+        base_url=url, limits=limits, timeout=timeout, headers=headers, trust_env=False
+    ) as client:
         for kind in ("text", "image") * WARM_REQUESTS:
             warm = await follow(client, bodies.make(kind), kind, time.perf_counter())
             if warm.error:

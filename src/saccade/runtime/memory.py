@@ -68,7 +68,7 @@ def budget(
     dtype: torch.dtype,
 ) -> Budget:
     on_gpu = device.type == "cuda"
-    step_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 1024)
+    step_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
     features = config.vision_cache_bytes
     if features is None:
         features = 2 * GIB if on_gpu else 256 * MIB
