@@ -233,10 +233,11 @@ def test_placeholders_and_pictures_must_match(front: Front) -> None:
         front.prepare_prompt(PLACE, ASK, "r", videos=[frames(4)], images=[picture(8, 8)], trusted=True)
 
 
-def test_pictures_a_template_has_no_place_for_are_not_lost(folder: Path) -> None:
+def test_pictures_a_template_has_no_place_for_are_not_lost(tmp_path: Path) -> None:
     source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    (write_checkpoint(tmp_path) / "chat_template.jinja").write_text(source)
     with pytest.raises(InvalidValue):
-        Front(open_checkpoint(str(folder)), 2048, chat_template=source).prepare_chat(
+        Front(open_checkpoint(str(tmp_path)), 2048).prepare_chat(
             [{"role": "user", "content": [part(picture(64, 64)), {"type": "text", "text": "x"}]}], ASK, "r"
         )
 

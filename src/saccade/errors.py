@@ -10,6 +10,7 @@
     │   ├── WrongMethod         405  the route exists, the method does not
     │   ├── BodyTooSlow         408  the request took too long to arrive
     │   ├── BodyTooLarge        413  the request body is over its limit
+    │   ├── WrongContentType    415  the request body does not say that it is JSON
     │   ├── TimedOut            504  the answer took longer than a request may take
     │   └── Overloaded          503  the queue is full, or the server drains
     ├── CheckpointError         500  the model folder is wrong: names the file, tensor or key
@@ -77,6 +78,11 @@ class BodyTooSlow(RequestError):
 class BodyTooLarge(RequestError):
     status = 413
     code = "body_too_large"
+
+
+class WrongContentType(RequestError):
+    status = 415
+    code = "unsupported_media_type"
 
 
 class TimedOut(RequestError):

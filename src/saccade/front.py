@@ -3,42 +3,35 @@
 takes   messages or prompts, pictures and videos in any form, `SamplingParams`
 gives   a checked `Request`: ids with one placeholder per media, pixels, resolved sampling; an `Answer` that
         folds its deltas
-owns    the tokenizer, the chat template, a few threads that load media
-never   imports torch; connects where the limits forbid
+owns    the tokenizer, the chat template, what loads media
+never   imports torch; connects where the limits forbid; tokenises or decodes what cannot fit the context
 
-Everything here blocks (the network, decoding): servers call it in worker threads. It is thread-safe.
+Everything here blocks (the network, decoding): servers call it in worker threads and end it with a `Halt`.
+It is thread-safe.
 """
 
 import logging
+import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from saccade.checkpoint import Checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
-from saccade.media import geometry, hashing, source
-from saccade.request import Media, Pixels, Request, View
+from saccade.media.halt import Halt
+from saccade.media.part import MediaKind, MediaPart
+from saccade.media.visual import Loader, Terms, Visual
+from saccade.request import Media, Request
 from saccade.sampling import SamplingParams
 from saccade.text.answer import Answer
-from saccade.text.chat import ChatTemplate, MediaPart, split_media
+from saccade.text.chat import ChatTemplate, split_media, text_bytes, utf8_bytes
 from saccade.text.tokens import Tokens
 
 log = logging.getLogger(__name__)
-
-LOADERS = 8  # threads that fetch and decode the media of requests with several
-
-
-@dataclass(frozen=True)
-class _Visual:
-    """What stands for one picture or video in the prompt: text between views, and the views' pixels."""
-
-    kind: str
-    stamps: tuple[str, ...]  # text before each view; for a picture one empty text
-    views: tuple[View, ...]
-    pixels: tuple[Pixels, ...]
 
 
 @dataclass(frozen=True)
@@ -51,31 +44,26 @@ class _Asked:
     arrived: float
     trusted: bool
     field: str  # what the caller's words are called in errors
+    halt: Halt
 
 
 class Front:
     """Prepares requests for one checkpoint."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        max_model_len: int,
-        limits: MediaLimits | None = None,
-        chat_template: str | None = None,  # instead of the checkpoint's
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, max_model_len: int, limits: MediaLimits | None = None) -> None:
         self.checkpoint = checkpoint
         self.max_model_len = max_model_len
         self.limits = limits or MediaLimits()
         self.tokens = Tokens.load(checkpoint)
-        template = chat_template if chat_template is not None else checkpoint.chat_template
+        template = checkpoint.chat_template
         self._chat = (
             ChatTemplate(template, self.tokens, checkpoint.special_tokens) if template is not None else None
         )
-        self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="media")
+        self._loader = Loader(checkpoint.image, checkpoint.video, self.limits)
 
     def close(self) -> None:
-        """Ends the loading threads; requests being prepared fail."""
-        self._loaders.shutdown(wait=False, cancel_futures=True)
+        """Ends the loading threads; requests whose media are being loaded fail."""
+        self._loader.close()
 
     # --- questions -----------------------------------------------------------------------------------------
 
@@ -88,15 +76,15 @@ class Front:
         tools: Sequence[dict[str, Any]] | None = None,
         *,
         trusted: bool = False,
+        halt: Halt | None = None,
     ) -> Request:
         """A conversation. Text in messages is never trusted; `trusted` lets media be paths and objects."""
-        asked = _Asked(params, request_id, salt, time.monotonic(), trusted, "messages")
+        asked = _Asked(params, request_id, salt, time.monotonic(), trusted, "messages", halt or Halt())
         if self._chat is None:
-            raise InvalidValue(
-                "This model has no chat template; use completions, or give a template.", param="messages"
-            )
+            raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
-        self._check_counts(parts)
+        self._check_counts(parts, asked)
+        self._check_bytes(text_bytes(plain), asked)
         return self._request(self._chat.encode(plain, tools), parts, asked)
 
     def prepare_prompt(
@@ -109,16 +97,17 @@ class Front:
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
         trusted: bool = False,
+        halt: Halt | None = None,
     ) -> Request:
         """A prompt as text or ids, with one placeholder token per picture and video, in their order.
 
         Trusted text (the library's) has its control tokens parsed and its media may be paths, bytes, PIL
         images or arrays. Untrusted text is plain text throughout.
         """
-        asked = _Asked(params, request_id, salt, time.monotonic(), trusted, "prompt")
-        ids = self._prompt_ids(prompt, trusted)
-        parts = self._interleaved(ids, images, videos)
-        self._check_counts(parts)
+        asked = _Asked(params, request_id, salt, time.monotonic(), trusted, "prompt", halt or Halt())
+        ids = self._prompt_ids(prompt, asked)
+        parts = self._interleaved(ids, _listed("images", images), _listed("videos", videos))
+        self._check_counts(parts, asked)
         return self._request(ids, parts, asked)
 
     def answer(self, request: Request, params: SamplingParams) -> Answer:
@@ -133,22 +122,20 @@ class Front:
 
     # --- prompts -------------------------------------------------------------------------------------------
 
-    def _prompt_ids(self, prompt: str | Sequence[int], trusted: bool) -> list[int]:
+    def _prompt_ids(self, prompt: str | Sequence[int], asked: _Asked) -> list[int]:
         if isinstance(prompt, str):
-            encode = self.tokens.encode if trusted else self.tokens.encode_plain
+            self._check_bytes(utf8_bytes(prompt), asked)
+            encode = self.tokens.encode if asked.trusted else self.tokens.encode_plain
             ids = encode(prompt, add_special_tokens=True)
         else:
-            ids = [_token_id(token, self.checkpoint.vocab_size) for token in prompt]
-        if not ids:
-            raise InvalidValue("The prompt is empty; give at least one token.", param="prompt")
+            ids = [_token_id(token, self.checkpoint.vocab_size) for token in _flat(prompt)]
         return ids
 
     def _interleaved(
         self, ids: Sequence[int], images: Sequence[Any], videos: Sequence[Any]
     ) -> list[MediaPart]:
         """Pictures and videos in the order their placeholders stand in the prompt."""
-        parts: list[MediaPart] = []
-        given = {"image": images, "video": videos}
+        given: dict[MediaKind, Sequence[Any]] = {"image": images, "video": videos}
         places = {"image": self.checkpoint.image_token_id, "video": self.checkpoint.video_token_id}
         for kind, sources in given.items():
             found = sum(token == places[kind] for token in ids)
@@ -159,34 +146,55 @@ class Front:
                     " there must be one for each.",
                     param="prompt",
                 )
-        queues = {kind: iter(sources) for kind, sources in given.items()}
-        for token in ids:
-            if token == places["image"]:
-                parts.append(MediaPart("image", next(queues["image"])))
-            elif token == places["video"]:
-                parts.append(MediaPart("video", next(queues["video"])))
-        return parts
+        queues = {
+            places[kind]: iter(
+                [MediaPart(kind, one, f"{kind}s[{number}]") for number, one in enumerate(sources)]
+            )
+            for kind, sources in given.items()
+        }
+        return [next(queues[token]) for token in ids if token in queues]
 
     def _spelled(self, token: int | None) -> str:
         text = self.tokens.token(token) if token is not None else None
         return f" ({text})" if text else ""
 
-    def _check_counts(self, parts: Sequence[MediaPart]) -> None:
+    def _check_bytes(self, count: int, asked: _Asked) -> None:
+        """Before a text is tokenised, which takes a second for every megabyte or two."""
+        most = self.max_model_len * self.tokens.longest
+        if count > most:
+            raise ContextTooLong(
+                f"The text has {count} bytes; the {self.max_model_len} tokens this model holds, of at most"
+                f" {self.tokens.longest} bytes each, cannot spell more than {most}. Send a shorter text.",
+                param=asked.field,
+            )
+
+    def _check_counts(self, parts: Sequence[MediaPart], asked: _Asked) -> None:
         most = {"image": self.limits.images_per_prompt, "video": self.limits.videos_per_prompt}
         can = {"image": self.checkpoint.image is not None, "video": self.checkpoint.video is not None}
         for kind, limit in most.items():
             count = sum(part.kind == kind for part in parts)
             if count and not can[kind]:
-                raise MediaRefused(f"This model takes no {kind}s.")
+                raise MediaRefused(f"This model takes no {kind}s.", param=asked.field)
             if count > limit:
-                raise MediaRefused(f"The request has {count} {kind}s; at most {limit} are allowed.")
+                raise MediaRefused(
+                    f"The request has {count} {kind}s; at most {limit} are allowed.", param=asked.field
+                )
 
     # --- assembling ----------------------------------------------------------------------------------------
 
     def _request(self, ids: Sequence[int], parts: Sequence[MediaPart], asked: _Asked) -> Request:
-        self._check_placeholders(ids, parts)
-        self._room(len(ids), 0, asked)  # before anything is fetched for a prompt that cannot fit
-        prompt, media = self._expand(ids, self._load_all(parts, asked))
+        self._check_vocabulary(ids, asked)
+        self._check_placeholders(ids, parts, asked)
+        text = len(ids) - len(parts)
+        terms = Terms(
+            salt=asked.salt,
+            trusted=asked.trusted,
+            halt=asked.halt,
+            field=asked.field,
+            room=lambda visual: self._room(text + visual, visual, asked),
+        )
+        terms.room(0)  # before anything is fetched for a prompt that cannot fit
+        prompt, media = self._expand(ids, self._loader.load(parts, terms))
         visual = sum(one.view.tokens for one in media)
         room = self._room(len(prompt) - len(media) + visual, visual, asked)
         wanted = asked.params.max_tokens
@@ -207,7 +215,18 @@ class Front:
             arrived=asked.arrived,
         )
 
-    def _check_placeholders(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> None:
+    def _check_vocabulary(self, ids: Sequence[int], asked: _Asked) -> None:
+        """A tokenizer may know words the model has no embedding for; their ids would end the engine."""
+        if not ids:
+            raise InvalidValue("The prompt is empty; give at least one token.", param=asked.field)
+        if (worst := max(ids)) >= self.checkpoint.vocab_size:
+            raise InvalidValue(
+                f"The text contains {self.tokens.token(worst)!r}, which is token {worst}; this model has ids"
+                f" 0 to {self.checkpoint.vocab_size - 1}. Remove it.",
+                param=asked.field,
+            )
+
+    def _check_placeholders(self, ids: Sequence[int], parts: Sequence[MediaPart], asked: _Asked) -> None:
         """A template may drop a part it has no place for; then the picture would be lost silently."""
         places = {"image": self.checkpoint.image_token_id, "video": self.checkpoint.video_token_id}
         for kind, place in places.items():
@@ -217,7 +236,7 @@ class Front:
                 raise InvalidValue(
                     f"The model's chat template made {found} places for {given} {kind}s; put them in user"
                     " messages.",
-                    param="messages",
+                    param=asked.field,
                 )
 
     def _room(self, length: int, visual: int, asked: _Asked) -> int:
@@ -233,42 +252,8 @@ class Front:
             param=asked.field,
         )
 
-    def _load_all(self, parts: Sequence[MediaPart], asked: _Asked) -> list[_Visual]:
-        def load(part: MediaPart) -> _Visual:
-            return self._picture(part, asked) if part.kind == "image" else self._video(part, asked)
-
-        return _spread(self._loaders, load, parts)
-
-    def _picture(self, part: MediaPart, asked: _Asked) -> _Visual:
-        processing = self.checkpoint.image
-        if processing is None:
-            raise MediaRefused("This model takes no images.")
-        picture = source.load_picture(part.source, self.limits, asked.salt, trusted=asked.trusted)
-        height, width = picture.pixels.shape[1:3]
-        view = geometry.plain_view(picture.content, (width, height), processing)
-        return _Visual("image", ("",), (view,), (picture.pixels,))
-
-    def _video(self, part: MediaPart, asked: _Asked) -> _Visual:
-        processing = self.checkpoint.video
-        if processing is None:
-            raise MediaRefused("This model takes no videos.")
-        video = source.load_video(part.source, processing, self.limits, asked.salt, trusted=asked.trusted)
-        frames, height, width = video.frames.shape[:3]
-        groups = processing.groups(frames)
-        times = processing.timestamps(list(video.indices), video.fps)
-        views = []
-        for group in groups:
-            content = hashing.part_hash(video.content, [video.indices[place] for place in group])
-            views.append(geometry.video_view(content, (width, height), frames, processing))
-        return _Visual(
-            "video",
-            tuple(f"<{seconds:.1f} seconds>" for seconds in times),
-            tuple(views),
-            tuple(video.frames[group] for group in groups),
-        )
-
     def _expand(
-        self, ids: Sequence[int], visuals: Sequence[_Visual]
+        self, ids: Sequence[int], visuals: Sequence[Visual]
     ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
         """One placeholder per view. A video's becomes, for each pair of frames, its time and a framed one."""
         checkpoint = self.checkpoint
@@ -295,25 +280,37 @@ def _given(token: int | None) -> list[int]:
     return [] if token is None else [token]
 
 
-def _token_id(token: object, vocab_size: int) -> int:
-    if isinstance(token, bool) or not isinstance(token, int):
-        raise InvalidValue(f"The prompt has the token {token!r}; token ids are integers.", param="prompt")
-    if not 0 <= token < vocab_size:
-        raise InvalidValue(
-            f"The prompt has the token {token}; the vocabulary has ids 0 to {vocab_size - 1}.", param="prompt"
-        )
-    return token
+def _listed(name: str, given: Any) -> Sequence[Any]:
+    if isinstance(given, list | tuple):
+        return given
+    kind = type(given).__name__
+    raise InvalidValue(f"{name} is of type {kind}; give a list, of one if there is one.", param=name)
 
 
-def _spread(
-    pool: ThreadPoolExecutor, work: Callable[[MediaPart], _Visual], parts: Sequence[MediaPart]
-) -> list[_Visual]:
-    """`work` on every part, several at once; the first failure in the prompt's order is the one raised."""
-    if len(parts) <= 1:
-        return [work(part) for part in parts]
-    futures = [pool.submit(work, part) for part in parts]
+def _flat(prompt: Any) -> Iterable[Any]:
+    """Token ids however they are kept: a list, a tuple, an array of one dimension."""
+    if isinstance(prompt, np.ndarray) and prompt.ndim == 1:
+        listed: list[Any] = prompt.tolist()
+        return listed
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        return prompt
+    shape = f" of {prompt.ndim} dimensions" if isinstance(prompt, np.ndarray) else ""
+    raise InvalidValue(
+        f"The prompt is of type {type(prompt).__name__}{shape}; give a text or a list of token ids.",
+        param="prompt",
+    )
+
+
+def _token_id(token: Any, vocab_size: int) -> int:
     try:
-        return [future.result() for future in futures]
-    finally:
-        for future in futures:
-            future.cancel()
+        number = None if isinstance(token, bool) else operator.index(token)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InvalidValue(f"The prompt has the token {token!r}; token ids are integers.", param="prompt")
+    if not 0 <= number < vocab_size:
+        raise InvalidValue(
+            f"The prompt has the token {number}; the vocabulary has ids 0 to {vocab_size - 1}.",
+            param="prompt",
+        )
+    return number

@@ -18,6 +18,7 @@ from saccade.front import Front
 from tests.api.fakes import FakeLink, make_front
 
 MODEL = "tiny"
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +58,7 @@ class Site:
 
     async def post(self, path: str, body: Any) -> httpx.Response:
         if isinstance(body, bytes):
-            return await self.send("POST", path, content=body)
+            return await self.send("POST", path, content=body, headers=JSON)
         return await self.send("POST", path, json=body)
 
     async def chat(self, text: Any = "hello", **more: Any) -> httpx.Response:

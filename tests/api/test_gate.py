@@ -13,7 +13,7 @@ from saccade.api.protocol import MAX_HEAD_BYTES
 from saccade.api.server import create_app
 from saccade.config import ServeConfig
 from saccade.front import Front
-from tests.api.conftest import MODEL, Site, running
+from tests.api.conftest import JSON, MODEL, Site, running
 from tests.api.fakes import FakeLink
 
 KEY = "sk-right"
@@ -209,6 +209,7 @@ def error_of(response: bytes) -> tuple[int, str]:
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+TYPE = b"content-type: application/json\r\n"
 
 
 async def test_bodies_over_the_limit_are_413(front: Front, link: FakeLink) -> None:
@@ -221,7 +222,7 @@ async def test_bodies_over_the_limit_are_413(front: Front, link: FakeLink) -> No
                 yield b"x" * 1000
 
         for content in (b"x" * 2_000_000, chunks()):
-            answer = await client.post(path, content=content)
+            answer = await client.post(path, content=content, headers=JSON)
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         body = {"model": MODEL, "messages": [{"role": "user", "content": "say: fine"}]}
         assert (await client.post(path, json=body)).status_code == 200
@@ -256,8 +257,8 @@ async def test_long_path_is_431(front: Front, link: FakeLink) -> None:
     [
         (b"POST /v1/chat/comp",),
         (HEAD,),
-        (HEAD + b"content-length: 100\r\n\r\n", b'{"model"'),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n", b'3\r\n{"m\r\n'),
+        (HEAD + TYPE + b"content-length: 100\r\n\r\n", b'{"model"'),
+        (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'3\r\n{"m\r\n'),
     ],
     ids=["line", "headers", "body", "chunks"],
 )

@@ -67,7 +67,7 @@ class Visit:
             "path": "/v1/chat/completions",
             "raw_path": b"/v1/chat/completions",
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"content-type", b"application/json")],
             "http_version": "1.1",
             "scheme": "http",
             "server": ("test", 80),

@@ -1,6 +1,6 @@
 """What a request may say, and the error that names what it may not."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from saccade.api.openai import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody, read
 from saccade.api.strict import UNSUPPORTED
 from saccade.errors import InvalidValue
+from saccade.sampling import LIMITS, SamplingParams
 from tests.api.client_checks import picture
 from tests.api.conftest import Site
 from tests.api.fakes import CONTEXT, END, IMAGE, VOCAB
@@ -35,7 +36,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     *[({"repetition_penalty": value}, "repetition_penalty") for value in (0, -1, 11)],
     *[({"presence_penalty": value}, "presence_penalty") for value in (-2.1, 2.1, "1")],
     *[({"frequency_penalty": value}, "frequency_penalty") for value in (-2.1, 2.1)],
-    *[({"seed": value}, "seed") for value in (-1, 1 << 63, 1.0, True, "7")],
+    *[({"seed": value}, "seed") for value in (-(1 << 63) - 1, 1 << 63, 1.0, True, "7")],
     *[({"n": value}, "n") for value in (0, -1, 17, 1.0, True, HUGE)],
     *[({"max_tokens": value}, "max_tokens") for value in (0, -1, CONTEXT + 1, 1 << 40, 1.5, True, "9")],
     *[({"max_completion_tokens": value}, "max_completion_tokens") for value in (0, CONTEXT + 1, 1 << 40)],
@@ -311,3 +312,26 @@ def test_errors_never_repeat_a_long_value() -> None:
     with pytest.raises(InvalidValue) as caught:
         read(ChatBody, data, max_choices=1, vocab_size=9, context=9)
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("name", [name for name in LIMITS if name != "logit_bias"])
+def test_the_library_and_the_server_have_the_same_limits(name: str) -> None:
+    least, most = LIMITS[name]
+    least = 1e-9 if name == "top_p" else least  # none of the tokens is no sampling
+    step = 1e-6
+
+    def takes(value: float) -> tuple[bool, bool]:
+        answers = []
+        for ask in (
+            lambda: ChatBody.model_validate({"model": "m", **user("x"), name: value}),
+            lambda: SamplingParams(**{name: cast("Any", value)}),
+        ):
+            try:
+                ask()
+                answers.append(True)
+            except (ValidationError, InvalidValue):
+                answers.append(False)
+        return answers[0], answers[1]
+
+    for value, expected in ((least, True), (most, True), (least - step, False), (most + step, False)):
+        assert takes(value) == (expected, expected), value

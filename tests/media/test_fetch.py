@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
+from saccade.media import fetch
 from saccade.media.fetch import Network, load
 
 
@@ -57,6 +59,26 @@ def test_a_data_uri_gives_its_bytes() -> None:
 def test_data_uris_that_are_junk_or_contradict_themselves_are_refused(url: str) -> None:
     with pytest.raises(MediaRefused):
         load(url, MediaLimits())
+
+
+def test_a_data_uri_is_decoded_in_slices_and_padded_only_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    real = base64.b64decode
+
+    def noted(text: str, **options: Any) -> bytes:
+        sizes.append(len(text))
+        return real(text, **options)
+
+    monkeypatch.setattr(fetch, "_SLICE", 8)
+    monkeypatch.setattr(base64, "b64decode", noted)
+    for rest in (b"", b"a", b"ab"):
+        assert load(data_uri(png() + rest), MediaLimits()) == png() + rest
+    assert max(sizes) == 8
+    encoded = base64.b64encode(png()[:6] + b"a").decode()  # padded, at the end of a slice
+    with pytest.raises(MediaRefused, match="base64"):
+        load("data:image/png;base64," + encoded[:8] + "AA==AAAA" + encoded[8:], MediaLimits())
+    with pytest.raises(MediaRefused, match="base64"):
+        load("data:image/png;base64," + "AAAAAA==" * 2, MediaLimits())
 
 
 def test_a_data_uri_over_the_limit_is_refused_before_and_after_decoding() -> None:

@@ -1,10 +1,12 @@
 """The tokenizer: control tokens for the trusted, letters for everybody else."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from saccade.errors import CheckpointError, InvalidValue
 from saccade.text.tokens import Tokens
@@ -107,3 +109,46 @@ def test_letters_a_vocabulary_lacks_are_not_taken_for_a_typed_token() -> None:
     assert words.encode_plain("hello there") == [1, 0]
     with pytest.raises(InvalidValue, match="control token"):
         words.encode_plain("hello [UNK]")
+
+
+class Only:
+    """A tokenizer of which only the calls that let other threads run may be used."""
+
+    def __init__(self, real: Tokenizer) -> None:
+        self._real = real
+        self.texts: list[str] = []
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.texts += texts
+        return self._real.encode_batch_fast(texts, **options)
+
+    def encode(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError("this holds every other thread back")
+
+
+def test_encoding_lets_other_threads_run() -> None:
+    one = Tokens(tokenizer_json())
+    trusted, plain = Only(one._trusted), Only(one._plain)
+    vars(one).update(_trusted=trusted, _plain=plain)
+    one.encode("a b")
+    one.encode_plain("c d")
+    assert (trusted.texts, plain.texts) == (["a b"], ["c d"])
+
+
+@given(TEXT, st.booleans())
+def test_ids_are_those_of_the_librarys_plain_call(text: str, framed: bool) -> None:
+    text += "<|im_end|> a"
+    expected = tokens()._trusted.encode(text, add_special_tokens=framed).ids
+    assert tokens().encode(text, add_special_tokens=framed) == expected
+
+
+@given(TEXT)
+def test_no_token_stands_for_more_bytes_than_the_longest(text: str) -> None:
+    assert len(text.encode()) <= tokens().longest * len(tokens().encode(text))
+
+
+def test_a_token_is_spelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Tokens(tokenizer_json())
+    first = one.spelling(5)
+    monkeypatch.setattr(Tokens, "token_bytes", None)
+    assert one.spelling(5) is first

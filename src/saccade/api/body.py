@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from saccade.api.asgi import Receive
-from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue
+from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue, WrongContentType
 
 # Values in one body. A comma separates any two values of one object or list, so counting commas bounds what
 # parsing may allocate; no context holds a text with more of them.
@@ -24,6 +24,17 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 class Disconnected(Exception):
     """The client left; nobody waits for an answer."""
+
+
+def check_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuses what does not say that it is JSON.
+
+    A web page may send other types (and none) to any address without asking; for JSON its browser asks first,
+    and is refused. So no page a user happens to visit can use a server that has no keys.
+    """
+    said = [value for name, value in headers if name == b"content-type"]
+    if len(said) != 1 or said[0].partition(b";")[0].strip().lower() != b"application/json":
+        raise WrongContentType("the request must have the header 'Content-Type: application/json'")
 
 
 async def read_body(

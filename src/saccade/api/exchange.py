@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,39 +28,28 @@ from saccade.api.asgi import (
     send_error,
     send_json,
 )
-from saccade.api.body import Disconnected, parse_json, read_body
-from saccade.api.openai import Body, ChatBody, CompletionBody, read, sampling_of
+from saccade.api.body import Disconnected, check_type, parse_json, read_body
+from saccade.api.generation import Generation, Job
+from saccade.api.openai import Body, ChatBody, CompletionBody, has_media, read, sampling_of
 from saccade.api.reply import DONE, ChatReply, Head, Reply, TextReply, event
 from saccade.api.service import Service
-from saccade.errors import Overloaded, SaccadeError, TimedOut
-from saccade.request import Delta, Request
+from saccade.errors import SaccadeError, TimedOut
+from saccade.media.halt import Halt
+from saccade.request import Request
 from saccade.sampling import SamplingParams
-from saccade.text.answer import Answer, AnswerPiece, Choice, Usage
+from saccade.text.answer import AnswerPiece
 
 log = logging.getLogger("saccade.api")
 
 ERROR_SECONDS = 5.0  # for a client that reads nothing to take its error
 LARGE_BODY = 64 << 10  # bytes; parsing more is left to a thread
+LARGE_ANSWER = 4096  # tokens, alternatives included; writing more is left to a thread
 _JSON: Headers = [(b"content-type", b"application/json")]
 _EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy that collects events would hide the stream
 ]
-
-Take = Callable[[int, AnswerPiece], Awaitable[None]]
-
-
-@dataclass
-class _Job:
-    """One prompt: its request until the engine has it, the fold of its deltas, its first choice's number."""
-
-    request: Request | None
-    answer: Answer
-    first: int
-
-    def choices(self) -> Iterable[tuple[int, Choice]]:
-        return ((self.first + choice.index, choice) for choice in self.answer.choices)
 
 
 @dataclass(frozen=True)
@@ -71,6 +59,15 @@ class _Terms:
     reply: Reply
     stream: bool
     include_usage: bool
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A body that was understood."""
+
+    body: Body
+    params: SamplingParams
+    media: bool  # it has pictures or videos
 
 
 class GenerationExchange:
@@ -116,6 +113,7 @@ class GenerationExchange:
         self._drop = scope.get(ABORT)
         try:
             self._service.check_open()
+            check_type(scope["headers"])
             limits = config.max_body_bytes, config.read_timeout
             reading = asyncio.create_task(read_body(receive, scope["headers"], *limits, hold=self._hold))
             self._current = reading
@@ -151,9 +149,9 @@ class GenerationExchange:
         error: SaccadeError
         try:
             async with asyncio.timeout(limit - (time.monotonic() - self._arrived)) as clock:
-                terms, jobs = await self._prepare(salt)
+                terms, generation = await self._prepare(salt)
                 self._let_go()
-                await self._generate(terms, jobs, send)
+                await self._generate(terms, generation, send)
                 return
         except TimeoutError:
             if not clock.expired():
@@ -205,31 +203,24 @@ class GenerationExchange:
 
     # --- from the body to jobs -------------------------------------------------------------------------
 
-    async def _prepare(self, salt: bytes) -> tuple[_Terms, list[_Job]]:
+    async def _prepare(self, salt: bytes) -> tuple[_Terms, Generation]:
         """Nothing this gives holds on to the body: pictures on the wire are large."""
         service = self._service
         loop = asyncio.get_running_loop()
         large = len(self._data) > LARGE_BODY
-        body = await loop.run_in_executor(service.preparers, self._read) if large else self._read()
-        params = sampling_of(body)
-        calls = self._calls(body, params, salt)
-        try:
-            requests = await asyncio.gather(
-                *(loop.run_in_executor(service.preparers, call) for call in calls)
-            )
-        except SaccadeError as error:
-            if error.param == "messages" and isinstance(body, CompletionBody):
-                error.param = "prompt"  # the front calls every prompt by chat's name
-            raise
+        asked = await loop.run_in_executor(service.preparers, self._read) if large else self._read()
+        body, params = asked.body, asked.params
+        requests = await self._requests(asked, salt)
         head = Head(self._id, int(time.time()), body.model, service.fingerprint, body.include_usage)
         reply = ChatReply(head) if isinstance(body, ChatBody) else TextReply(head)
         jobs = [
-            _Job(request, service.front.answer(request, params), number * params.n)
+            Job(request, service.front.answer(request, params), number * params.n)
             for number, request in enumerate(requests)
         ]
-        return _Terms(reply, bool(body.stream), body.include_usage), jobs
+        terms = _Terms(reply, bool(body.stream), body.include_usage)
+        return terms, Generation(service, self._id, self._arrived, jobs)
 
-    def _read(self) -> Body:
+    def _read(self) -> _Asked:
         info = self._service.link.info
         body = read(
             self._kind,
@@ -241,38 +232,58 @@ class GenerationExchange:
         self._service.model_name(body.model)
         if body.user is not None:
             log.info("%s: for user %r", self._id, body.user)
-        return body
+        return _Asked(body, sampling_of(body), has_media(body))
 
-    def _calls(self, body: Body, params: SamplingParams, salt: bytes) -> list[Callable[[], Request]]:
-        """The blocking work, one call per prompt."""
+    async def _requests(self, asked: _Asked, salt: bytes) -> list[Request]:
+        """The blocking work, one call per prompt; whoever stops waiting for it ends it."""
+        service, halt = self._service, Halt()
+        pool = service.loaders if asked.media else service.preparers
+        loop = asyncio.get_running_loop()
+        waiting = [
+            loop.run_in_executor(pool, call) for call in self._calls(asked.body, asked.params, salt, halt)
+        ]
+        try:
+            return await asyncio.gather(*waiting)
+        except BaseException:
+            halt.halt()
+            for one in waiting:
+                one.cancel()
+            raise
+
+    def _calls(
+        self, body: Body, params: SamplingParams, salt: bytes, halt: Halt
+    ) -> list[Callable[[], Request]]:
         front = self._service.front
         if isinstance(body, ChatBody):
-            messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
-            return [partial(front.prepare_chat, messages, params, self._id, salt)]
+            return [partial(self._prepare_chat, body, params, salt, halt)]
         return [
-            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt)
+            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt, halt=halt)
             for number, prompt in enumerate(body.prompts)
         ]
 
+    def _prepare_chat(self, body: ChatBody, params: SamplingParams, salt: bytes, halt: Halt) -> Request:
+        messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
+        return self._service.front.prepare_chat(messages, params, self._id, salt, halt=halt)
+
     # --- from jobs to the wire -------------------------------------------------------------------------
 
-    async def _generate(self, terms: _Terms, jobs: list[_Job], send: Send) -> None:
-        metrics = self._service.metrics
+    async def _generate(self, terms: _Terms, generation: Generation, send: Send) -> None:
         try:
             if terms.stream:
-                await self._stream(jobs, terms, send)
+                await self._stream(generation, terms, send)
             else:
-                await self._run(jobs, _ignore)
-                choices = [choice for job in jobs for choice in job.choices()]
-                whole = terms.reply.whole(choices, _total(jobs))
-                await send_json(send, 200, whole, [*_JSON, self._mark])
+                await generation.run(_ignore)
+                await send_json(send, 200, await self._whole(generation, terms), [*_JSON, self._mark])
         finally:
-            metrics.end_to_end.observe(time.monotonic() - self._arrived)
-            for job in jobs:
-                for choice in job.answer.choices:
-                    metrics.finished.labels(choice.finish_reason or "cancelled").inc()
+            generation.observe_end()
 
-    async def _stream(self, jobs: list[_Job], terms: _Terms, send: Send) -> None:
+    async def _whole(self, generation: Generation, terms: _Terms) -> bytes:
+        write = partial(terms.reply.whole, generation.choices, generation.usage)
+        if sum(choice.spelled for _, choice in generation.choices) <= LARGE_ANSWER:
+            return write()
+        return await asyncio.get_running_loop().run_in_executor(self._service.preparers, write)
+
+    async def _stream(self, generation: Generation, terms: _Terms, send: Send) -> None:
         reply = terms.reply
         opened: set[int] = set()
         opening = asyncio.Lock()  # several prompts send at the same time
@@ -289,8 +300,8 @@ class GenerationExchange:
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-        await self._run(jobs, take)
-        last = reply.usage(_total(jobs)) + DONE if terms.include_usage else DONE
+        await generation.run(take)
+        last = reply.usage(generation.usage) + DONE if terms.include_usage else DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _open(self, send: Send) -> None:
@@ -299,67 +310,9 @@ class GenerationExchange:
             await send({"type": "http.response.start", "status": 200, "headers": head})
             self._streaming = True
 
-    async def _run(self, jobs: list[_Job], take: Take) -> None:
-        if len(jobs) == 1:
-            await self._run_one(jobs[0], take)
-            return
-        async with asyncio.TaskGroup() as group:
-            for job in jobs:
-                group.create_task(self._run_one(job, take))
-
-    async def _run_one(self, job: _Job, take: Take) -> None:
-        """Hands every piece of one prompt to `take`; leaving early, by any way, cancels it in the engine."""
-        answer, request = job.answer, job.request
-        if request is None:
-            raise internal_error()
-        job.request = None  # pixels are large and an answer may take minutes
-        seen: dict[int, float] = {}  # when each choice had its latest token
-        deltas = self._service.link.generate(request)
-        del request
-        async with aclosing(deltas):
-            async for delta in deltas:
-                self._time(delta, seen)
-                piece = answer.push(delta)
-                if piece is not None:
-                    self._check(piece)
-                    await take(job.first + piece.index, piece)
-                if answer.done:
-                    return
-        raise Overloaded("the engine ended this answer early; try again")
-
-    def _check(self, piece: AnswerPiece) -> None:
-        if piece.finish == "error":
-            log.error("%s: the engine reports: %s", self._id, piece.error)
-            raise internal_error()
-        if piece.finish == "cancelled":
-            raise Overloaded("the server cancelled this answer; try again")
-
-    def _time(self, delta: Delta, seen: dict[int, float]) -> None:
-        if not delta.tokens:
-            return
-        metrics = self._service.metrics
-        now = time.monotonic()
-        if not seen:
-            metrics.first_token.observe(now - self._arrived)
-        latest = seen.get(delta.index)
-        if latest is not None:
-            for _ in delta.tokens:  # tokens that came together share the time since the last
-                metrics.inter_token.observe((now - latest) / len(delta.tokens))
-        seen[delta.index] = now
-
 
 async def _ignore(index: int, piece: AnswerPiece) -> None:
     """For whole answers: `Answer` keeps what it is given."""
-
-
-def _total(jobs: list[_Job]) -> Usage:
-    each = [job.answer.usage for job in jobs]
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in each),
-        completion_tokens=sum(usage.completion_tokens for usage in each),
-        cached_tokens=sum(usage.cached_tokens for usage in each),
-        visual_tokens=sum(usage.visual_tokens for usage in each),
-    )
 
 
 async def _unless_gone(work: asyncio.Task[None], receive: Receive) -> None:

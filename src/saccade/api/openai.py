@@ -14,9 +14,9 @@ never   guesses: a string is not a number, 1.0 is not an integer, an unknown fie
 | temperature                          | 0 to 2                                                            |
 | top_p, min_p                         | above 0 up to 1; 0 to 1                                           |
 | top_k                                | -1 or 0 (off), or 1 and more                                      |
-| repetition_penalty                   | above 0 up to 10                                                  |
+| repetition_penalty                   | 0.01 to 10                                                        |
 | presence_penalty, frequency_penalty  | -2 to 2                                                           |
-| seed                                 | 0 to 2**63 - 1                                                    |
+| seed                                 | -2**63 to 2**63 - 1                                               |
 | logit_bias                           | 1024 entries, ids inside the vocabulary, -100 to 100              |
 | top_logprobs; logprobs (completions) | 0 to 20                                                           |
 | stop                                 | a string or up to 16, each of 1 to 256 characters                 |
@@ -30,15 +30,13 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from saccade.api.messages import Message, by_shape
+from saccade.api.messages import Message, TextPart, by_shape
 from saccade.api.strict import Strict, refusal
 from saccade.errors import InvalidValue
-from saccade.sampling import SamplingParams
+from saccade.sampling import LIMITS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 64
-MAX_LOGPROBS = 20
-MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
@@ -71,23 +69,28 @@ Stop = Annotated[
 ]
 # fail_fast: a million wrong items are one error, not a million.
 TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=LIMITS["logit_bias"][0], le=LIMITS["logit_bias"][1])]
+
+
+def _within(name: str) -> Any:
+    """A number that may be left out, within the limits the library has for it."""
+    least, most = LIMITS[name]
+    return Field(default=None, ge=least, le=most)
 
 
 class _Body(Strict):
     """What both bodies share. None: the checkpoint's default, or off."""
 
     model: str = Field(min_length=1, max_length=256)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    temperature: float | None = _within("temperature")
+    top_p: float | None = Field(default=None, gt=LIMITS["top_p"][0], le=LIMITS["top_p"][1])
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        default=None, max_length=MAX_BIASES
-    )
+    min_p: float | None = _within("min_p")
+    repetition_penalty: float | None = _within("repetition_penalty")
+    presence_penalty: float | None = _within("presence_penalty")
+    frequency_penalty: float | None = _within("frequency_penalty")
+    seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
+    logit_bias: dict[str, Bias] | None = Field(default=None, max_length=MAX_BIASES)
     stop: Stop | None = None
     stop_token_ids: list[TokenId] | None = Field(fail_fast=True, default=None, max_length=MAX_STOP_IDS)
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
@@ -204,6 +207,16 @@ def read(
         raise refusal(error.errors(include_url=False)[0]) from None
     _check_together(body, max_choices, vocab_size, context)
     return body
+
+
+def has_media(body: Body) -> bool:
+    """Whether a picture or video must be loaded for it."""
+    return isinstance(body, ChatBody) and any(
+        not isinstance(part, TextPart)
+        for message in body.messages
+        if not isinstance(message.content, str)
+        for part in message.content
+    )
 
 
 def _require(condition: bool, param: str, message: str) -> None:

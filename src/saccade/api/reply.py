@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from saccade.text.answer import AnswerPiece, Choice, TokenChoice, TokenText, Usage
 
+SLICE = 64  # tokens' log-probabilities written at once: other threads stand still meanwhile
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's stand-in for "impossible"
 _encode = msgspec.json.Encoder().encode
 
@@ -43,7 +44,7 @@ class ContentLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    content: list[ContentLogprob]
+    content: msgspec.Raw  # list[ContentLogprob], written
     refusal: None = None
 
 
@@ -253,14 +254,12 @@ def _spelled(token: TokenText) -> TokenLogprob:
 def _chat_logprobs(tokens: Sequence[TokenChoice]) -> ChatLogprobs | None:
     if not tokens:
         return None
-    return ChatLogprobs(
-        [
-            ContentLogprob(
-                one.sampled.text,
-                _finite(one.sampled.logprob),
-                list(one.sampled.bytes),
-                [_spelled(other) for other in one.top],
-            )
-            for one in tokens
-        ]
-    )
+    slices = (tokens[place : place + SLICE] for place in range(0, len(tokens), SLICE))
+    written = b",".join(_encode([_content(one) for one in part])[1:-1] for part in slices)
+    return ChatLogprobs(msgspec.Raw(b"[" + written + b"]"))
+
+
+def _content(one: TokenChoice) -> ContentLogprob:
+    sampled = one.sampled
+    others = [_spelled(other) for other in one.top]
+    return ContentLogprob(sampled.text, _finite(sampled.logprob), list(sampled.bytes), others)

@@ -8,8 +8,12 @@ never   answers on any address but the one it was given; leaves an engine behind
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -41,6 +45,7 @@ KEEP_ALIVE_SECONDS = 30  # an idle connection is kept; longer than common proxie
 FLUSH_SECONDS = 2  # for the last bytes of ended answers to reach their clients
 BACKLOG = 2048
 ENGINE_POLL_SECONDS = 0.25
+EXIT_SECONDS = 2.0  # for threads to notice that everything is over
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -245,9 +250,31 @@ EOF
 
 
 def run_server(engine: EngineConfig, config: ServeConfig) -> int:
-    """A server and its engine, from loading to the end; the process's exit status."""
+    """A server and its engine, from loading to the end; the process's exit status.
+
+    Everything has been answered and the engine has ended when this is over. A thread that is not (it decodes
+    what nobody waits for) ends with the process, which then ends here.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run_server(engine, config))
+        status = runner.run(_run_server(engine, config))
+    if not _threads_over(EXIT_SECONDS):
+        log.warning("a thread still works for a request nobody waits for; the process ends without it")
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # leaving by any other way waits for it
+    return status
+
+
+def _threads_over(seconds: float) -> bool:
+    """Whether every thread that would keep the process from ending has ended, given so much time."""
+    deadline = time.monotonic() + seconds
+    others = [
+        one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon
+    ]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in others)
 
 
 async def _run_server(engine: EngineConfig, config: ServeConfig) -> int:

@@ -2,7 +2,7 @@
 
 takes   a front, an engine link, the server's options
 gives   the answers to "which models", "is it open", and the drain
-owns    the threads that prepare requests, the bytes of bodies being read, the exchanges going on
+owns    the threads that prepare requests, the bytes of bodies being read, the exchanges going on, the pace
 """
 
 import asyncio
@@ -18,7 +18,9 @@ from saccade.front import Front
 from saccade.metrics import FrontMetrics
 from saccade.runtime.link import EngineLink
 
-PREPARERS = 32  # threads; they wait for remote pictures more than they compute
+PREPARERS = 8  # threads for what only computes: parsing, tokenising, writing long answers
+LOADERS = 64  # threads for requests with media; they wait for remote pictures more than they compute
+SLICE_SECONDS = 0.004  # work on deltas in one turn of the event loop, all requests together
 BODIES_AT_ONCE = 16  # bodies of the largest size that may be held at the same time
 DYING_SECONDS = 5.0  # what ended exchanges get to tell their clients
 
@@ -33,6 +35,24 @@ class Exchange(Protocol):
     def abort(self, reason: SaccadeError) -> None: ...
 
 
+class Pace:
+    """Lets the event loop turn while much is to be done in it, however many tasks do it."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None  # when work began in this turn of the loop
+
+    async def breathe(self) -> None:
+        """Waits for the loop's next turn if this one has lasted long enough."""
+        if self._began is None:
+            self._began = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._turn)
+        elif time.monotonic() - self._began >= SLICE_SECONDS:
+            await asyncio.sleep(0)
+
+    def _turn(self) -> None:
+        self._began = None
+
+
 class Service:
     def __init__(self, front: Front, link: EngineLink, config: ServeConfig) -> None:
         self.front = front
@@ -41,7 +61,10 @@ class Service:
         self.names = config.served_model_names or (front.checkpoint.name,)
         self.created = int(time.time())
         self.metrics = FrontMetrics(link.stats)
+        # Apart, so that slow pictures keep nobody waiting who sends none.
         self.preparers = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
+        self.loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="load")
+        self.pace = Pace()
         self.draining = False
         self.exchanges: set[Exchange] = set()
         self._body_bytes = 0
@@ -86,4 +109,5 @@ class Service:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        self.preparers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.preparers, self.loaders):
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -13,6 +13,9 @@ How pixels become RGB (the rule of the reference processor, plus two it leaves o
 """
 
 import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +32,7 @@ from saccade.request import Pixels
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
 ALLOWED: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _LISTED = ", ".join(ALLOWED[:-1]) + " or " + ALLOWED[-1]
+_READING = tuple(threading.Lock() for _ in range(32))  # of one PIL image, whichever its address picks
 # EXIF orientation -> how to turn the stored picture upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -66,8 +70,33 @@ def sniff(data: bytes) -> Format | None:
     return None
 
 
+def stored_size(data: bytes, limits: MediaLimits) -> tuple[int, int]:
+    """Width and height an encoded picture's header gives it, checked; no pixel is decoded."""
+    found = _format(data, limits)
+    if found == "WEBP":
+        with _refusing(found):
+            size = _webp_size(data)
+            check_area(size, limits)
+            return size
+    with _refusing(found), Image.open(io.BytesIO(data), formats=[found]) as image:
+        check_area(image.size, limits)
+        return image.size
+
+
 def decode(data: bytes, limits: MediaLimits) -> Decoded:
     """One encoded picture; of an animation, its first frame."""
+    found = _format(data, limits)
+    if found == "WEBP":
+        stored_size(data, limits)  # Pillow prepares the canvas as it opens one
+    with _refusing(found), Image.open(io.BytesIO(data), formats=[found]) as image:
+        check_area(image.size, limits)
+        mode, size = image.mode, image.size
+        image.load()
+        pixels = normalise(_upright(image))
+    return Decoded(pixels, found, mode, size)
+
+
+def _format(data: bytes, limits: MediaLimits) -> Format:
     if not data:
         raise MediaRefused("The picture is empty.")
     if len(data) > limits.max_bytes:
@@ -75,14 +104,14 @@ def decode(data: bytes, limits: MediaLimits) -> Decoded:
     found = sniff(data)
     if found is None:
         raise MediaRefused(f"The picture is of no known format; send {_LISTED}.")
+    return found
+
+
+@contextmanager
+def _refusing(found: Format) -> Iterator[None]:
+    """Everything Pillow may raise, as a refusal."""
     try:
-        if found == "WEBP":
-            _check_area(_webp_size(data), limits)  # Pillow prepares the canvas as it opens one
-        with Image.open(io.BytesIO(data), formats=[found]) as image:
-            _check_area(image.size, limits)
-            mode, size = image.mode, image.size
-            image.load()
-            pixels = normalise(_upright(image))
+        yield
     except MediaRefused:
         raise
     except Image.DecompressionBombError as error:
@@ -91,7 +120,6 @@ def decode(data: bytes, limits: MediaLimits) -> Decoded:
         ) from error
     except Exception as error:  # Pillow raises nearly anything on hostile bytes
         raise MediaRefused(f"The {found} picture is damaged or incomplete.") from error
-    return Decoded(pixels, found, mode, size)
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
@@ -112,7 +140,7 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _check_area(size: tuple[int, int], limits: MediaLimits) -> None:
+def check_area(size: tuple[int, int], limits: MediaLimits) -> None:
     width, height = size
     check_size(width, height)
     if width * height > limits.max_pixels:
@@ -124,8 +152,11 @@ def _check_area(size: tuple[int, int], limits: MediaLimits) -> None:
 
 def from_image(image: Image.Image, limits: MediaLimits) -> Pixels:
     """A PIL image, as it is: its EXIF orientation, if any, is the caller's business."""
-    _check_area(image.size, limits)
+    check_area(image.size, limits)
     try:
+        # Opening reads only the header; the first to need pixels reads the file, and only one may.
+        with _READING[id(image) % len(_READING)]:
+            image.load()
         return normalise(image)
     except MediaRefused:
         raise
@@ -135,15 +166,22 @@ def from_image(image: Image.Image, limits: MediaLimits) -> Pixels:
 
 def from_array(array: NDArray[np.generic], limits: MediaLimits) -> Pixels:
     """An array [height, width], [height, width, 1], [.., 3] or [.., 4] of uint8."""
-    if array.dtype != np.uint8:
-        raise MediaRefused(f"The picture is an array of {array.dtype}; give uint8, 0 to 255.")
+    array_size(array, limits)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+    return normalise(Image.fromarray(np.ascontiguousarray(array)))
+
+
+def array_size(array: NDArray[np.generic], limits: MediaLimits) -> tuple[int, int]:
+    """Width and height of a picture given as an array, checked."""
+    if array.dtype != np.uint8:
+        raise MediaRefused(f"The picture is an array of {array.dtype}; give uint8, 0 to 255.")
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         shape = "x".join(map(str, array.shape))
         raise MediaRefused(f"The picture is an array of shape {shape}; give height x width x 3, 4 or 1.")
-    _check_area((array.shape[1], array.shape[0]), limits)
-    return normalise(Image.fromarray(np.ascontiguousarray(array)))
+    size = (array.shape[1], array.shape[0])
+    check_area(size, limits)
+    return size
 
 
 def normalise(image: Image.Image) -> Pixels:

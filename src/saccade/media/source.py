@@ -5,28 +5,42 @@ gives   pixels and the content hash, keyed by the tenant's salt
 never   reads a path or an object for a caller that is not trusted: those may only give URLs
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.media import decode, fetch, video
 from saccade.media.geometry import VideoProcessing
+from saccade.media.halt import Halt
 from saccade.media.hashing import content_hash
+from saccade.media.part import MediaKind
 from saccade.request import Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
+
+
+Admit = Callable[[int, int, int], None]  # told count, width and height of frames before they are decoded
 
 
 @dataclass(frozen=True)
 class Picture:
     pixels: Pixels  # [1, height, width, 3]
     content: bytes
+
+
+@dataclass(frozen=True)
+class Sighted:
+    """A picture whose size is known and of which nothing is decoded."""
+
+    size: tuple[int, int]  # width, height as stored; an EXIF orientation may still swap them
+    decode: Callable[[], Picture]
 
 
 @dataclass(frozen=True)
@@ -37,31 +51,58 @@ class Video:
     content: bytes  # of the whole video
 
 
-def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> Picture:
-    """One picture."""
+def sight_picture(
+    source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False, halt: Halt | None = None
+) -> Sighted:
+    """One picture: fetched, its size read and checked."""
     if trusted and isinstance(source, Image.Image):
-        pixels = decode.from_image(source, limits)
-        return Picture(pixels, content_hash("pil", source.mode, source.size, pixels.tobytes(), salt))
+        decode.check_area(source.size, limits)
+        return Sighted(source.size, lambda: _from_image(source, limits, salt))
     if trusted and isinstance(source, np.ndarray):
-        pixels = decode.from_array(source, limits)
-        data = np.ascontiguousarray(source).tobytes()
-        return Picture(pixels, content_hash("array", str(source.dtype), source.shape, data, salt))
-    data = _bytes(source, limits, "image", trusted)
+        return Sighted(decode.array_size(source, limits), lambda: _from_array(source, limits, salt))
+    data = _bytes(source, limits, "image", trusted, halt)
+    return Sighted(decode.stored_size(data, limits), lambda: _from_bytes(data, limits, salt))
+
+
+def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> Picture:
+    """One picture, decoded."""
+    return sight_picture(source, limits, salt, trusted=trusted).decode()
+
+
+def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> Picture:
+    pixels = decode.from_image(image, limits)
+    return Picture(pixels, content_hash("pil", image.mode, image.size, pixels.reshape(-1).data, salt))
+
+
+def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> Picture:
+    pixels = decode.from_array(array, limits)
+    data = np.ascontiguousarray(array).tobytes()
+    return Picture(pixels, content_hash("array", str(array.dtype), array.shape, data, salt))
+
+
+def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> Picture:
     found = decode.decode(data, limits)
     return Picture(found.pixels, content_hash(found.format, found.mode, found.size, data, salt))
 
 
 def load_video(
-    source: Any, processing: VideoProcessing, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False
+    source: Any,
+    processing: VideoProcessing,
+    limits: MediaLimits,
+    salt: bytes = b"",
+    *,
+    trusted: bool = False,
+    halt: Halt | None = None,
+    admit: Admit | None = None,
 ) -> Video:
     """One video. The library's user may give frames: an array, a list, or a mapping of `frames` and `fps`."""
     frames, fps = _given_frames(source) if trusted else (None, None)
     if frames is not None:
-        sampled = video.from_frames(frames, fps, processing, limits)
+        sampled = video.from_frames(frames, fps, processing, limits, admit)
         content = content_hash("frames", str(fps), sampled.frames.shape, sampled.frames.tobytes(), salt)
     else:
-        data = _bytes(source, limits, "video", trusted)
-        sampled = video.decode_video(data, processing, limits)
+        data = _bytes(source, limits, "video", trusted, halt)
+        sampled = video.decode_video(data, processing, limits, halt, admit)
         content = content_hash("video", "RGB", sampled.frames.shape, data, salt)
     return Video(sampled.frames, sampled.indices, sampled.fps, content)
 
@@ -78,9 +119,9 @@ def _given_frames(source: Any) -> tuple[Any, float | None]:
     return None, None
 
 
-def _bytes(source: Any, limits: MediaLimits, kind: fetch.Kind, trusted: bool) -> bytes:
+def _bytes(source: Any, limits: MediaLimits, kind: MediaKind, trusted: bool, halt: Halt | None) -> bytes:
     if isinstance(source, str) and (not trusted or source.lower().startswith(_URL_SCHEMES)):
-        return fetch.load(source, limits, kind)
+        return fetch.load(source, limits, kind, halt=halt)
     if trusted and isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if trusted and isinstance(source, str | Path):

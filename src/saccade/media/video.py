@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.config import MediaLimits
-from saccade.errors import MediaRefused, Overloaded
+from saccade.errors import MediaRefused
 from saccade.media.decode import sniff
 from saccade.media.geometry import DEFAULT_FPS, VideoProcessing
+from saccade.media.halt import Budget, Halt
 from saccade.request import Pixels
 
 Container = Literal["mp4", "matroska", "gif"]
@@ -40,7 +41,7 @@ FRAME_BYTES = 256 << 20  # frames kept at the video's own size; beyond, they are
 _LINE = 1 << 16  # bytes of the worker's first line, at most
 # Nothing of ours; and on machines with many cores, no address space for threads that are not used.
 _ENVIRONMENT = {"PATH": os.defpath, "MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
-_PLACES = threading.BoundedSemaphore(DECODERS)
+_PLACES = Budget(DECODERS)
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,30 @@ def sniff_video(data: bytes) -> Container | None:
     return None
 
 
-def decode_video(data: bytes, processing: VideoProcessing, limits: MediaLimits) -> Frames:
-    """Frames of an encoded video, sampled by the checkpoint's rule."""
+def decode_video(
+    data: bytes,
+    processing: VideoProcessing,
+    limits: MediaLimits,
+    halt: Halt | None = None,
+    admit: Callable[[int, int, int], None] | None = None,
+) -> Frames:
+    """Frames of an encoded video, sampled by the checkpoint's rule.
+
+    `admit` is told their number, width and height before they are decoded, and may refuse them.
+    """
+    halt = halt or Halt()
     if len(data) > limits.max_video_bytes:
         raise MediaRefused(f"The video has {len(data)} bytes; at most {limits.max_video_bytes} are allowed.")
     container = "gif" if sniff(data) == "GIF" else sniff_video(data)
     if container is None:
         raise MediaRefused("The video is of no known format; send MP4, MOV, WebM, Matroska or GIF.")
-    with _place(), _worker(data, container) as worker:
+    with _PLACES.holding(1, halt, WORKER_SECONDS), _worker(data, container, halt) as worker:
         facts = _facts(_line(worker))
         _check(facts, limits)
         indices = processing.sample(facts.frames, facts.fps, limits.max_frames)
         width, height = _agreed_size(facts, len(indices), processing)
+        if admit is not None:
+            admit(len(indices), width, height)
         _tell(worker, {"indices": indices, "size": [width, height]})
         frames = np.empty((len(indices), height, width, 3), dtype=np.uint8)
         _fill(worker, frames.reshape(-1).data)
@@ -92,6 +105,7 @@ def from_frames(
     fps: float | None,
     processing: VideoProcessing,
     limits: MediaLimits,
+    admit: Callable[[int, int, int], None] | None = None,
 ) -> Frames:
     """Frames somebody decoded already, [count, height, width, 3] of uint8, sampled by the same rule."""
     array = frames if isinstance(frames, np.ndarray) else _stacked(frames)
@@ -106,6 +120,8 @@ def from_frames(
     facts = _Facts(array.shape[0], rate, array.shape[2], array.shape[1])
     _check(facts, limits)
     indices = processing.sample(facts.frames, rate, limits.max_frames)
+    if admit is not None:
+        admit(len(indices), facts.width, facts.height)
     return Frames(np.ascontiguousarray(array[indices]), tuple(indices), rate)
 
 
@@ -150,17 +166,7 @@ _DAMAGED = "The video is damaged, or takes more memory or time to decode than it
 
 
 @contextlib.contextmanager
-def _place() -> Iterator[None]:
-    if not _PLACES.acquire(timeout=WORKER_SECONDS):
-        raise Overloaded("Too many videos are being decoded; try again later.")
-    try:
-        yield
-    finally:
-        _PLACES.release()
-
-
-@contextlib.contextmanager
-def _worker(data: bytes, container: Container) -> Iterator[_Worker]:
+def _worker(data: bytes, container: Container, halt: Halt) -> Iterator[_Worker]:
     """A decoder for these bytes, ended when we are done with it or its time is over."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
@@ -180,7 +186,11 @@ def _worker(data: bytes, container: Container) -> Iterator[_Worker]:
         try:
             if process.stdin is None or process.stdout is None:
                 raise MediaRefused(_DAMAGED)
-            yield _Worker(process, process.stdin, process.stdout)
+            with halt.ending(process.kill):
+                yield _Worker(process, process.stdin, process.stdout)
+        except MediaRefused:
+            halt.check()  # a decoder that was ended looks like one that failed
+            raise
         finally:
             alarm.cancel()
             process.kill()

@@ -10,13 +10,14 @@ Streaming and not streaming read the same object, so they cannot differ.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from saccade.request import Delta, FinishReason, Request, TokenLogprobs
 from saccade.text.detokenise import TextStream
 from saccade.text.tokens import Tokens
 
 
-@dataclass(frozen=True)
-class TokenText:
+class TokenText(msgspec.Struct, frozen=True, gc=False):
     """One token and its log-probability, spelled out."""
 
     id: int
@@ -25,8 +26,7 @@ class TokenText:
     logprob: float
 
 
-@dataclass(frozen=True)
-class TokenChoice:
+class TokenChoice(msgspec.Struct, frozen=True):
     """The sampled token, and the likeliest ones beside it."""
 
     sampled: TokenText
@@ -74,6 +74,12 @@ class Choice:
         if len(self.pieces) > 1:
             self.pieces = ["".join(self.pieces)]
         return self.pieces[0] if self.pieces else ""
+
+    @property
+    def spelled(self) -> int:
+        """Tokens there are to write down: its own, or with log-probabilities also the alternatives."""
+        alternatives = len(self.logprobs[0].top) if self.logprobs else 0
+        return len(self.token_ids) * (1 + alternatives)
 
 
 class Answer:
@@ -175,5 +181,5 @@ class Answer:
         )
 
     def _token(self, index: int, logprob: float) -> TokenText:
-        spelled = self._tokens.token_bytes(index)
-        return TokenText(index, spelled.decode(errors="replace"), spelled, logprob)
+        text, spelled = self._tokens.spelling(index)
+        return TokenText(index, text, spelled, logprob)

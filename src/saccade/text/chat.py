@@ -14,9 +14,8 @@ it does, the template's tokens become ids and the text between them is encoded a
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
@@ -26,22 +25,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from saccade.errors import CheckpointError, InvalidValue
+from saccade.media.part import MediaKind, MediaPart
 from saccade.text.tokens import Tokens
 
-MediaKind = Literal["image", "video"]
 Message = dict[str, Any]
 # Letters a control token is recognised by, most distinctive first; failing these, its first sign or letter.
 _BARS = "|｜"
 # Private-use planes 15 and 16: letters that mean nothing to anybody else.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-
-
-@dataclass(frozen=True)
-class MediaPart:
-    """A picture or video of a message: what the caller gave, not yet loaded."""
-
-    kind: MediaKind
-    source: Any  # a URL; for the library also bytes, a path, a PIL image, an array
 
 
 def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[MediaPart]]:
@@ -79,7 +70,7 @@ def _part(part: Mapping[str, Any], media: list[MediaPart], where: str) -> Messag
         raise InvalidValue(f"Content parts of type {kind!r} are not known here.", param=where)
     if source is None:
         raise InvalidValue(f"The {name} has no source.", param=where)
-    media.append(MediaPart(name, source))
+    media.append(MediaPart(name, source, where))
     return {"type": name}
 
 
@@ -171,11 +162,15 @@ class ChatTemplate:
 
     def _sentinels(self, written: object) -> tuple[dict[int, str], dict[int, str]]:
         """Translation tables from marked letters to private ones and back; empty if none was written."""
-        used = set("".join(_texts(written)))
-        present = [letter for letter in self._marked if letter in used]
+        texts = list(_texts(written))
+
+        def used(letter: str) -> bool:
+            return any(letter in text for text in texts)
+
+        present = [letter for letter in self._marked if used(letter)]
         if not present:
             return {}, {}
-        free = (point for plane in _PRIVATE for point in plane if chr(point) not in used)
+        free = (point for plane in _PRIVATE for point in plane if not used(chr(point)))
         chosen = list(zip(present, free, strict=False))
         if len(chosen) < len(present):
             raise InvalidValue("The text uses every private-use character; remove some.", param="messages")
@@ -192,6 +187,22 @@ def _marked_letters(control: Iterable[str]) -> list[str]:
             signs = [letter for letter in token if not letter.isalnum()]
             marked.append([*bars, *signs, token[0]][0])
     return marked
+
+
+def text_bytes(messages: Iterable[Message]) -> int:
+    """Bytes of what messages say, as UTF-8; what a template may add, or leave out, is not in it."""
+    total = 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            total += utf8_bytes(content)
+        elif isinstance(content, list):
+            total += sum(utf8_bytes(part["text"]) for part in content if part["type"] == "text")
+    return total
+
+
+def utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def _texts(value: object) -> Iterable[str]:

@@ -22,7 +22,7 @@ from saccade.errors import CheckpointError, InvalidValue
 
 
 class Tokens:
-    """Thread-safe: the two tokenizers are never changed after construction."""
+    """Thread-safe: the two tokenizers never change; what is remembered is the same whoever finds it."""
 
     def __init__(self, source: str, control_ids: Sequence[int] = ()) -> None:
         try:
@@ -40,6 +40,7 @@ class Tokens:
             for index, token in self._trusted.get_added_tokens_decoder().items()
             if token.special or index in extra
         }
+        self._spellings: dict[int, tuple[str, bytes]] = {}  # as many as there are ids, at most
         self._control_ids = frozenset(self.control.values())
         self.vocab_size = max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -62,12 +63,11 @@ class Tokens:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Trusted text: control tokens are parsed. `add_special_tokens` lets the tokenizer frame the text."""
-        ids: list[int] = self._trusted.encode(_valid(text), add_special_tokens=add_special_tokens).ids
-        return ids
+        return _encode(self._trusted, text, add_special_tokens)
 
     def encode_plain(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Anybody's text: control tokens typed in it come out as the ids of their letters."""
-        ids: list[int] = self._plain.encode(_valid(text), add_special_tokens=False).ids
+        ids = _encode(self._plain, text, False)
         if any((self.token(index) or "") in text for index in self._control_ids.intersection(ids)):
             # A vocabulary that holds a control token as an ordinary word leaves no plain spelling of it.
             # (Letters it does not know may come out as its token for the unknown; that one was not typed.)
@@ -103,6 +103,17 @@ class Tokens:
             pieces.append(f"{left}{word}{re.escape(content)}{word}{right}")
         return re.compile(f"({'|'.join(pieces)})" if pieces else "((?!))")
 
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of text one token may stand for, at most.
+
+        That of the longest word in the vocabulary, and a few times that where a normaliser may shorten the
+        text first (composing characters makes at most one of three).
+        """
+        longest = max(len(self.token_bytes(index)) for index in range(self.vocab_size))
+        shortening = 1 if self._trusted.normalizer is None else 4
+        return longest * shortening
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         text: str = self._trusted.decode(list(ids), skip_special_tokens=skip_special)
         return text
@@ -122,6 +133,14 @@ class Tokens:
     def id_of(self, token: str) -> int | None:
         index: int | None = self._trusted.token_to_id(token)
         return index
+
+    def spelling(self, index: int) -> tuple[str, bytes]:
+        """One token as text (U+FFFD where it is part of a character) and as bytes; remembered."""
+        found = self._spellings.get(index)
+        if found is None:
+            spelled = self.token_bytes(index)
+            found = self._spellings[index] = (spelled.decode(errors="replace"), spelled)
+        return found
 
     def token_bytes(self, index: int) -> bytes:
         """The bytes one token stands for; those of half a character where it is one."""
@@ -168,6 +187,12 @@ def _with_control(source: str, control_ids: Sequence[int]) -> str:
         if token["id"] in control_ids:
             token["special"] = True
     return json.dumps(value)
+
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    # Of the ways to encode, only those for batches let other threads run meanwhile.
+    ids: list[int] = tokenizer.encode_batch_fast([_valid(text)], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
 def _valid(text: str) -> str:
