@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from saccade import cli
 from saccade.config import EngineConfig, MediaLimits, ServeConfig
+from saccade.options import size_in_bytes
 from tests.parity.oracle import picture
 
 
@@ -153,6 +154,6 @@ def test_help_shows_examples_for_every_command() -> None:
 
 
 def test_sizes() -> None:
-    assert cli.size_in_bytes("1.5kib") == 1536
-    assert cli.size_in_bytes("2MB") == 2_000_000
-    assert cli.size_in_bytes("17") == 17
+    assert size_in_bytes("1.5kib") == 1536
+    assert size_in_bytes("2MB") == 2_000_000
+    assert size_in_bytes("17") == 17

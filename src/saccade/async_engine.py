@@ -21,6 +21,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
 from saccade.errors import EngineDied, SaccadeError
 from saccade.front import Front
+from saccade.media.halt import Halt
 from saccade.request import Request
 from saccade.runtime.link import ProcessLink
 from saccade.runtime.wire import EngineInfo
@@ -70,8 +71,10 @@ class AsyncEngine:
     ) -> AsyncGenerator[AnswerPiece]:
         """Answer a conversation of OpenAI messages; pictures may also be objects, paths and bytes."""
         front, params = self._ready(), params or SamplingParams()
-        prepare = partial(front.prepare_chat, messages, params, self._name(), trusted=True)
-        return self._stream(front, prepare, params)
+        prepare = partial(
+            front.prepare_chat, messages, params, self._name(), trusted=True, halt=(halt := Halt())
+        )
+        return self._stream(front, prepare, params, halt)
 
     def generate(
         self,
@@ -83,10 +86,14 @@ class AsyncEngine:
     ) -> AsyncGenerator[AnswerPiece]:
         """Continue a prompt, with one placeholder token per picture and video."""
         front, params = self._ready(), params or SamplingParams()
-        prepare = partial(
-            front.prepare_prompt, prompt, params, self._name(), images=images, videos=videos, trusted=True
-        )
-        return self._stream(front, prepare, params)
+        media: dict[str, Any] = {
+            "images": images,
+            "videos": videos,
+            "trusted": True,
+            "halt": (halt := Halt()),
+        }
+        prepare = partial(front.prepare_prompt, prompt, params, self._name(), **media)
+        return self._stream(front, prepare, params, halt)
 
     def _ready(self) -> Front:
         if self._front is None:
@@ -97,9 +104,13 @@ class AsyncEngine:
         return f"request-{next(self._numbers)}"
 
     async def _stream(
-        self, front: Front, prepare: Callable[[], Request], params: SamplingParams
+        self, front: Front, prepare: Callable[[], Request], params: SamplingParams, halt: Halt
     ) -> AsyncGenerator[AnswerPiece]:
-        request = await asyncio.to_thread(prepare)
+        try:
+            request = await asyncio.to_thread(prepare)
+        except asyncio.CancelledError:
+            halt.halt()  # nobody waits any more for what the thread is loading
+            raise
         answer = front.answer(request, params)
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:

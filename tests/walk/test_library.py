@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,7 +55,9 @@ def test_more_prompts_than_the_queue_holds_are_answered_in_order(llm: LLM) -> No
 
 def test_a_single_prompt_is_a_list_of_one(llm: LLM) -> None:
     ids = llm.front.tokens.encode("The eye jumps")
-    assert texts(llm, "The eye jumps", GREEDY) == texts(llm, [ids], GREEDY) == texts(llm, ids, GREEDY)
+    one = texts(llm, "The eye jumps", GREEDY)
+    for form in ([ids], ids, np.array(ids), [np.array(ids)]):
+        assert texts(llm, form, GREEDY) == one
 
 
 def test_results_tell_tokens_reason_and_usage(llm: LLM) -> None:
