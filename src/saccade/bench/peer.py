@@ -14,8 +14,7 @@ from torch import Tensor
 
 from saccade.bench.session import Question
 from saccade.checkpoint import Checkpoint
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from saccade.runtime.memory import DTYPES
 
 
 class Peer:

@@ -24,28 +24,14 @@ MAX_ASPECT = 200  # longer side / shorter side
 DEFAULT_FPS = 24.0  # assumed for frames given without a rate
 
 
-def _pixel_digest(
-    patch_size: int,
-    merge_size: int,
-    temporal_patch_size: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    rescale_factor: float,
-) -> bytes:
-    """Names what is done to pixels once the grid is chosen; sizes are not in it, the view has its grid."""
-    sizes = np.array([patch_size, merge_size, temporal_patch_size], dtype="<i8").tobytes()
-    values = np.array([*mean, *std, rescale_factor], dtype="<f8").tobytes()
-    return blake3(b"bicubic-antialias-u8\0" + sizes + values).digest(length=16)
-
-
 @dataclass(frozen=True, kw_only=True)
-class ImageProcessing:
-    """What the checkpoint's image processor does: bicubic resize, rescale, normalise, cut into patches."""
+class _Processing:
+    """What pictures and video frames have in common."""
 
     patch_size: int
     merge_size: int  # patches per token along each side
     temporal_patch_size: int  # frames per patch; a picture is repeated to fill it
-    min_pixels: int  # of the resized picture
+    min_pixels: int  # after resizing: of a picture, or of all sampled frames of a video together
     max_pixels: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -58,14 +44,15 @@ class ImageProcessing:
 
     @cached_property
     def digest(self) -> bytes:
-        return _pixel_digest(
-            self.patch_size,
-            self.merge_size,
-            self.temporal_patch_size,
-            self.mean,
-            self.std,
-            self.rescale_factor,
-        )
+        """Names what is done to pixels once the grid is chosen; sizes are not in it, the view has its grid."""
+        sizes = np.array([self.patch_size, self.merge_size, self.temporal_patch_size], dtype="<i8").tobytes()
+        values = np.array([*self.mean, *self.std, self.rescale_factor], dtype="<f8").tobytes()
+        return blake3(b"bicubic-antialias-u8\0" + sizes + values).digest(length=16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageProcessing(_Processing):
+    """What the checkpoint's image processor does: bicubic resize, rescale, normalise, cut into patches."""
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of patches for a picture of this size."""
@@ -74,36 +61,13 @@ class ImageProcessing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoProcessing:
+class VideoProcessing(_Processing):
     """What the checkpoint's video processor does: sample frames, then as for pictures, two frames a patch."""
 
-    patch_size: int
-    merge_size: int
-    temporal_patch_size: int
-    min_pixels: int  # of all sampled frames together, resized
-    max_pixels: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    rescale_factor: float
     fps: float = 2.0  # frames sampled per second of video
     min_frames: int = 4
     max_frames: int = 768
     frame_tokens: int | None = None  # None: no cap; else tokens one frame may cost (`cap_pixels_per_frame`)
-
-    @property
-    def factor(self) -> int:
-        return self.patch_size * self.merge_size
-
-    @cached_property
-    def digest(self) -> bytes:
-        return _pixel_digest(
-            self.patch_size,
-            self.merge_size,
-            self.temporal_patch_size,
-            self.mean,
-            self.std,
-            self.rescale_factor,
-        )
 
     def grid(self, width: int, height: int, frames: int) -> tuple[int, int]:
         """Rows and columns of patches of every frame, for a video of `frames` sampled frames."""
