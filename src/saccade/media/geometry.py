@@ -44,7 +44,7 @@ class _Processing:
 
     @cached_property
     def digest(self) -> bytes:
-        """Names what is done to pixels once the grid is chosen; sizes are not in it, the view has its grid."""
+        """Names what is done to pixels once the grid is chosen, which is not in it: the view has its grid."""
         sizes = np.array([self.patch_size, self.merge_size, self.temporal_patch_size], dtype="<i8").tobytes()
         values = np.array([*self.mean, *self.std, self.rescale_factor], dtype="<f8").tobytes()
         return blake3(b"bicubic-antialias-u8\0" + sizes + values).digest(length=16)
