@@ -29,7 +29,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     tokens: tuple[int, ...]
     spans: tuple[Span, ...]  # in order, disjoint
-    positions: NDArray[np.int32]  # [3, len(tokens)] rotary positions (time, row, column)
+    positions: NDArray[np.float32]  # [3, len(tokens)] rotary (time, row, column); whole numbers are exact
     delta: int  # token i >= len(tokens) stands at position i + delta on all three axes
 
 
@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # holds nothing that could re
     # Known ids of start .. start+len(tokens); when one short of `count`, the last id is the token this row
     # sampled in the step before, which only the device knows yet.
     tokens: tuple[int, ...]
-    positions: NDArray[np.int32]  # [3, count]
+    positions: NDArray[np.float32]  # [3, count]
     spans: tuple[Span, ...]  # the spans that overlap start .. start+count
     sample: bool  # whether the last position yields a token
     output_position: int  # how many output tokens precede the one sampled here

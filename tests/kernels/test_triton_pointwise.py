@@ -118,7 +118,8 @@ def test_angles_are_the_twin(
     place: Place, section: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = 64 if section is None else sum(section)
-    positions = torch.randint(0, 5000, (3, 17), generator=torch.Generator().manual_seed(0)).to(place.device)
+    eighths = torch.randint(0, 40000, (3, 17), generator=torch.Generator().manual_seed(0))
+    positions = (eighths / 8).to(place.device)  # registered positions are fractions
     frequencies = (5e6 ** -(torch.arange(half) / half)).to(place.device)
     axes = None if section is None else torch.tensor(interleaved_axes(section, half), device=place.device)
     expected = rotary_angles_reference(positions, frequencies, axes, place.dtype)

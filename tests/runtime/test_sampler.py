@@ -48,7 +48,7 @@ def step(
             start=position,
             count=1,
             tokens=(0,),
-            positions=np.zeros((3, 1), dtype=np.int32),
+            positions=np.zeros((3, 1), dtype=np.float32),
             spans=(),
             sample=True,
             output_position=position,
@@ -414,7 +414,7 @@ def test_the_device_draws_the_same_tokens_without_waiting() -> None:
     expected = step(sampler(*entries), lines, range(60), [2] * 60)[0]
     made = Sampler(64, VOCAB, device)
     plan = [
-        Row(i, i, 0, 1, (0,), np.zeros((3, 1), dtype=np.int32), (), sample=True, output_position=2)
+        Row(i, i, 0, 1, (0,), np.zeros((3, 1), dtype=np.float32), (), sample=True, output_position=2)
         for i in range(60)
     ]
     logits, rows, positions = (

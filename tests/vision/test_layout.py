@@ -108,7 +108,7 @@ def test_every_placeholder_becomes_its_views_tokens_where_the_span_says() -> Non
     assert [(span.start, span.stop) for span in layout.spans] == [(1, 7), (7, 8)]
     assert [span.key for span in layout.spans] == [first.view.key, second.view.key]
     assert layout.positions.shape == (3, 9)
-    assert layout.positions.dtype == np.int32
+    assert layout.positions.dtype == np.float32
 
 
 def test_text_alone_counts_up_on_all_axes() -> None:

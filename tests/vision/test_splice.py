@@ -29,7 +29,7 @@ def row(start: int, count: int, spans: Sequence[Span]) -> Row:
         start=start,
         count=count,
         tokens=(0,) * count,
-        positions=np.zeros((3, count), dtype=np.int32),
+        positions=np.zeros((3, count), dtype=np.float32),
         spans=tuple(spans),
         sample=False,
         output_position=0,

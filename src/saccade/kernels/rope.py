@@ -105,7 +105,7 @@ def interleaved_axes(section: Sequence[int], half: int) -> list[int]:
 def rotary_angles(
     positions: Tensor, frequencies: Tensor, axes: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """C and S, [T, 2 * half] each, of positions [3, T] under frequencies [half] float32.
+    """C and S, [T, 2 * half] each, of positions [3, T], whole or not, under frequencies [half] float32.
 
     axes [half] int64 names the axis of each frequency; None: all follow the first axis (text models).
     """

@@ -66,7 +66,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def forward(self, embeds: Tensor, positions: Tensor, paged: Paged, deep: DeepVisual | None) -> Tensor:
-        """[T, hidden] at positions [3, T] int64; gives the normalised last hidden states [T, hidden]."""
+        """[T, hidden] at positions [3, T] float32; gives the normalised last hidden states [T, hidden]."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:

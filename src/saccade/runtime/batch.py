@@ -26,7 +26,7 @@ class Inputs:
 
     rows: tuple[Row, ...]
     tokens: Tensor  # [T] int64
-    positions: Tensor  # [3, T] int64
+    positions: Tensor  # [3, T] float32
     paged: Paged
     sample_at: Tensor  # [S] int64, which of the T tokens' outputs are sampled
     sample_rows: Tensor  # [S] int64, device rows
@@ -107,7 +107,7 @@ class Batch:
         return Inputs(
             rows=host.rows,
             tokens=tokens,
-            positions=piece["positions"].view(3, -1).long(),
+            positions=piece["positions"].view(torch.float32).view(3, -1),
             paged=paged,
             sample_at=piece["sample_at"].long(),
             sample_rows=piece["sample_rows"].long(),
@@ -140,7 +140,8 @@ class _HostInputs:
             "tokens": [
                 token for row in rows for token in (*row.tokens, *[0] * (row.count - len(row.tokens)))
             ],
-            "positions": np.concatenate([row.positions for row in rows], axis=1),
+            # Bits of float32 among the integers: one upload for all.
+            "positions": np.concatenate([row.positions for row in rows], axis=1).view(np.int32),
             "index": within + np.repeat(starts, self.counts),
             "token_rows": np.repeat(device_rows, self.counts),
             "rows": device_rows,

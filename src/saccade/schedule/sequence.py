@@ -127,7 +127,7 @@ class Sequence:
         return "length" if length >= self.limit else None
 
 
-def _positions(layout: Layout, start: int, stop: int) -> NDArray[np.int32]:
+def _positions(layout: Layout, start: int, stop: int) -> NDArray[np.float32]:
     """Rotary positions of tokens start .. stop: [3, stop - start]."""
     prompt, delta = len(layout.tokens), layout.delta
     if start >= prompt:
@@ -138,13 +138,13 @@ def _positions(layout: Layout, start: int, stop: int) -> NDArray[np.int32]:
     return np.concatenate((layout.positions[:, start:], behind), axis=1)
 
 
-def _straight(first: int, stop: int) -> NDArray[np.int32]:
+def _straight(first: int, stop: int) -> NDArray[np.float32]:
     """Positions of text: the same on all three axes."""
-    return np.broadcast_to(np.arange(first, stop, dtype=np.int32), (3, stop - first))
+    return np.broadcast_to(np.arange(first, stop, dtype=np.float32), (3, stop - first))
 
 
 @lru_cache(1 << 16)  # 10 MB when full; making them anew took a third of the time of planning a step
-def _column(position: int) -> NDArray[np.int32]:
+def _column(position: int) -> NDArray[np.float32]:
     return _straight(position, position + 1)
 
 

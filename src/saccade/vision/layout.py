@@ -24,7 +24,7 @@ def lay_out(request: Request) -> Layout:
     media = _in_prompt_order(request)
     tokens: list[int] = []
     spans: list[Span] = []
-    positions = np.empty((3, request.length), dtype=np.int32)
+    positions = np.empty((3, request.length), dtype=np.float32)
     done, position = 0, 0  # prompt ids consumed; next rotary position
     for item in media:
         position = _place_text(positions, len(tokens), item.slot - done, position)
@@ -72,16 +72,16 @@ def _check_grid(view: View) -> None:
         )
 
 
-def _place_text(positions: NDArray[np.int32], start: int, count: int, position: int) -> int:
+def _place_text(positions: NDArray[np.float32], start: int, count: int, position: int) -> int:
     """Place `count` text tokens from token `start` on; gives the position behind them."""
-    positions[:, start : start + count] = np.arange(position, position + count, dtype=np.int32)
+    positions[:, start : start + count] = np.arange(position, position + count, dtype=np.float32)
     return position + count
 
 
-def _grid_positions(view: View) -> NDArray[np.int32]:
+def _grid_positions(view: View) -> NDArray[np.float32]:
     """[3, tokens]: time, row and column of a view's tokens, relative to where it begins."""
     rows, columns = view.token_grid
-    relative = np.zeros((3, rows, columns), dtype=np.int32)
-    relative[1] = np.arange(rows, dtype=np.int32)[:, None]
-    relative[2] = np.arange(columns, dtype=np.int32)
+    relative = np.zeros((3, rows, columns), dtype=np.float32)
+    relative[1] = np.arange(rows, dtype=np.float32)[:, None]
+    relative[2] = np.arange(columns, dtype=np.float32)
     return relative.reshape(3, -1)
