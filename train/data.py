@@ -23,6 +23,13 @@ from .tokens import IM_END, MIDDLE, START, VISION_END, VISION_START, encode
 UNIT = 32  # pixels along a token's side
 ASKS = 16  # most branches per picture
 
+# Sizes come from short lists: every new shape costs the compiler and the allocator some seconds.
+SOURCES = ((896, 896), (672, 896), (896, 672), (640, 640), (1024, 768), (1344, 1024))
+SOURCES += ((448, 448), (512, 384), (384, 576), (640, 448), (448, 768))
+LOOKS = (36, 49, 64, 80, 112, 144, 196, 256)  # tokens of the global view
+ZOOMS = ((128, 128), (256, 64), (256, 64), (512, 64), (256, 128), (256, 256), (512, 128), (448, 448))
+MOST_OF_SOURCE = 0.5  # a global view is at most this share of the tokens the whole source would take
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -138,11 +145,11 @@ class Packer:
             self.crops[row, i] = (*crop_at(spec, box, wide, high, rng), wide, high)
         at = number = 0
         for i, ask in enumerate(located):
-            zooms = (
-                [i]
-                if rng.random() < 0.5
-                else rng.sample([i, rng.choice([c for c in range(spec.crops) if c != i])], 2)
-            )
+            others = rng.sample([c for c in range(spec.crops) if c != i], spec.crops - 1)
+            small = spec.zoom[0] * spec.zoom[1] < 1 << 16  # several small views are as cheap as one large one
+            beside = rng.choices((0, 1, 2, 3), (5, 3, 1, 1) if small else (5, 5, 0, 0))[0]
+            zooms = [i, *others[:beside]]
+            rng.shuffle(zooms)
             if rng.random() < 0.07:
                 zooms = []
             length = self.add(row, ask, at, number, zooms)

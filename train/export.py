@@ -18,6 +18,7 @@ from saccade.pictures.atlas import SHAPES
 from saccade.pictures.scene import COLOUR_NAMES
 
 from . import ROOT
+from .data import LOOKS, UNIT, ZOOMS
 from .model import Heads, Model, initialise
 from .shape import FOLDER, Shape, config, token_ids
 
@@ -32,8 +33,9 @@ def saccade_section(shape: Shape) -> dict[str, Any]:
             "trained": True,
             "positions": "registered",
             "frame": "native_grid",
-            "global_tokens": [80, 256],
-            "zoom_tokens": [16, 64, 196],
+            "global_tokens": [min(LOOKS), max(LOOKS)],
+            "zoom_tokens": sorted({wide * high // UNIT**2 for wide, high in ZOOMS}),
+            "zoom_grids": sorted({(high // UNIT, wide // UNIT) for wide, high in ZOOMS}),
             "placement": "after_question",
         },
         "relevance": {

@@ -24,7 +24,7 @@ from saccade.pictures.atlas import SHAPES
 from saccade.pictures.scene import COLOUR_NAMES
 
 from . import ROOT
-from .data import Spec
+from .data import LOOKS, MOST_OF_SOURCE, SOURCES, ZOOMS, Spec
 from .export import HEADS
 from .feed import Feed
 from .model import Heads, Model, compile_parts, initialise
@@ -37,23 +37,21 @@ from .steps import losses, to_batch
 STATE = ROOT / "train/.state/last.pt"
 
 
-SOURCES = ((896, 896), (672, 896), (896, 672), (640, 640), (1024, 768), (1344, 1024))
-ZOOMS = ((128, 128), (256, 256), (256, 256), (512, 128), (512, 128), (256, 128), (448, 448))
-
-
 def plan_views(
     settings: dict[str, Any], level: float, kinds: dict[str, float], rng: Random, toy: bool
 ) -> Spec:
-    """A batch of sources seen as a global view of 80 to 256 tokens and zoomed views of one size."""
+    """A batch of sources seen as a small global view and zoomed views of one size."""
     width, height = rng.choice(SOURCES)
-    scale = (rng.choice((80, 144, 196, 256)) * 1024 / (width * height)) ** 0.5
-    look = (max(4, round(width * scale / 32)) * 32, max(4, round(height * scale / 32)) * 32)
-    zoom = rng.choice(ZOOMS)
+    whole = width * height // 1024
+    tokens = rng.choice([look for look in LOOKS if look <= max(MOST_OF_SOURCE * whole, LOOKS[0])])
+    scale = (tokens * 1024 / (width * height)) ** 0.5
+    look = (max(3, round(width * scale / 32)) * 32, max(3, round(height * scale / 32)) * 32)
+    zoom = rng.choice([zoom for zoom in ZOOMS if zoom[0] <= width and zoom[1] <= height])
     per = zoom[0] * zoom[1] // 1024  # tokens
     crops = 6 if per < 40 else 4 if per < 100 else 3
     patches = look[0] * look[1] // 256 + crops * per * 4
     batch = 4 if toy else max(8, min(192, settings["patches"] // patches) // 8 * 8)
-    text = 192 + crops * (per + 2) * 3 // 2 // 64 * 64
+    text = 192 + crops * (per + 2) * 2 // 64 * 64
     return Spec(width, height, batch, text, level, kinds, True, look, zoom, crops)
 
 
@@ -187,6 +185,8 @@ class Trainer:
         self.clock = Clock(begin, options.upto, options.seconds)
         self.log = (options.out / "log.jsonl").open("a")
         self.pictures = 0
+        self.waited = 0.0  # seconds in which no batch was ready, since the last line of the log
+        self.dense_tokens = 512 if options.toy else self.settings.get("dense_tokens", 16384)
 
     def next_spec(self, number: int) -> tuple[Spec, int]:
         return plan_batch(
@@ -200,13 +200,13 @@ class Trainer:
         )
 
     def train_step(self) -> Any:
+        asked = time.monotonic()
         spec, data = self.feed.next()
+        self.waited += time.monotonic() - asked
         with torch.no_grad():
             batch = to_batch(spec, data, self.painter)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss = losses(
-                spec, data, batch, self.model, self.heads, self.dense(), 512 if self.options.toy else 16384
-            )
+            loss = losses(spec, data, batch, self.model, self.heads, self.dense(), self.dense_tokens)
         loss.total.backward()
         for p in (*self.model.parameters(), *self.heads.parameters()):
             if p.grad is None:
@@ -228,6 +228,7 @@ class Trainer:
             **self.about(),
             "pictures": self.pictures,
             "steps_per_s": len(rows) / (time.monotonic() - since),
+            "waited_share": round(self.waited / (time.monotonic() - since), 3),
             "rate": rate_share(self.settings, self.clock.progress(), self.step),
         }
         if plain:
@@ -244,6 +245,7 @@ class Trainer:
                 views_right=round(float(mean[5]), 4),
                 views_relevance=round(float(mean[4]), 4),
             )
+        self.waited = 0.0
         self.log.write(json.dumps(line) + "\n")
         self.log.flush()
         print(json.dumps(line), flush=True)
@@ -274,6 +276,8 @@ class Trainer:
 
 def main() -> None:
     options = arguments()
+    # Batches of many shapes: without it the allocator keeps a pool for each and stops to free them.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.device == "cpu":
         torch.set_num_threads(2)

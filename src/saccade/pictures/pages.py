@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from . import atlas, words
 from .documents import paper
-from .scene import Scene
+from .scene import Box, Scene
 from .signs import text_size
 
 NOTICE = words.listed("""
@@ -13,6 +15,7 @@ over when before after between during upon where our your their item goods terms
 days notice party use care
 """)
 LABELS = ("Ref", "Serial", "Lot", "Permit", "Case", "File", "Policy", "Batch")
+LINES_ASKED = 8  # questions about plain lines of a page that is only trained on
 
 
 def small_print(scene: Scene, level: float) -> None:
@@ -31,6 +34,7 @@ def small_print(scene: Scene, level: float) -> None:
     labels = rng.sample(LABELS, min(3, max(1, count // 3)))
     missing = rng.choice([k for k in LABELS if k not in labels])
     at = dict(zip(sorted(rng.sample(range(count), min(count, len(labels)))), labels, strict=False))
+    lines: list[tuple[str, Box]] = []
     for i in range(count):
         if i in at:
             text = f"{at[i]}: {words.code(rng, scene.split)}"
@@ -49,6 +53,7 @@ def small_print(scene: Scene, level: float) -> None:
         else:
             text = _fine_line(scene, font, size, right - left)
             box = scene.text(left, y, size, text, font, ink)
+            lines.append((text, box))
             if i in (0, count - 1):
                 which = "first" if i == 0 else "last"
                 first_word = text.split(" ")[0]
@@ -65,6 +70,27 @@ def small_print(scene: Scene, level: float) -> None:
         rng.choice(("What is in the picture?", "What is this?", "What does the picture show?")),
         "This is a page of small print.",
     )
+    if scene.split == words.TRAIN:
+        _ask_lines(scene, lines)
+
+
+def _ask_lines(scene: Scene, lines: list[tuple[str, Box]]) -> None:
+    """More to read on every page: a line found by its beginning, a word by the one before it.
+
+    Drawn from a generator of its own: the fixed evaluation set must not change, nor what it is drawn from.
+    """
+    rng = Random(f"{scene.width}x{scene.height} {lines}")
+    firsts = [text.split(" ")[0] for text, _ in lines]
+    words_seen = [word for text, _ in lines for word in text.split(" ")]
+    for text, box in rng.sample(lines, min(LINES_ASKED, len(lines))):
+        parts = text.split(" ")
+        place = rng.randrange(1, len(parts)) if len(parts) > 1 else 0
+        if place and rng.random() < 0.6 and words_seen.count(parts[place - 1]) == 1:
+            question = rng.choice(("Which word follows {}?", "What is the word after {}?"))
+            scene.ask("small_print", question.format(f'"{parts[place - 1]}"'), parts[place], box)
+        elif len(parts) > 2 and firsts.count(parts[0]) == 1:
+            question = f'Read the first three words of the line that starts with "{parts[0]}".'
+            scene.ask("small_print", question, " ".join(parts[:3]), box)
 
 
 def _fine_line(scene: Scene, font: int, size: float, wide: float) -> str:
