@@ -1,0 +1,160 @@
+"""Spends tokens: which windows of which pictures are zoomed, and at which level of the ladder.
+
+takes   relevance over the cells of each picture, a budget, what a token must be worth
+gives   windows in reading order; together they never cost more than the budget
+never   imports torch; looks at pixels; normalises relevance: more of it somewhere only ever helps that place
+
+A window is a level's token grid laid over the frame (the picture as the plain processor would size it) so
+that one token covers what it covers at full detail, times `scale`. It covers the cells whose centres it
+holds. Windows are taken one after the other, each time the one whose newly covered relevance exceeds its
+price the most. So a cell that gains relevance is never uncovered by it: every window that holds the cell
+gains the same, the others nothing. Relevance is counted in whole units of 2^-24, so sums are exact and ties
+fall to the smaller level, then to the earlier picture and place.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.lod.values import Grid, Map, Region, ViewRule
+
+UNITS = 1 << 24  # of relevance 1
+# rows and columns of tokens of each level: square, and as many tokens in a long row
+SHAPES: dict[int, tuple[Grid, ...]] = {
+    16: ((4, 4), (2, 8)),
+    64: ((8, 8), (4, 16)),
+    196: ((14, 14), (7, 28)),
+    400: ((20, 20), (10, 40)),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One picture to allocate in. `scale`: pixels of the frame that one pixel of a zoomed view shows."""
+
+    relevance: Map  # >= 0; about 1 in all
+    size: tuple[int, int]  # width, height of the source in pixels
+    frame: Grid
+    scale: float = 1.0
+    most: int = 8  # windows
+
+
+@dataclass(frozen=True)
+class Window:
+    """A candidate: a token grid, and the cells it covers."""
+
+    grid: Grid
+    share: tuple[float, float]  # of the picture's height and width
+    cells: Grid  # rows, columns of cells covered
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True)
+class _Pick:
+    worth: int  # newly covered relevance less the price, in UNITS
+    field: int
+    window: Window
+    at: Grid  # first row and column of cells covered
+    gain: int
+
+
+def allocate(
+    fields: Sequence[Field], budget: int, rule: ViewRule, price: float
+) -> tuple[tuple[Region, ...], ...]:
+    """Windows for each picture. `price` is the relevance one token must bring in."""
+    if not (price >= 0):
+        raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
+    rests = [_whole(field.relevance) for field in fields]
+    shapes = [windows(field, rule) for field in fields]
+    picks: list[_Pick] = []
+    cost = round(price * UNITS)
+    while True:
+        left = budget - sum(pick.window.tokens for pick in picks)
+        open_ = [i for i, field in enumerate(fields) if sum(p.field == i for p in picks) < field.most]
+        best = _best(rests, shapes, open_, left, cost)
+        if best is None:
+            break
+        picks.append(best)
+        rest, (row, column), (high, wide) = rests[best.field], best.at, best.window.cells
+        rest[row : row + high, column : column + wide] = 0
+    return tuple(
+        _in_reading_order(_region(fields[i], pick) for pick in picks if pick.field == i)
+        for i in range(len(fields))
+    )
+
+
+def windows(field: Field, rule: ViewRule) -> tuple[Window, ...]:
+    """The distinct windows of a picture, cheapest first. One that is larger than the frame is cut to it."""
+    rows, columns = field.frame
+    high, wide = rows * rule.unit, columns * rule.unit
+    cells_down, cells_across = field.relevance.shape
+    step = rule.unit * field.scale
+    found: dict[Grid, Window] = {}
+    for level in rule.zoom_tokens:
+        for tall, long in SHAPES[level][: 1 if rule.square else None]:
+            grid = min(tall, _tokens(high, step)), min(long, _tokens(wide, step))
+            share = min(grid[0] * step / high, 1.0), min(grid[1] * step / wide, 1.0)
+            cells = _covered(share[0], cells_down), _covered(share[1], cells_across)
+            found.setdefault(grid, Window(grid, share, cells))
+    return tuple(sorted(found.values(), key=lambda window: (window.tokens, window.grid)))
+
+
+def _tokens(pixels: float, step: float) -> int:
+    return max(1, -int(-pixels // step))
+
+
+def _covered(share: float, cells: int) -> int:
+    """Cells whose centres fit into a window of this share of the side; at least one."""
+    return max(1, min(cells, int(share * cells + 0.5)))
+
+
+def _whole(relevance: Map) -> NDArray[np.int64]:
+    if not np.isfinite(relevance).all() or (relevance < 0).any():
+        raise ValueError("relevance must be finite and at least 0 everywhere")
+    whole: NDArray[np.int64] = np.rint(np.minimum(relevance.astype(np.float64), 1e6) * UNITS).astype(np.int64)
+    return whole
+
+
+def _best(
+    rests: list[NDArray[np.int64]], shapes: list[tuple[Window, ...]], open_: list[int], left: int, cost: int
+) -> _Pick | None:
+    """The window that is worth most, if any is worth something and fits."""
+    best: _Pick | None = None
+    for i in open_:
+        sums = np.zeros((rests[i].shape[0] + 1, rests[i].shape[1] + 1), np.int64)
+        sums[1:, 1:] = rests[i].cumsum(0).cumsum(1)
+        for window in shapes[i]:
+            if window.tokens > left:
+                break  # they are sorted by cost
+            high, wide = window.cells
+            gains = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
+            place = int(gains.argmax())  # the first of equals
+            gain = int(gains.flat[place])
+            worth = gain - cost * window.tokens
+            if worth > (0 if best is None else best.worth):
+                best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)
+    return best
+
+
+def _region(field: Field, pick: _Pick) -> Region:
+    """The window in source pixels, centred on the cells it covers, inside the picture."""
+    width, height = field.size
+    spans = []
+    for axis, length in ((1, width), (0, height)):
+        cells, share = field.relevance.shape[axis], pick.window.share[axis]
+        middle = (pick.at[axis] + pick.window.cells[axis] / 2) / cells
+        first = min(max(middle - share / 2, 0.0), 1.0 - share)
+        low = min(int(first * length + 0.5), length - 1)
+        spans.append((low, min(max(int((first + share) * length + 0.5), low + 1), length)))
+    (x0, x1), (y0, y1) = spans
+    return Region((x0, y0, x1, y1), pick.window.grid, pick.gain / UNITS)
+
+
+def _in_reading_order(regions: Iterator[Region]) -> tuple[Region, ...]:
+    """By the middle's height, then from the left."""
+    return tuple(sorted(regions, key=lambda region: (region.box[1] + region.box[3], region.box)))

@@ -1,0 +1,98 @@
+"""Opponent processing: how the three scorers are weighed, from how their maps lie in space.
+
+takes   the maps of one look
+gives   three tensions between 0 and 1, a weight per scorer, one map of relevance
+never   imports torch; is trained: learned weights, where a checkpoint ships them, replace the rule's base
+
+compress .. particularise   how much contrast is lost where the question looks: what a token may cost
+exploit .. explore          how spread the question's map is, and how far the others disagree: their weight
+focus .. diversify          how strong the second place is beside the first: how many views
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from saccade.lod.values import SCORERS, Look, Map, Scorer, Weights
+
+NEIGHBOURHOOD = 3  # cells along the side of the square that counts as one place
+
+
+class Balanced(NamedTuple):
+    relevance: Map  # sums to 1, or is all zero
+    weights: Weights
+
+
+def shares(values: Map) -> Map:
+    """A map that sums to 1; all zero where it has nothing."""
+    values = np.maximum(values.astype(np.float32), 0)
+    total = float(values.sum(dtype=np.float64))
+    if not np.isfinite(total):
+        raise ValueError("a map of relevance has values that are not finite")
+    return (values / np.float32(total)).astype(np.float32) if total > 0 else np.zeros_like(values)
+
+
+def spread(share: Map) -> float:
+    """Entropy of a map that sums to 1, over that of a flat one: 0 is one cell, 1 is everywhere."""
+    if share.size < 2:
+        return 0.0
+    seen = share[share > 0].astype(np.float64)
+    return float(min(1.0, max(0.0, -(seen * np.log(seen)).sum() / np.log(share.size))))
+
+
+def agreement(one: Map, other: Map) -> float:
+    """Common mass of two maps that sum to 1."""
+    return float(np.minimum(one, other).sum(dtype=np.float64))
+
+
+def places(share: Map) -> tuple[float, float]:
+    """Mass of the heaviest neighbourhood, and of the heaviest one that shares no cell with it."""
+    padded = np.pad(share.astype(np.float64), NEIGHBOURHOOD // 2)
+    mass = np.lib.stride_tricks.sliding_window_view(padded, (NEIGHBOURHOOD, NEIGHBOURHOOD)).sum((2, 3))
+    row, column = divmod(int(mass.argmax()), mass.shape[1])
+    first = float(mass[row, column])
+    reach = NEIGHBOURHOOD - 1
+    mass[max(0, row - reach) : row + reach + 1, max(0, column - reach) : column + reach + 1] = 0.0
+    return first, float(mass.max(initial=0.0))
+
+
+def balance(look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = False) -> Balanced:
+    """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions."""
+    maps = {name: shares(getattr(look, name)) for name in SCORERS}
+    usable = [name for name in SCORERS if name in scorers and maps[name].any()]
+    if not usable:
+        return Balanced(np.zeros_like(maps["propositional"]), Weights(scorers=(0.0, 0.0, 0.0)))
+    tensions = Weights() if even else _tensions(maps, look.lost, usable)
+    given = _weights(usable, None if even else tensions.explore)
+    mixed = sum(np.float32(given[name]) * maps[name] for name in usable)
+    weights = Weights(
+        particularise=tensions.particularise,
+        explore=tensions.explore,
+        diversify=tensions.diversify,
+        scorers=(given["propositional"], given["perspectival"], given["participatory"]),
+    )
+    return Balanced(shares(np.asarray(mixed, np.float32)), weights)
+
+
+def _tensions(maps: dict[Scorer, Map], lost: Map, usable: list[Scorer]) -> Weights:
+    lead = maps[usable[-1]]  # the question's map where there is one
+    others = [maps[name] for name in usable[:-1]]
+    common = max((agreement(lead, other) for other in others), default=0.0)
+    first, second = places(lead)
+    return Weights(
+        particularise=float(np.clip((lead * np.clip(lost, 0, 1)).sum(dtype=np.float64), 0, 1)),
+        explore=float(np.clip(spread(lead) * (1 - common), 0, 1)),
+        diversify=second / first if first > 0 else 0.0,
+    )
+
+
+def _weights(usable: list[Scorer], explore: float | None) -> dict[Scorer, float]:
+    """The leading scorer has what exploring leaves; the others share the rest."""
+    given = dict.fromkeys(SCORERS, 0.0)
+    if explore is None or len(usable) == 1:
+        return {**given, **dict.fromkeys(usable, 1 / len(usable))}
+    *others, lead = usable
+    given[lead] = 1 - explore / 2
+    for name in others:
+        given[name] = explore / 2 / len(others)
+    return given

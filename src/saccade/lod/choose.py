@@ -1,0 +1,72 @@
+"""The decision: given one look at each picture of a request, which parts are seen again, larger.
+
+takes   looks, the request's parameters and budget, the checkpoint's rule for views
+gives   a `Choice` per picture
+never   imports torch; spends more than the budget: global views and zoomed ones together
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from saccade.lod.allocate import Field, allocate
+from saccade.lod.balance import Balanced, balance
+from saccade.lod.values import Choice, LodParams, Picture, ViewRule
+
+PRICE = (2e-3, 5e-4)  # relevance a token must bring in: when compressing, when particularising
+GATE = 0.15  # lost contrast where the question looks, below which the global view suffices
+
+
+def choose(pictures: Sequence[Picture], budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
+    """`budget` counts global views too: what they leave is for zooming."""
+    for picture in pictures:
+        _check(picture)
+    balanced = [balance(one.look, params.scorers, even=not params.balance) for one in pictures]
+    gated = [_gate(one, found, params) for one, found in zip(pictures, balanced, strict=True)]
+    left = budget - sum(one.grid[0] * one.grid[1] for one in pictures)
+    share = _shares(pictures)
+    fields, prices = [], []
+    for one, found, why, part in zip(pictures, balanced, gated, share, strict=True):
+        most = 0 if why else max(1, round(rule.most_views * (0.5 + 0.5 * found.weights.diversify)))
+        most = min(most, rule.most_views)
+        fields.append(Field(found.relevance * np.float32(part), one.size, one.frame, most=most))
+        prices.append(PRICE[0] + (PRICE[1] - PRICE[0]) * found.weights.particularise)
+    regions = allocate(fields, left, rule, min(prices, default=0.0))
+    return tuple(
+        Choice(regions=some, gated=why, weights=found.weights, relevance=found.relevance)
+        for some, why, found in zip(regions, gated, balanced, strict=True)
+    )
+
+
+def _gate(picture: Picture, found: Balanced, params: LodParams) -> str | None:
+    """Why the global view suffices, if it does."""
+    if picture.grid[0] * picture.grid[1] >= picture.frame[0] * picture.frame[1]:
+        return "the global view is the whole picture at full detail"
+    if not found.relevance.any():
+        return "nothing in the picture is relevant"
+    lost = float((found.relevance * np.clip(picture.look.lost, 0, 1)).sum(dtype=np.float64))
+    if params.gate and lost < GATE:
+        return f"the global view shows all but {lost:.2f} of the contrast where the question looks"
+    return None
+
+
+def _shares(pictures: Sequence[Picture]) -> list[float]:
+    """How much of the request's relevance lies in each picture: 1 for a lone one."""
+    strengths = np.array([one.look.strength for one in pictures], np.float64)
+    if not np.isfinite(strengths).all():
+        raise ValueError(f"strength of a look is {strengths.tolist()}; finite numbers are needed")
+    weight = np.exp(strengths - strengths.max(initial=-np.inf))
+    return [float(part) for part in weight / weight.sum()]
+
+
+def _check(picture: Picture) -> None:
+    look = picture.look
+    for name in ("propositional", "perspectival", "participatory", "lost"):
+        if getattr(look, name).shape != picture.grid:
+            raise ValueError(
+                f"the {name} map is {getattr(look, name).shape}; the view is {picture.grid} tokens"
+            )
+    if min(*picture.size, *picture.frame, *picture.grid) < 1:
+        raise ValueError(
+            f"a picture of {picture.size}, frame {picture.frame}, view {picture.grid}: all need 1"
+        )

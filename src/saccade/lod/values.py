@@ -1,0 +1,109 @@
+"""Values of level of detail: what is asked, what one look gave, what was chosen.
+
+takes   nothing; these are values
+gives   the shapes the rooms of `lod` exchange with each other and with the engine
+never   imports torch; imports anything of ours
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Detail = Literal["auto", "low", "medium", "high"]
+Scorer = Literal["propositional", "perspectival", "participatory"]
+Grid = tuple[int, int]  # rows, columns of tokens
+Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in source pixels
+Map = NDArray[np.float32]  # [rows, columns] over the global view's tokens
+
+DETAILS: tuple[Detail, ...] = get_args(Detail)
+SCORERS: tuple[Scorer, ...] = get_args(Scorer)
+LADDER = (16, 64, 196, 400)  # tokens of a zoomed view; skipping a region costs none
+
+
+class LodParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of level of detail. `scorers`, `balance` and `gate` are for ablations."""
+
+    detail: Detail = "auto"
+    budget: int | None = None  # visual tokens of all pictures together, global views included
+    scorers: tuple[Scorer, ...] = SCORERS
+    balance: bool = True  # False: the scorers weigh the same, whatever the maps look like
+    gate: bool = True  # False: zoom even where the global view seems to suffice
+
+
+class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
+    """The views a checkpoint can be given. The defaults are for one that was never trained with views."""
+
+    global_tokens: tuple[int, int] = (144, 256)  # fewest and most tokens of a global view
+    zoom_tokens: tuple[int, ...] = LADDER
+    square: bool = False  # zoomed views are square; else as many tokens may also stand in a long row
+    most_views: int = 8  # zoomed views of one picture
+    unit: int = 32  # pixels along a token's side
+
+    def __post_init__(self) -> None:
+        least, most = self.global_tokens
+        if not 1 <= least <= most:
+            raise ValueError(
+                f"global_tokens is {self.global_tokens}; fewest and most, at least 1, are needed"
+            )
+        if any(tokens not in LADDER for tokens in self.zoom_tokens):
+            raise ValueError(f"zoom_tokens is {self.zoom_tokens}; the ladder has {LADDER}")
+        if self.most_views < 0 or self.unit < 1:
+            raise ValueError(
+                f"most_views is {self.most_views}, unit {self.unit}; at least 0 and 1 are needed"
+            )
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look at a picture gave. Maps are >= 0 and finite, of any scale; `lost` is 0..1."""
+
+    propositional: Map
+    perspectival: Map
+    participatory: Map
+    lost: Map  # how much of the local contrast the global view cannot show
+    strength: float = 0.0  # log of the summed raw participatory scores: compares pictures of one request
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture that was looked at."""
+
+    look: Look
+    size: tuple[int, int]  # width, height of the source in pixels
+    frame: Grid  # what the plain processor would give it
+    grid: Grid  # of the global view; equal to `frame` where it is seen in full and never zoomed
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A zoomed view to be made."""
+
+    box: Box
+    grid: Grid
+    score: float  # share of the picture's relevance that lies in it
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """What balancing came to. Tensions run from 0 (first word) to 1 (second word)."""
+
+    particularise: float = 0.5  # compress .. particularise
+    explore: float = 0.5  # exploit .. explore
+    diversify: float = 0.5  # focus .. diversify
+    scorers: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)  # in the order of SCORERS, summing to 1
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The zoomed views of one picture."""
+
+    regions: tuple[Region, ...] = ()  # in reading order
+    gated: str | None = None  # why there are none, where the gate decided so
+    weights: Weights = Weights()
+    relevance: Map  # what was allocated by; sums to 1, or is all zero
+
+    @property
+    def spent(self) -> int:
+        """Tokens of the zoomed views; the global view is not in it."""
+        return sum(region.tokens for region in self.regions)

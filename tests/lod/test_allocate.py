@@ -1,0 +1,134 @@
+"""Allocation keeps its promises for any relevance, size and budget."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.lod.allocate import Field, allocate
+from saccade.lod.values import LADDER, Map, Region, ViewRule
+
+sizes = st.integers(1, 3000)
+rules = st.builds(
+    ViewRule,
+    zoom_tokens=st.lists(st.sampled_from(LADDER), unique=True).map(lambda some: tuple(sorted(some))),
+    square=st.booleans(),
+)
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> Field:
+    cells = draw(st.tuples(st.integers(1, 14), st.integers(1, 14)))
+    # few distinct values, so that ties are common
+    values = draw(st.lists(st.sampled_from([0.0, 0.01, 0.02, 0.3]), min_size=cells[0] * cells[1]))
+    relevance = np.array(values[: cells[0] * cells[1]], np.float32).reshape(cells)
+    frame = draw(st.tuples(st.integers(1, 60), st.integers(1, 60)))
+    size = draw(st.tuples(sizes, sizes))
+    return Field(relevance, size, frame, draw(st.sampled_from([0.8, 1.0, 1.4])), draw(st.integers(0, 5)))
+
+
+budgets = st.integers(-10, 2000)
+prices = st.sampled_from([0.0, 1e-4, 1e-3, 1e-2])
+
+
+@given(st.lists(fields(), max_size=3), budgets, rules, prices)
+@settings(max_examples=150, deadline=None)
+def test_windows_fit_the_budget_the_picture_and_the_ladder(
+    many: list[Field], budget: int, rule: ViewRule, price: float
+) -> None:
+    chosen = allocate(many, budget, rule, price)
+    assert len(chosen) == len(many)
+    assert sum(region.tokens for some in chosen for region in some) <= max(0, budget)
+    for field, some in zip(many, chosen, strict=True):
+        assert len(some) <= field.most
+        for region in some:
+            x0, y0, x1, y1 = region.box
+            assert 0 <= x0 < x1 <= field.size[0]
+            assert 0 <= y0 < y1 <= field.size[1]
+            assert 1 <= region.tokens <= max(rule.zoom_tokens)
+            assert region.score > price * region.tokens * 0.999
+        assert sum(region.score for region in some) <= float(field.relevance.sum()) + 1e-4
+
+
+def covered(field: Field, some: tuple[Region, ...]) -> Map:
+    """Cells whose centres lie in a window, one source pixel of rounding allowed."""
+    rows, columns = field.relevance.shape
+    y = (np.arange(rows) + 0.5) * field.size[1] / rows
+    x = (np.arange(columns) + 0.5) * field.size[0] / columns
+    inside = np.zeros((rows, columns), bool)
+    for x0, y0, x1, y1 in (region.box for region in some):
+        inside |= ((y >= y0 - 1) & (y <= y1 + 1))[:, None] & ((x >= x0 - 1) & (x <= x1 + 1))[None]
+    return inside.astype(np.float32)
+
+
+@given(fields(), budgets, rules, prices, st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_cell_that_gains_relevance_is_not_uncovered(
+    field: Field, budget: int, rule: ViewRule, price: float, data: st.DataObject
+) -> None:
+    row = data.draw(st.integers(0, field.relevance.shape[0] - 1))
+    column = data.draw(st.integers(0, field.relevance.shape[1] - 1))
+    before = allocate([field], budget, rule, price)[0]
+    more = field.relevance.copy()
+    more[row, column] += np.float32(data.draw(st.sampled_from([0.005, 0.1, 2.0])))
+    after = allocate([Field(more, field.size, field.frame, field.scale, field.most)], budget, rule, price)[0]
+    if strictly_covered(field, rule, before, row, column):
+        assert covered(field, after)[row, column]
+
+
+def strictly_covered(field: Field, rule: ViewRule, some: tuple[Region, ...], row: int, column: int) -> bool:
+    """Whether a cell counts as covered: its centre well inside a window."""
+    width, height = field.size
+    y = (row + 0.5) * height / field.relevance.shape[0]
+    x = (column + 0.5) * width / field.relevance.shape[1]
+    return any(x0 + 1 < x < x1 - 1 and y0 + 1 < y < y1 - 1 for x0, y0, x1, y1 in (r.box for r in some))
+
+
+@given(fields(), budgets, rules, prices)
+@settings(max_examples=50, deadline=None)
+def test_equal_input_gives_equal_windows_and_ties_fall_to_the_earlier_place(
+    field: Field, budget: int, rule: ViewRule, price: float
+) -> None:
+    assert allocate([field, field], budget, rule, price) == allocate([field, field], budget, rule, price)
+    flat = Field(np.full_like(field.relevance, 0.25), (1920, 1920), (60, 60), 1.0, 1)
+    for region in allocate([flat], budget, ViewRule(zoom_tokens=(16,), square=True), 0.0)[0]:
+        assert (
+            region.box[:2]
+            == allocate([flat], 16, ViewRule(zoom_tokens=(16,), square=True), 0.0)[0][0].box[:2]
+        )
+        assert max(region.box[0], region.box[1]) <= 1920 / min(flat.relevance.shape) / 2
+
+
+def test_spread_evidence_is_seen_in_one_larger_window_and_a_point_in_a_small_one() -> None:
+    rule = ViewRule(zoom_tokens=(16, 64, 196), square=True)
+    point = np.zeros((14, 14), np.float32)
+    point[5, 5] = 1.0
+    assert [r.grid for r in allocate([Field(point, (896, 896), (28, 28))], 400, rule, 1e-3)[0]] == [(4, 4)]
+    wide = np.zeros((14, 14), np.float32)
+    wide[4:10, 4:10] = 1 / 36
+    assert [r.grid for r in allocate([Field(wide, (896, 896), (28, 28))], 400, rule, 1e-3)[0]] == [(14, 14)]
+
+
+def test_a_row_is_seen_in_a_long_window_where_the_checkpoint_takes_them() -> None:
+    row = np.zeros((14, 14), np.float32)
+    row[6, 2:10] = 1 / 8
+    field = Field(row, (896, 896), (28, 28))
+    assert [r.grid for r in allocate([field], 64, ViewRule(), 1e-3)[0]] == [(4, 16)]
+    assert [r.grid for r in allocate([field], 64, ViewRule(square=True), 1e-3)[0]] == [(8, 8)]
+
+
+def test_the_picture_that_matters_more_gets_the_tokens() -> None:
+    one = np.full((4, 4), 0.01, np.float32)
+    two = np.full((4, 4), 0.05, np.float32)
+    many = [Field(one, (512, 512), (16, 16)), Field(two, (512, 512), (16, 16))]
+    first, second = allocate(many, 16, ViewRule(zoom_tokens=(16,)), 0.0)
+    assert not first
+    assert len(second) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+def test_relevance_that_is_no_number_is_refused(bad: float) -> None:
+    values = np.ones((2, 2), np.float32)
+    values[0, 1] = bad
+    with pytest.raises(ValueError, match="finite"):
+        allocate([Field(values, (64, 64), (2, 2))], 16, ViewRule(), 0.0)

@@ -1,0 +1,166 @@
+"""The whole decision: looks in, views out, never above the budget."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.lod.choose import choose
+from saccade.lod.glance import divide, glance, shrink
+from saccade.lod.values import (
+    DETAILS,
+    SCORERS,
+    Choice,
+    Grid,
+    LodParams,
+    Look,
+    Map,
+    Picture,
+    ViewRule,
+)
+
+EMBEDDED = ViewRule(global_tokens=(80, 256), zoom_tokens=(16, 64, 196), square=True, most_views=2)
+grids = st.tuples(st.integers(1, 64), st.integers(1, 64))
+params = st.builds(
+    LodParams,
+    detail=st.sampled_from(DETAILS),
+    budget=st.none() | st.integers(20, 3000),
+    scorers=st.lists(st.sampled_from(SCORERS), unique=True).map(tuple),
+    balance=st.booleans(),
+    gate=st.booleans(),
+)
+
+
+def look(grid: Grid, seed: int, strength: float = 0.0) -> Look:
+    rng = np.random.default_rng(seed)
+
+    def values() -> Map:
+        kind = rng.integers(3)
+        if kind == 0:
+            return np.zeros(grid, np.float32)
+        return (rng.random(grid) ** (1 if kind == 1 else 12)).astype(np.float32)
+
+    return Look(
+        propositional=values(),
+        perspectival=values(),
+        participatory=values(),
+        lost=rng.random(grid).astype(np.float32),
+        strength=strength,
+    )
+
+
+@given(
+    st.lists(grids, min_size=1, max_size=20),
+    params,
+    st.sampled_from([EMBEDDED, ViewRule()]),
+    st.integers(0, 99),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_request_never_costs_more_than_its_budget(
+    frames: list[Grid], asked: LodParams, rule: ViewRule, seed: int
+) -> None:
+    first = glance(frames, asked, rule)
+    if asked.budget is not None:
+        assert first.budget <= asked.budget
+    looked = sum(rows * columns for rows, columns in first.grids)
+    assert looked <= first.budget
+    for frame, grid in zip(frames, first.grids, strict=True):
+        assert grid[0] <= frame[0]
+        assert grid[1] <= frame[1]
+        assert min(grid) >= 1
+    pictures = [
+        Picture(look=look(grid, seed + i, i % 3), size=(frame[1] * 32, frame[0] * 32), frame=frame, grid=grid)
+        for i, (frame, grid) in enumerate(zip(frames, first.grids, strict=True))
+    ]
+    chosen = choose(pictures, first.budget, asked, rule)
+    assert looked + sum(choice.spent for choice in chosen) <= first.budget
+    for picture, choice in zip(pictures, chosen, strict=True):
+        assert len(choice.regions) <= rule.most_views
+        assert abs(sum(choice.weights.scorers) - 1) < 1e-6 or not choice.relevance.any()
+        assert choice.gated is None or not choice.regions
+        if picture.grid == picture.frame:
+            assert not choice.regions
+
+
+@pytest.mark.parametrize("size", [(1, 1), (10, 2000), (2000, 10), (8000, 40), (3, 600)])
+def test_odd_pictures_are_chosen_in_without_harm(size: tuple[int, int]) -> None:
+    width, height = size
+    frame = (max(1, round(height / 32)), max(1, round(width / 32)))
+    for budget in (1, 17, 80, 5000):
+        asked = LodParams(budget=budget, gate=False)
+        first = glance([frame], asked, ViewRule())
+        picture = Picture(look=look(first.grids[0], 1), size=size, frame=frame, grid=first.grids[0])
+        (choice,) = choose([picture], first.budget, asked, ViewRule())
+        for x0, y0, x1, y1 in (region.box for region in choice.regions):
+            assert 0 <= x0 < x1 <= width
+            assert 0 <= y0 < y1 <= height
+
+
+def peaked(grid: Grid, lost: float) -> Look:
+    flat = np.full(grid, 0.1, np.float32)
+    point = np.zeros(grid, np.float32)
+    point[grid[0] // 2, grid[1] // 2] = 1.0
+    return Look(
+        propositional=flat, perspectival=flat, participatory=point, lost=np.full(grid, lost, np.float32)
+    )
+
+
+def chosen(lost: float, asked: LodParams) -> Choice:
+    picture = Picture(look=peaked((12, 12), lost), size=(1024, 1024), frame=(32, 32), grid=(12, 12))
+    return choose([picture], 400, asked, EMBEDDED)[0]
+
+
+def test_the_gate_closes_when_nothing_is_lost_where_the_question_looks() -> None:
+    assert chosen(0.0, LodParams()).gated
+    assert not chosen(0.0, LodParams()).regions
+    assert chosen(0.9, LodParams()).regions
+    assert chosen(0.9, LodParams()).gated is None
+    assert chosen(0.0, LodParams(gate=False)).regions
+
+
+def test_the_zoom_is_where_the_question_looks() -> None:
+    (region, *_) = chosen(0.9, LodParams(balance=True)).regions
+    x0, y0, x1, y1 = region.box
+    assert x0 <= 6.5 / 12 * 1024 <= x1
+    assert y0 <= 6.5 / 12 * 1024 <= y1
+
+
+def test_a_lone_scorer_has_all_the_weight_and_none_chooses_nothing() -> None:
+    assert chosen(0.9, LodParams(scorers=("perspectival",))).weights.scorers == (0.0, 1.0, 0.0)
+    assert chosen(0.9, LodParams(scorers=())).gated
+
+
+def test_plain_detail_is_the_plain_grid_and_small_pictures_are_never_shrunk() -> None:
+    assert glance([(40, 50)], LodParams(detail="high"), EMBEDDED).grids == ((40, 50),)
+    assert glance([(7, 9)], LodParams(detail="medium"), EMBEDDED).grids == ((7, 9),)
+    assert glance([(40, 50)], LodParams(budget=10**6), EMBEDDED).grids == ((40, 50),)
+
+
+def test_medium_is_about_a_quarter_and_low_has_nothing_left_to_zoom() -> None:
+    assert glance([(40, 50)], LodParams(detail="medium"), EMBEDDED).budget == 500
+    low = glance([(40, 50)], LodParams(detail="low"), EMBEDDED)
+    assert low.budget == 256
+    assert 240 <= low.grids[0][0] * low.grids[0][1] <= 256
+
+
+def test_fewer_tokens_than_pictures_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 for 3"):
+        glance([(9, 9)] * 3, LodParams(budget=2), ViewRule())
+
+
+@given(st.integers(1, 5000), st.lists(st.integers(1, 900), min_size=1, max_size=25))
+def test_a_divided_budget_is_kept_and_nobody_goes_without(budget: int, full: list[int]) -> None:
+    parts = divide(max(budget, len(full)), full)
+    assert sum(parts) <= max(budget, len(full))
+    assert min(parts) >= 1
+    assert all(part <= tokens for part, tokens in zip(parts, full, strict=True))
+
+
+@given(grids, st.integers(1, 600))
+def test_a_shrunk_grid_keeps_its_shape_within_its_tokens(frame: Grid, tokens: int) -> None:
+    rows, columns = shrink(frame, tokens)
+    assert rows * columns <= max(tokens, 1)
+    assert rows <= frame[0]
+    assert columns <= frame[1]
+    if frame[0] == frame[1] and tokens >= 4:
+        assert abs(rows - columns) <= 1
