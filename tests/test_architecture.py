@@ -64,7 +64,13 @@ MAY_IMPORT = {
     "saccade.request": (),
     "saccade.plan": ("saccade.request",),
     "saccade.lod": ("saccade.lod", "saccade.errors"),
-    "saccade.cache": ("saccade.cache", "saccade.errors", "saccade.plan", "saccade.request"),
+    "saccade.cache": (
+        "saccade.cache",
+        "saccade.errors",
+        "saccade.kernels.compact",
+        "saccade.plan",
+        "saccade.request",
+    ),
     "saccade.models": (
         "saccade.models",
         "saccade.kernels",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from saccade.cache.pages import KVShape, Paged, Pages
+from saccade.kernels.compact import FORMATS
 
 SHAPE = KVShape(layers=3, kv_heads=2, head_dim=4)
 
@@ -34,6 +35,47 @@ def test_copying_nothing_is_allowed_and_uneven_pairs_are_not() -> None:
     pages.copy_blocks(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"\(2,\) sources with \(1,\) targets"):
         pages.copy_blocks(torch.tensor([0, 1]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=str)
+@pytest.mark.parametrize("compact", [3, 7])
+def test_compact_pages_take_the_bytes_they_announce_and_a_spare_block_of_each_kind(
+    form: torch.dtype, compact: int
+) -> None:
+    pages = Pages.allocate(SHAPE, 7, 16, torch.bfloat16, "cpu", compact, form)
+    assert (pages.shape, pages.blocks, pages.block_size, pages.border) == (SHAPE, 7, 16, 7 - compact)
+    plain = Pages.bytes_per_block(SHAPE, 16, torch.bfloat16)
+    small = Pages.bytes_per_block(SHAPE, 16, form)
+    assert small == 2 * 3 * 16 * 2 * (4 + 4)
+    spare = 1 if compact < 7 else 0
+    assert pages.nbytes == (7 - compact + spare) * plain + (compact + spare) * small
+
+
+def test_every_byte_of_a_block_is_copied_whatever_its_kind() -> None:
+    pages = Pages.allocate(SHAPE, 8, 2, torch.float32, "cpu", 4, torch.float8_e4m3fn)
+    tensors = [tensor for part in pages.parts() for tensor in part.tensors]
+    assert len(tensors) == 6
+    for tensor in tensors:
+        tensor.copy_(torch.randint(1, 100, tensor.shape))
+    before = [tensor.clone() for tensor in tensors]
+    pairs, plain = pages.in_order([(5, 7), (0, 3), (6, 4)])
+    assert (pairs, plain) == ([(0, 3), (5, 7), (6, 4)], 1)
+    sources, targets = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    pages.copy_blocks(sources, targets, plain)
+    for tensor, old in zip(tensors[:2], before[:2], strict=True):
+        assert torch.equal(tensor[:, 3], old[:, 0])
+        assert torch.equal(tensor[:, [0, 1, 2, 4]], old[:, [0, 1, 2, 4]])
+    for tensor, old in zip(tensors[2:], before[2:], strict=True):
+        assert torch.equal(tensor[:, [3, 0]], old[:, [1, 2]])
+        assert torch.equal(tensor[:, [1, 2, 4]], old[:, [1, 2, 4]])
+
+
+def test_a_block_is_never_copied_into_one_of_the_other_kind() -> None:
+    pages = Pages.allocate(SHAPE, 4, 2, torch.float32, "cpu", 2, torch.int8)
+    with pytest.raises(ValueError, match="between plain and compact"):
+        pages.in_order([(0, 3)])
+    with pytest.raises(ValueError, match="two kinds"):
+        pages.copy_blocks(torch.tensor([0]), torch.tensor([1]))
 
 
 def test_no_pages_are_refused() -> None:

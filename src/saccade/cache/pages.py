@@ -2,15 +2,18 @@
 
 takes   a shape, a number of blocks and a device; block numbers from the pool's owner
 gives   `Pages` (the storage) and `Paged` (what one step's rows read and write of it)
-owns    the two tensors
+owns    their tensors
 never   decides which block belongs to whom; that is `cache.blocks`
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from saccade.kernels.compact import LARGEST, SCALE_BYTES, Compact
 
 
 class KVShape(NamedTuple):
@@ -21,28 +24,67 @@ class KVShape(NamedTuple):
     head_dim: int
 
 
+class Part(NamedTuple):
+    """Tensors that hold something of the blocks first .. first + blocks: block b is at [:, b - first]."""
+
+    first: int
+    blocks: int
+    tensors: tuple[Tensor, ...]  # [layers, at least `blocks`, ...] each
+
+
 @dataclass(frozen=True)
 class Pages:
-    """K and V of all layers, [layers, blocks, block_size, kv_heads, head_dim] each."""
+    """K and V of all layers, [layers, blocks, block_size, kv_heads, head_dim] each.
+
+    The blocks from `compact.first` on, where there is a `compact`, are in 8 bits and in tensors of their own
+    (kernels/compact.py); beside plain ones both kinds have a spare block behind their last.
+    """
 
     k: Tensor
     v: Tensor
+    compact: Compact | None = None
 
     @classmethod
     def allocate(
-        cls, shape: KVShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+        cls,
+        shape: KVShape,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        compact_blocks: int = 0,  # of them, the last ones
+        compact_dtype: torch.dtype | None = None,
     ) -> "Pages":
         if blocks < 1 or block_size < 1:
             raise ValueError(f"pages need at least one block of one token, not {blocks} of {block_size}")
-        full = (shape.layers, blocks, block_size, shape.kv_heads, shape.head_dim)
+        if not 0 <= compact_blocks <= blocks or bool(compact_blocks) != (compact_dtype is not None):
+            raise ValueError(f"{compact_blocks} of {blocks} blocks are to be compact, in {compact_dtype}")
+
         # Zeros, not empty: a padded read may touch a slot nobody wrote, and 0 * NaN is NaN.
-        return cls(
-            torch.zeros(full, dtype=dtype, device=device), torch.zeros(full, dtype=dtype, device=device)
+        def zeros(blocks: int, dtype: torch.dtype, *inner: int) -> Tensor:
+            return torch.zeros(shape.layers, blocks, *inner, dtype=dtype, device=device)
+
+        plain = blocks - compact_blocks
+        spare = 1 if plain and compact_blocks else 0
+        inner = (block_size, shape.kv_heads, shape.head_dim)
+        k, v = (zeros(plain + spare, dtype, *inner) for _ in "kv")
+        if compact_dtype is None:
+            return cls(k, v)
+        small = compact_blocks + spare
+        compact = Compact(
+            zeros(small, compact_dtype, *inner),
+            zeros(small, compact_dtype, *inner),
+            zeros(small, torch.float32, shape.kv_heads, block_size),
+            zeros(small, torch.float32, shape.kv_heads, block_size),
+            plain,
         )
+        return cls(k, v, compact)
 
     @staticmethod
     def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
-        return 2 * shape.layers * block_size * shape.kv_heads * shape.head_dim * dtype.itemsize
+        """Of a plain block, or of a compact one where `dtype` is an 8-bit one: its scales are counted."""
+        vector = shape.head_dim * dtype.itemsize + (SCALE_BYTES if dtype in LARGEST else 0)
+        return 2 * shape.layers * block_size * shape.kv_heads * vector
 
     @property
     def shape(self) -> KVShape:
@@ -50,7 +92,15 @@ class Pages:
 
     @property
     def blocks(self) -> int:
-        return self.k.shape[1]
+        if self.compact is None:
+            return self.k.shape[1]
+        small = self.compact.k.shape[1]
+        return self.compact.first + small - (1 if self.compact.first else 0)
+
+    @property
+    def border(self) -> int:
+        """The blocks below are plain, those from it on compact."""
+        return self.blocks if self.compact is None else self.compact.first
 
     @property
     def block_size(self) -> int:
@@ -58,18 +108,49 @@ class Pages:
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return sum(tensor.nbytes for part in self.parts() for tensor in part.tensors)
 
-    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole blocks in every layer: [n] int64 each. Sources are read before targets are written."""
+    def layer(self, index: int) -> Compact | None:
+        """The compact blocks of one layer."""
+        return None if self.compact is None else self.compact.layer(index)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Everything a block consists of: copying it, or moving it elsewhere, means all tensors of every part
+        whose blocks it is among."""
+        if self.compact is None:
+            return (Part(0, self.blocks, (self.k, self.v)),)
+        k, v, *scales, first = self.compact
+        # As bytes: not every device can index 8-bit floats.
+        small = Part(first, self.blocks - first, (k.view(torch.uint8), v.view(torch.uint8), *scales))
+        return (Part(0, first, (self.k, self.v)), small) if first else (small,)
+
+    def in_order(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
+        """(source, target) pairs of blocks, those of plain blocks first; and how many these are."""
+        border = self.border
+        if any((source < border) != (target < border) for source, target in pairs):
+            raise ValueError(f"a block is to be copied between plain and compact ones: {pairs}")
+        ordered = sorted(pairs, key=lambda pair: pair[1] >= border)
+        return ordered, sum(target < border for _, target in pairs)
+
+    def copy_blocks(self, sources: Tensor, targets: Tensor, plain: int | None = None) -> None:
+        """Copy whole blocks in every layer: [n] int64 each. Sources are read before targets are written. The
+        first `plain` pairs are of plain blocks, the others of compact ones, as `in_order` puts them."""
         if sources.shape != targets.shape or sources.dim() != 1:
             raise ValueError(
                 f"copy_blocks pairs {tuple(sources.shape)} sources with {tuple(targets.shape)} targets"
             )
-        if sources.numel() == 0:
-            return
-        for tensor in (self.k, self.v):
-            tensor.index_copy_(1, targets, tensor.index_select(1, sources))
+        if plain is None:
+            if 0 < self.border < self.blocks:
+                raise ValueError("blocks are of two kinds here: say how many of the pairs are of plain ones")
+            plain = len(sources) if self.border else 0
+        for part in self.parts():
+            begin = plain if part.first else 0
+            end = plain if part.first + part.blocks <= self.border else len(sources)
+            if begin == end:
+                continue
+            read, write = sources[begin:end] - part.first, targets[begin:end] - part.first
+            for tensor in part.tensors:
+                tensor.index_copy_(1, write, tensor.index_select(1, read))
 
 
 @dataclass(frozen=True)

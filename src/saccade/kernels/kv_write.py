@@ -3,8 +3,12 @@
 import torch
 from torch import Tensor
 
+from saccade.kernels.compact import Compact, check_compact, compact_write
 
-def kv_write(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+
+def kv_write(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, compact: Compact | None = None
+) -> None:
     """Write k, v [T, kv_heads, head_dim] at flat slots [T] of one layer's pages.
 
     Pages are [blocks, block_size, kv_heads, head_dim], contiguous; slot = block * block_size + offset.
@@ -19,9 +23,18 @@ def kv_write(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
         raise ValueError("kv_write needs contiguous pages: a slot is an offset into them")
     if slots.shape != k.shape[:1] or slots.dtype != torch.int64:
         raise ValueError(f"kv_write of {k.shape[0]} tokens with slots {tuple(slots.shape)} of {slots.dtype}")
-    kv_write_reference(k, v, k_pages, v_pages, slots)
+    if compact is not None:
+        check_compact(compact, k_pages)
+    kv_write_reference(k, v, k_pages, v_pages, slots, compact)
 
 
-def kv_write_reference(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+def kv_write_reference(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, compact: Compact | None = None
+) -> None:
+    if compact is not None:
+        compact_write(k, v, compact, slots)
+        if not compact.first:
+            return
+        slots = slots.clamp(max=compact.first * k_pages.shape[1])  # the others' go to the spare one
     k_pages.flatten(0, 1).index_copy_(0, slots, k.to(k_pages.dtype))
     v_pages.flatten(0, 1).index_copy_(0, slots, v.to(v_pages.dtype))

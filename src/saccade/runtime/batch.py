@@ -68,14 +68,15 @@ class Batch:
         """Apply the plan's table changes and block copies, and lay out its rows."""
         upload = Upload()
         table = upload.add([number for entry in plan.table for number in entry])
-        copies = upload.add([block for pair in plan.copies for block in pair])
+        ordered, plain = self._pages.in_order(plan.copies)
+        copies = upload.add([block for pair in ordered for block in pair])
         host = _HostInputs(plan.rows)
         pieces = {name: upload.add(values) for name, values in host.arrays().items()}
         packed = upload.send(self._device)
         self._change_tables(packed[table].view(-1, 3).long())
         if plan.copies:
             pairs = packed[copies].view(-1, 2).long()
-            self._pages.copy_blocks(pairs[:, 0], pairs[:, 1])
+            self._pages.copy_blocks(pairs[:, 0], pairs[:, 1], plain)
         return self._inputs(host, {name: packed[piece] for name, piece in pieces.items()})
 
     def remember(self, rows: Tensor, tokens: Tensor) -> None:
