@@ -24,6 +24,7 @@ COUNTERS = {
     ("saccade_tokens_total", "generated"): "generated_tokens",
     ("saccade_prefix_cache_queried_tokens_total", None): "prefix_queried_tokens",
     ("saccade_prefix_cache_hit_tokens_total", None): "prefix_hit_tokens",
+    ("saccade_prefix_cache_copied_tokens_total", None): "prefix_copied_tokens",
     ("saccade_feature_cache_hits_total", None): "feature_hits",
     ("saccade_feature_cache_misses_total", None): "feature_misses",
     ("saccade_preemptions_total", None): "preemptions",

@@ -38,6 +38,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of those, found
+    prefix_copied_tokens: int = 0  # of those found, the ones in a block that is shared only in part: copied
     feature_hits: int = 0
     feature_misses: int = 0
     preemptions: int = 0
@@ -115,6 +116,7 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     for name, text, total in (
         ("prefix_cache_queried_tokens", "Prompt tokens looked up.", stats.prefix_queried_tokens),
         ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens),
+        ("prefix_cache_copied_tokens", "Of those, inside a copied block.", stats.prefix_copied_tokens),
         ("feature_cache_hits", "Views whose features were kept from before.", stats.feature_hits),
         ("feature_cache_misses", "Views that had to be encoded.", stats.feature_misses),
         ("preemptions", "Times a request gave up its blocks to be computed again.", stats.preemptions),

@@ -56,6 +56,14 @@ def found(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes = b""
     return cache.match(chain)
 
 
+def next_part(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes = b"") -> tuple[int, int]:
+    """The block that holds most of what follows the whole blocks found, and how much; nothing is (0, 0)."""
+    chain = cache.chain(salt, spans)
+    chain.grow(tokens)
+    part = cache.partial(chain, len(cache.match(chain)), tokens)
+    return (part.block, part.tokens) if part else (0, 0)
+
+
 # Keys
 
 
@@ -124,6 +132,80 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert found(cache, TEXT[1:]) == []
     assert found(cache, TEXT, salt=b"other") == []
     assert found(cache, TEXT, span(4, 1)) == blocks[:1]
+
+
+def test_inside_the_next_block_the_longest_agreement_is_found() -> None:
+    pool = BlockPool(8)
+    cache = PrefixCache(pool, 4)
+    blocks = filled(cache, pool, TEXT)
+    other = filled(cache, pool, [*TEXT[:6], 7, 7])[1]
+    assert next_part(cache, [*TEXT[:7], 99]) == (blocks[1], 3)
+    assert next_part(cache, [*TEXT[:6], 7, 99, 99]) == (other, 3)
+    assert next_part(cache, TEXT[:6])[1] == 2  # fewer tokens than a block
+    assert next_part(cache, [*TEXT[:4], 99]) == (0, 0)
+    assert next_part(cache, TEXT) == (0, 0)  # nothing follows
+    assert next_part(cache, [*TEXT[:7], 99], salt=b"other") == (0, 0)
+
+
+def test_inside_a_picture_only_the_same_place_of_the_same_picture_agrees() -> None:
+    pool = BlockPool(8)
+    cache = PrefixCache(pool, 8)
+    tokens = [1, 2, 0, 0, 0, 0, 5, 6]
+    (block,) = filled(cache, pool, tokens, span(2, 1))
+    assert next_part(cache, [*tokens[:6], 9, 9], span(2, 1)) == (block, 6)
+    assert next_part(cache, tokens, span(2, 2)) == (block, 2)  # another picture
+    assert next_part(cache, tokens) == (block, 2)  # its placeholders typed as text
+    assert next_part(cache, [1, 2, *[0] * 6], span(2, 1, 6)) == (block, 2)  # a larger one of the same content
+    assert next_part(cache, [1, 0, 0, 0, 0, 5, 6, 7], span(1, 1)) == (block, 1)  # a place further to the left
+
+
+@st.composite
+def written(draw: st.DrawFn) -> tuple[list[int], list[Span]]:
+    """Texts over two words and pictures of two contents and sizes: beginnings agree often."""
+    tokens: list[int] = []
+    spans: list[Span] = []
+    for piece in draw(st.lists(st.sampled_from([(1,), (1,), (2,), (1, 2), (2, 3), (1, 3)]), max_size=9)):
+        if len(piece) == 1:
+            tokens.append(piece[0])
+        else:
+            spans.append(span(len(tokens), *piece))
+            tokens += [0] * piece[1]
+    return tokens, spans
+
+
+@given(known=st.lists(written(), max_size=8), asked=written(), size=st.sampled_from([1, 2, 3, 5]))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_what_is_found_in_part_is_the_most_there_is(
+    known: list[tuple[list[int], list[Span]]], asked: tuple[list[int], list[Span]], size: int
+) -> None:
+    pool = BlockPool(200)
+    cache = PrefixCache(pool, size)
+    inside: dict[int, list[object]] = {}  # what each block stands for, and all before it
+    for tokens, spans in known:
+        for index, block in enumerate(filled(cache, pool, tokens, *spans)):
+            inside[block] = meanings(tokens, spans)[: (index + 1) * size]
+    wanted = meanings(*asked)
+    whole = len(found(cache, asked[0], *asked[1])) * size
+    block, count = next_part(cache, asked[0], *asked[1])
+    best = 0
+    for content in inside.values():
+        if len(content) == whole + size and content[:whole] == wanted[:whole]:
+            best = max(best, agreement(content[whole:], wanted[whole:]))
+    assert count == best
+    assert not count or inside[block][: whole + count] == wanted[: whole + count]
+
+
+def meanings(tokens: list[int], spans: list[Span]) -> list[object]:
+    """Of each token: its id, or which place of which view."""
+    meant: list[object] = list(tokens)
+    for one in spans:
+        meant[one.start : one.stop] = [(one.key, offset) for offset in range(one.view.tokens)]
+    return meant
+
+
+def agreement(one: list[object], other: list[object]) -> int:
+    both = list(zip(one, other, strict=False))
+    return next((index for index, (a, b) in enumerate(both) if a != b), len(both))
 
 
 def test_equal_content_keeps_the_block_that_was_there() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -64,6 +65,14 @@ class Bench:
         if id(question) not in self.known:
             self.known[id(question)] = self.oracle.greedy(self.request(question), question.pictures)
         return self.known[id(question)]
+
+    def continued(self, request: Request, tokens: Sequence[int]) -> Request:
+        """The same beginning, and more behind it."""
+        name = f"q{next(self.numbers)}"
+        return msgspec.structs.replace(request, id=name, prompt=(*request.prompt, *tokens))
+
+    def answer(self, engine: Engine, request: Request) -> list[int]:
+        return run(engine, [request])[request.id, 0]
 
     def check(self, engine: Engine, questions: Sequence[Question], **params: Any) -> None:
         """All questions at once; every choice of every answer must be the oracle's."""

@@ -54,7 +54,7 @@ def test_a_long_prompt_leaves_the_next_token_also_to_those_who_came_later() -> N
 def test_the_oldest_moves_even_if_the_budget_is_one_token() -> None:
     engine = Engine(limits=small_limits(max_step_tokens=1))
     engine.add(question("a", [2, 3, 4], max_tokens=3, **ENDLESS))
-    engine.add(question("b", [2, 4, 4], max_tokens=3, **ENDLESS))
+    engine.add(question("b", [3, 4, 4], max_tokens=3, **ENDLESS))
     engine.run()
     assert [plan.rows[0].sequence for plan in engine.plans] == [0] * 5 + [1] * 5
 
@@ -256,16 +256,51 @@ def test_a_block_is_not_found_before_the_result_of_the_step_that_fills_it() -> N
 # The prefix cache
 
 
-def test_a_shared_beginning_is_computed_once_up_to_the_last_full_block() -> None:
+def test_a_shared_beginning_is_computed_once_to_the_token() -> None:
     engine = Engine()
     engine.add(question("a", TEXT, max_tokens=1))
     engine.run()
-    engine.add(question("b", [*TEXT[:14], 8, 8, 8], max_tokens=1))
+    request = question("b", [*TEXT[:14], 8, 8, 8], max_tokens=1)
+    engine.add(request)
     engine.run()
-    assert engine.cached("b") == 12
-    assert rows(engine.plans[-1]) == [(1, 12, 5)]
+    assert engine.cached("b") == 14
+    assert rows(engine.plans[-1]) == [(1, 14, 3)]
+    assert len(engine.plans[-1].copies) == 1  # the fourth block, of which two tokens agree
+    assert engine.tokens("b") == answer_alone(request, 0, engine.limits)
     stats = engine.scheduler.stats()
-    assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (37, 12)
+    assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (37, 14)
+    assert stats.prefix_copied_tokens == 2
+
+
+def test_too_few_tokens_to_be_worth_a_copy_are_computed() -> None:
+    engine = Engine(limits=small_limits(copy_tokens=3))
+    engine.add(question("a", TEXT, max_tokens=1))
+    engine.run()
+    for name, shared, spared in (("two", 14, 12), ("three", 15, 15)):
+        engine.add(question(name, [*TEXT[:shared], 8, 8, 8], max_tokens=1))
+        engine.run()
+        assert engine.cached(name) == spared
+
+
+def test_without_room_for_a_copy_a_block_shared_in_part_is_computed() -> None:
+    engine = Engine(blocks=5)
+    engine.add(question("a", TEXT, max_tokens=1))
+    engine.run()
+    engine.add(question("b", [*TEXT[:18], 8, 8], max_tokens=1))
+    assert rows(engine.step()) == [(1, 16, 4)]
+    engine.run()
+
+
+def test_another_question_about_a_picture_needs_no_features_of_it() -> None:
+    """The picture's last tokens share a block with the question: copied, they need not be computed."""
+    engine = Engine(feature_bytes=0, limits=small_limits(copy_tokens=4))
+    for name, words in (("a", [2, 3, 4, 5, 6, 7]), ("b", [3, 4, 5, 6, 7, 8])):
+        request = question(name, [8, IMAGE_ID, *words], (picture(1, 1, 2, 3),), max_tokens=3, **ENDLESS)
+        engine.add(request)
+        engine.run()
+        assert engine.tokens(name) == answer_alone(request, 0, engine.limits)
+    assert engine.cached("b") == 7
+    assert len(engine.device.encoded) == 1
 
 
 def test_when_everything_is_cached_the_last_token_is_computed_in_a_copy() -> None:
@@ -358,13 +393,13 @@ def test_a_chunk_may_end_in_the_middle_of_a_picture_which_is_encoded_once() -> N
     assert not engine.store.stats.entries  # nothing is kept beyond its use in a budget of 0
 
 
-def test_equal_prefixes_with_different_pictures_share_only_what_is_before_the_picture() -> None:
+def test_equal_prefixes_with_different_pictures_share_exactly_what_is_before_the_picture() -> None:
     engine = Engine()
     prompt = [*TEXT[:6], IMAGE_ID, *TEXT]
     for name, content in (("cat", 1), ("dog", 2), ("cat again", 1)):
         engine.add(question(name, prompt, (picture(content, 6, 2, 3),), max_tokens=1))
         engine.run()
-    assert [engine.cached(name) for name in ("cat", "dog", "cat again")] == [0, 4, 31]
+    assert [engine.cached(name) for name in ("cat", "dog", "cat again")] == [0, 6, 31]
     assert len(engine.device.encoded) == 2
 
 

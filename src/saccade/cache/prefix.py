@@ -1,18 +1,27 @@
 """The prefix cache: full blocks of computed KV, found again by what they were computed from.
 
 takes   chains of block keys (one per sequence), and blocks that have become full
-gives   the longest run of blocks that already holds a sequence's beginning
-owns    which key names which block
+gives   the longest run of blocks that already holds a sequence's beginning, and the block that holds most of
+        what comes next, to be copied
+owns    which key names which block, and which blocks follow which
 never   holds a block itself: it only knows those that sequences hold or the pool still keeps
 
 A block's key is a hash of everything its KV depends on: the tenant's salt, every token before it (through
 the key of the block before), its own tokens, and for each view that reaches into it the view's key and
 where in the view the block begins. Two pictures of equal size fill equal placeholder ids; only the view's
 key tells them apart.
+
+Where the run of whole blocks ends, the first tokens of some block that follows may still agree: its KV of
+those is a copy away (`partial`). That spares less than a block of tokens, but often a picture: the end of
+one shares a block with the question behind it, and who must compute that end needs the picture's features.
+
+Only full blocks are known. The last, half-filled block of an ended sequence could be kept the same way; it
+would hold eight tokens of sixteen on average, of which the next turn computes some more anyway, and take the
+place of a full block of somebody else. It is not worth its place.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,6 +43,7 @@ class Chain:
 
     def __init__(self, salt: bytes, spans: Sequence[Span], block_size: int) -> None:
         self.keys: list[bytes] = []
+        self.contents: list[bytes] = []  # of the same blocks, as `cells` writes them
         self._spans = spans
         self._block_size = block_size
         self._root = blake3(salt, derive_key_context="saccade prefix cache: root of a tenant").digest()
@@ -44,21 +54,53 @@ class Chain:
 
     def grow(self, tokens: Sequence[int]) -> None:
         """Add the keys of the blocks that `tokens`, all known tokens of the sequence, have filled."""
-        size = self._block_size
-        for index in range(len(self.keys), len(tokens) // size):
-            start = index * size
-            content = bytearray(array("i", tokens[start : start + size]).tobytes())
-            for span in overlapping(self._spans, start, start + size):
-                # A negative offset: the view begins inside this block.
-                content += len(span.key).to_bytes(8, "little") + span.key
-                content += (start - span.start).to_bytes(8, "little", signed=True)
+        for index in range(len(self.keys), len(tokens) // self._block_size):
+            content, _ = self.cells(tokens, index)
+            self.contents.append(content)
             self.keys.append(blake3(content, key=self.before(index)).digest())
+
+    def cells(self, tokens: Sequence[int], index: int) -> tuple[bytes, Sequence[int]]:
+        """What block `index` is computed from, token by token, and where in it each token ends.
+
+        A token is its id. The first of a view in the block is marked (a negative number) and followed by the
+        view's key and the place in the view; that says the same of those behind it. So two blocks agree in
+        their first tokens exactly if they agree in the bytes of those.
+        """
+        start = index * self._block_size
+        inside = tokens[start : start + self._block_size]
+        stop = start + len(inside)
+        spans = overlapping(self._spans, start, stop)
+        if not spans:
+            return array("i", inside).tobytes(), range(4, 4 * len(inside) + 1, 4)
+        first = {max(span.start, start): span for span in spans}
+        content, ends = bytearray(), []
+        for place, token in enumerate(inside, start):
+            span = first.get(place)
+            content += array("i", [token if span is None else -1 - token]).tobytes()
+            if span is not None:
+                content += len(span.key).to_bytes(8, "little") + span.key
+                content += (place - span.start).to_bytes(8, "little")
+            ends.append(len(content))
+        return bytes(content), ends
 
 
 class _Entry(NamedTuple):
     key: bytes
     parent: bytes
     root: bool  # nothing stands before it
+    content: bytes
+
+
+class Part(NamedTuple):
+    """A block whose first tokens are those looked for."""
+
+    block: int
+    tokens: int
+
+
+def _agreement(content: bytes, ends: Sequence[int], other: bytes) -> int:
+    """How many of the first tokens of `content`, which end at `ends`, are those of `other` too."""
+    return bisect_left(ends, True, key=lambda end: not other.startswith(content[:end]))
 
 
 class PrefixCache:
@@ -67,6 +109,9 @@ class PrefixCache:
         self._block_size = block_size
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
+        # By the key of the block before: what follows it, in order of content. In this order the block with
+        # the longest common beginning stands next to where the content looked for would stand.
+        self._following: dict[bytes, list[tuple[bytes, int]]] = {}
         pool.forget = self._forget
 
     def chain(self, salt: bytes, spans: Sequence[Span]) -> Chain:
@@ -83,6 +128,20 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def partial(self, chain: Chain, index: int, tokens: Sequence[int]) -> Part | None:
+        """The block that holds most first tokens of the chain's block `index`, which is not here itself.
+        `tokens` are all known ones of the sequence. The caller shares the block and copies it."""
+        following = self._following.get(chain.before(index))
+        if not following:
+            return None
+        content, ends = chain.cells(tokens, index)
+        place = bisect_left(following, (content,))
+        best = Part(0, 0)
+        for other, block in following[max(place - 1, 0) : place + 1]:
+            agree = _agreement(content, ends, other)
+            best = max(best, Part(block, agree), key=lambda part: part.tokens)
+        return best if best.tokens else None
+
     def seal(self, chain: Chain, index: int, block: int) -> int:
         """Register `block` as the content of the chain's block `index`; gives the block registered for it.
 
@@ -96,17 +155,28 @@ class PrefixCache:
             return known
         self._pool.seal(block)
         self._blocks[key] = block
-        self._entries[block] = _Entry(key, chain.before(index), root=index == 0)
+        entry = _Entry(key, chain.before(index), index == 0, chain.contents[index])
+        self._entries[block] = entry
+        insort(self._following.setdefault(entry.parent, []), (entry.content, block))
         return block
 
     def _forget(self, block: int) -> None:
-        del self._blocks[self._entries.pop(block).key]
+        entry = self._entries.pop(block)
+        del self._blocks[entry.key]
+        following = self._following[entry.parent]
+        del following[bisect_left(following, (entry.content, block))]
+        if not following:
+            del self._following[entry.parent]
 
     def check(self) -> None:
         """Raise unless keys and sealed blocks match one to one and no block outlives the one before it."""
         faults = []
         if {entry.key: block for block, entry in self._entries.items()} != self._blocks:
             faults.append("keys and blocks do not match one to one")
+        followers = sorted((e.parent, e.content, block) for block, e in self._entries.items())
+        listed = [(key, *one) for key, blocks in sorted(self._following.items()) for one in blocks]
+        if followers != listed:
+            faults.append("the blocks that follow each other are not listed in order")
         sealed = {block for block in range(self._pool.count) if self._pool.sealed(block)}
         if sealed != set(self._entries):
             faults.append("sealed blocks and registered ones differ")

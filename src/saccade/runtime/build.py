@@ -20,7 +20,7 @@ from saccade.runtime.runner import Runner
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
-from saccade.schedule.prior import CHIPS, CPU, coefficients
+from saccade.schedule.prior import CHIPS, CPU, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.vision.encode import Encoder
 from saccade.vision.store import FeatureStore
@@ -60,6 +60,8 @@ def _scheduler(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Scheduler:
+    network = read_network(checkpoint.config, dtype.itemsize)
+    chip = CHIPS.get(device.type, CPU)
     limits = Limits(
         max_rows=config.max_num_seqs,
         max_step_tokens=shares.step_tokens,
@@ -70,12 +72,11 @@ def _scheduler(
         max_queue_bytes=config.max_queue_bytes,
         seed=config.seed,
         itl_target=_itl_target(config, device),
+        copy_tokens=copy_tokens(network, chip, config.block_size),
     )
     pool = BlockPool(shares.blocks)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
-    network = read_network(checkpoint.config, dtype.itemsize)
-    cost = CostModel(coefficients(network, CHIPS.get(device.type, CPU)))
-    return Scheduler(limits, pool, prefix, store, cost)
+    return Scheduler(limits, pool, prefix, store, CostModel(coefficients(network, chip)))
 
 
 def _itl_target(config: EngineConfig, device: torch.device) -> float | None:

@@ -49,10 +49,7 @@ class Holdings:
         """Whether a view of it is neither among the features nor in the part its prefix would spare."""
         if not sequence.group.layout.spans:
             return False
-        shared = 0
-        if self._prefix is not None and sequence.chain is not None:
-            sequence.chain.grow(sequence.tokens)
-            shared = len(self._prefix.match(sequence.chain)) * self._size
+        _, shared = self._known(sequence)
         views = sequence.spans(shared, sequence.prompt_length)
         return not all(self._store.expects(span.key) for span in views)
 
@@ -71,17 +68,26 @@ class Holdings:
     def _head_start(self, sequence: Sequence) -> tuple[list[int], int]:
         """Blocks that hold its beginning, and how many of its tokens they spare. The last token is computed
         in any case: there would be nothing to sample from without it."""
-        blocks: list[int] = []
-        shared = 0
-        if self._prefix is not None and sequence.chain is not None:
-            sequence.chain.grow(sequence.tokens)
-            blocks = self._prefix.match(sequence.chain)
-            shared = len(blocks) * self._size
+        blocks, shared = self._known(sequence)
         donor = sequence.donor()
         if donor is not None and donor.prompt_length > shared:
             blocks, shared = donor.blocks, donor.prompt_length
         computed = min(shared, sequence.length - 1)
         return blocks[: self._limits.blocks_for(computed)], computed
+
+    def _known(self, sequence: Sequence) -> tuple[list[int], int]:
+        """The blocks of the prefix cache that hold its beginning, and how many of its tokens; the last block
+        may hold only some of those it stands for. A few tokens are sooner computed than copied, but not
+        those of a view, whose features they would need."""
+        if self._prefix is None or sequence.chain is None:
+            return [], 0
+        sequence.chain.grow(sequence.tokens)
+        blocks = self._prefix.match(sequence.chain)
+        shared = len(blocks) * self._size
+        part = self._prefix.partial(sequence.chain, len(blocks), sequence.tokens)
+        if part and (part.tokens >= self._limits.copy_tokens or sequence.spans(shared, shared + part.tokens)):
+            return [*blocks, part.block], shared + part.tokens
+        return blocks, shared
 
     def _share(self, sequence: Sequence, blocks: list[int], computed: int, owed: int) -> bool:
         for block in blocks:

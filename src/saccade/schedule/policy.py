@@ -43,6 +43,7 @@ class Limits:
     encode_share: float = (
         0.5  # of a step's tokens and time, for prompts with views to encode, when others wait
     )
+    copy_tokens: int = 1  # of a block: for fewer it is not copied, they are computed
     class_rows: float = 0.75  # share of the rows that one class may take while the other one waits
 
     def blocks_for(self, tokens: int) -> int:

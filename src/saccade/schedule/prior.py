@@ -9,6 +9,7 @@ matrices of a step of T tokens that is  max(W / B, 2 P T / F)  =  W / B + max(0,
 ridge = W F / (2 P B): W bytes of weights, P parameters, B bytes/s, F operations/s.
 """
 
+import math
 from dataclasses import dataclass
 
 from saccade.schedule.cost import Coefficients
@@ -78,6 +79,14 @@ def coefficients(network: Network, chip: Chip) -> Coefficients:
         patch_pair=ms * 4 * network.vision_depth * network.vision_hidden / chip.vision_attention,
         ridge=weights * chip.matrix / (2 * network.parameters * chip.bandwidth),
     )
+
+
+def copy_tokens(network: Network, chip: Chip, block_size: int) -> int:
+    """The fewest tokens whose computing, in a step full enough for that to matter, outlasts the copying of a
+    block; that reads and writes all of it."""
+    costs = coefficients(network, chip)
+    copy = 1e3 * 2 * block_size * network.kv_bytes / chip.bandwidth
+    return min(math.ceil(copy / (costs.token + costs.crowded)), block_size)
 
 
 # For a scheduler that is told of no model: a small one on a CPU, until steps are measured.

@@ -247,7 +247,8 @@ class Scheduler:
             return False
         self._places.enter(sequence)
         step.enter.append(sequence.enter())
-        self._totals.start(sequence, self._clock(), searched=self._prefix is not None)
+        searched, size = self._prefix is not None, self._limits.block_size
+        self._totals.start(sequence, self._clock(), size, searched=searched)
         self._holdings.copy_on_write(step, sequence)
         self._holdings.extend(sequence, sequence.length)
         step.run(sequence, sequence.next_row(tokens))

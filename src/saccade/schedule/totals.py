@@ -20,6 +20,7 @@ class Counters:
 
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_copied_tokens: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -52,7 +53,7 @@ class Totals(Counters):
     def gone(self, group: Group) -> None:
         self._unstarted.pop(group.request.id, None)
 
-    def start(self, sequence: Sequence, now: float, *, searched: bool) -> None:
+    def start(self, sequence: Sequence, now: float, block_size: int, *, searched: bool) -> None:
         """A sequence has a row; its request counts when it is the first of it."""
         group = sequence.group
         if group.started:
@@ -67,6 +68,7 @@ class Totals(Counters):
         if searched:
             self.prefix_queried_tokens += sequence.prompt_length
             self.prefix_hit_tokens += sequence.computed
+            self.prefix_copied_tokens += sequence.computed % block_size
 
     def sent(self, plan: StepPlan) -> None:
         self.steps += 1
