@@ -1,0 +1,123 @@
+"""The texture of a picture: 13 numbers per place that say what is there, without the model.
+
+takes   a picture on its device, uint8 [height, width, 3]
+gives   float32 [13, h, w] on the same device; h and w are the picture's, at most `LONGEST` along a side
+never   knows a question or a token grid; waits for the device
+
+    0-2   red, green, blue            0..1
+    3, 4  L*, a* of CIELAB            / 100
+    5-7   Sobel of L*: x, y, length   per pixel
+    8, 9  y, x of the place           -1..1
+    10    distance from the middle    0..1
+    11    local entropy of L*         0..1: how many shades a neighbourhood has
+    12    likeness to text            >= 0: fine strokes in both directions, dark beside light and back
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LONGEST = 768  # pixels: bounds the cost whatever the source
+CHANNELS = (
+    *("red", "green", "blue", "lightness", "green_red", "edge_x", "edge_y", "edge"),
+    *("y", "x", "eccentricity", "entropy", "text"),
+)
+RED, LIGHT, GREEN_RED, EDGE_X, EDGE_Y, EDGE, Y, ENTROPY, TEXT = 0, 3, 4, 5, 6, 7, 8, 11, 12
+SHADES = 8  # bins of L* for the entropy
+PATCH = 16  # pixels along the neighbourhood of entropy and text
+ROOTS = 4095
+STEP = 4  # pixels between places where these two are computed
+# linear RGB (D65) to X / white and Y
+_X = (0.4339, 0.3762, 0.1899)
+_Y = (0.2126, 0.7152, 0.0722)
+
+
+def texture(picture: Tensor) -> Tensor:
+    """The 13 channels of one picture."""
+    colour = working(picture)
+    light, green_red = _lab(colour)
+    gx, gy = _sobel(light)
+    _, height, width = colour.shape
+    y = torch.linspace(-1, 1, height, device=colour.device) if height > 1 else colour.new_zeros(1)
+    x = torch.linspace(-1, 1, width, device=colour.device) if width > 1 else colour.new_zeros(1)
+    places = torch.stack([y[:, None].expand(height, width), x[None].expand(height, width)])
+    off = places.square().sum(0, keepdim=True).div(2).sqrt()
+    edges = torch.stack([gx, gy, (gx.square() + gy.square()).sqrt()])
+    fine = [
+        F.interpolate(one[None, None], size=(height, width), mode="bilinear", align_corners=False)[0]
+        for one in (_entropy(light), _text(gx, gy))
+    ]
+    return torch.cat([colour, light[None], green_red[None], edges, places, off, *fine])
+
+
+def working(picture: Tensor) -> Tensor:
+    """The picture as float32 [3, h, w] in 0..1, made smaller where it is longer than `LONGEST`."""
+    colour = picture.permute(2, 0, 1).float().div(255)
+    longest = max(colour.shape[1:])
+    if longest <= LONGEST:
+        return colour
+    size = [max(1, round(side * LONGEST / longest)) for side in colour.shape[1:]]
+    return F.interpolate(colour[None], size=size, mode="area")[0]
+
+
+def _lab(colour: Tensor) -> tuple[Tensor, Tensor]:
+    """L* and a*, each over 100. Both powers are looked up: 256 shades, then 4096 steps of the root."""
+    linear = _linear(colour.device)[(colour * 255).round().int()]
+    root = _root(colour.device)
+    x = _X[0] * linear[0] + _X[1] * linear[1] + _X[2] * linear[2]
+    y = _Y[0] * linear[0] + _Y[1] * linear[1] + _Y[2] * linear[2]
+    fx, fy = (root[(t * ROOTS).round().int().clamp(max=ROOTS)] for t in (x, y))
+    return 1.16 * fy - 0.16, 5.0 * (fx - fy)
+
+
+def _linear(device: torch.device) -> Tensor:
+    """Light of each of the 256 shades of sRGB."""
+    shade = torch.arange(256, device=device) / 255
+    return torch.where(shade <= 0.04045, shade / 12.92, ((shade + 0.055) / 1.055).pow(2.4))
+
+
+def _root(device: torch.device) -> Tensor:
+    """CIELAB's cube root, straight near zero, at ROOTS + 1 steps of 0..1."""
+    t = torch.arange(ROOTS + 1, device=device) / ROOTS
+    return torch.where(t > 0.008856, t.clamp(min=1e-6).pow(1 / 3), t * 7.787 + 16 / 116)
+
+
+def _sobel(light: Tensor) -> tuple[Tensor, Tensor]:
+    """Change of lightness per pixel, rightwards and downwards; edges of the picture have none."""
+    padded = F.pad(light[None, None], (1, 1, 1, 1), mode="replicate")[0, 0]
+    down = padded[:-2] + 2 * padded[1:-1] + padded[2:]
+    across = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
+    return (down[:, 2:] - down[:, :-2]) / 8, (across[2:] - across[:-2]) / 8
+
+
+def _around(values: Tensor, patch: int = PATCH, every: int = STEP) -> Tensor:
+    """Means [n, h', w'] over neighbourhoods of `patch` pixels, every few pixels."""
+    size = [min(patch, side) for side in values.shape[1:]]
+    step = [min(every, side) for side in size]
+    small = F.avg_pool2d(values[None], step, step, ceil_mode=True, count_include_pad=False)
+    wide = [max(1, s // t) // 2 * 2 + 1 for s, t in zip(size, step, strict=True)]
+    wide = [min(w, (side - 1) // 2 * 2 + 1) for w, side in zip(wide, small.shape[2:], strict=True)]
+    pad = [w // 2 for w in wide]
+    return F.avg_pool2d(small, wide, 1, pad, count_include_pad=False)[0]
+
+
+def _entropy(light: Tensor) -> Tensor:
+    """Of the shades around each place, over its most. Every other pixel of every other row is enough."""
+    light = light[::2, ::2]
+    bins = torch.arange(SHADES, device=light.device, dtype=light.dtype)[:, None, None]
+    level = (light * SHADES - 0.5).clamp(0, SHADES - 1)
+    share = _around(
+        (1 - (level - bins).abs()).clamp(min=0), PATCH // 2, STEP // 2
+    )  # a shade between two bins counts for both
+    return -(share * share.clamp(min=1e-9).log()).sum(0) / math.log(SHADES)
+
+
+def _text(gx: Tensor, gy: Tensor) -> Tensor:
+    """Edges that are undone nearby, in both directions: a stroke has two sides, an outline one, a rule one
+    direction."""
+    mean = _around(torch.stack([gx.abs(), gx, gy.abs(), gy]))
+    across = (mean[0] - mean[1].abs()).clamp(min=0)
+    down = (mean[2] - mean[3].abs()).clamp(min=0)
+    return (across * down).sqrt()

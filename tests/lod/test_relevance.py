@@ -1,0 +1,50 @@
+"""The question's coupling, as shares over the view's tokens."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from saccade.lod.relevance import from_attention, from_head, score, side_by_side, to_look
+from saccade.lod.texture import texture
+
+
+def test_the_head_is_the_softmax_of_scaled_products() -> None:
+    places = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    share, strength = from_head(torch.tensor([2.0, 0.0]), places)
+    expected = torch.tensor([2.0 / 2**0.5, 0.0, 0.0])
+    assert torch.allclose(share, expected.softmax(0))
+    assert strength == pytest.approx(float(expected.logsumexp(0)))
+
+
+def test_attention_finds_the_token_one_concentrated_head_looks_at() -> None:
+    keys = torch.zeros(2, 9, 2, 8)
+    keys[:, 5, 0] = 4.0
+    queries = torch.zeros(2, 3, 4, 8)
+    queries[:, :, 0:2] = 2.0  # both heads of the first group; the others look everywhere alike
+    share, _ = from_attention(queries, keys)
+    assert int(share.argmax()) == 5
+    assert share[5] > 0.99
+    assert share.sum() == pytest.approx(1.0)
+
+
+def test_attention_of_one_token_and_of_none_preferred_is_flat() -> None:
+    assert from_attention(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 1, 4))[0].tolist() == [1.0]
+    flat, _ = from_attention(torch.zeros(1, 2, 2, 4), torch.zeros(1, 6, 1, 4))
+    assert torch.allclose(flat, torch.full((6,), 1 / 6))
+
+
+def test_a_look_has_every_map_in_its_place() -> None:
+    page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
+    page[::3, ::5] = 0
+    share = torch.arange(6.0) / 15
+    look = to_look(score(texture(page), (3, 2), lambda: (share, torch.tensor(1.5))), (3, 2))
+    assert look.participatory.flatten().tolist() == pytest.approx(share.tolist())
+    assert look.strength == 1.5
+    assert look.propositional.shape == look.perspectival.shape == look.lost.shape == (3, 2)
+    assert look.propositional.min() > 0
+
+
+def test_parts_come_back_in_order() -> None:
+    parts = [partial(torch.tensor, i) for i in range(3)]
+    assert [int(t) for t in side_by_side(parts, torch.device("cpu"))] == [0, 1, 2]
