@@ -29,6 +29,7 @@ from saccade.errors import ConfigError
         (ServeConfig, "request_timeout", -1),
         (ServeConfig, "read_timeout", 0),
         (ServeConfig, "shutdown_timeout", math.nan),
+        (ServeConfig, "slow_request_seconds", -1.0),
         (ServeConfig, "max_body_bytes", 0),
         (ServeConfig, "max_choices", 0),
         (ServeConfig, "port", 70000),

@@ -150,7 +150,10 @@ def soak(given: argparse.Namespace) -> int:
             value for name, value in metrics(server.url).items() if name.startswith("saccade_kv_blocks{")
         )
         rate = given.overload * capacity
-        print(f"capacity {capacity:.1f} answers/s; {rate:.1f} requests/s for {given.minutes:g} minutes", flush=True)
+        print(
+            f"capacity {capacity:.1f} answers/s; {rate:.1f} requests/s for {given.minutes:g} minutes",
+            flush=True,
+        )
         outcomes = asyncio.run(overload(server.port, traffic, rate, given.minutes * 60, watch))
         samples = watch.samples[1:]
         time.sleep(SETTLE_SECONDS)
@@ -166,7 +169,10 @@ def soak(given: argparse.Namespace) -> int:
         status = server.process.wait(60)
         faults += _left_behind(server, engine, status)
         if given.json:
-            record = {"samples": [asdict(one) for one in watch.samples], "outcomes": [asdict(o) for o in outcomes]}
+            record = {
+                "samples": [asdict(one) for one in watch.samples],
+                "outcomes": [asdict(o) for o in outcomes],
+            }
             Path(given.json).write_text(json.dumps(record))
         return _report(faults, server.log)
 
@@ -175,7 +181,7 @@ def _left_behind(server: Server, engine: int, status: int) -> list[str]:
     found = [f"the server ended with status {status}"] if status else []
     if running(engine):
         found.append(f"the engine, process {engine}, still runs")
-    files = sorted(path.name for path in server.scratch.rglob("*"))
+    files = sorted(path.name for path in server.scratch.rglob("*") if path.is_file())
     return found + ([f"files are left: {', '.join(files[:5])}"] if files else [])
 
 

@@ -21,7 +21,7 @@ MODEL = "soak"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SIZES = (40, 1100)  # of pictures, along a side, log-uniform
 KNOWN = 12  # pictures that come again and again
-WORDS = "what is the total amount of this picture and which colour has every small shape near the sign".split()
+TEXT = "what is the total amount of this picture and which colour has every small shape near the sign"
 
 BEHAVIOURS: dict[Behaviour, float] = {
     "read": 0.70,
@@ -54,8 +54,8 @@ class Traffic:
         kind = kind or self._draw(KINDS)
         behaviour = behaviour or self._draw(BEHAVIOURS)
         if kind == "bad":
-            name, body = self._bad[int(self._rng.integers(len(self._bad)))]
-            return Shot(f"bad: {name}", CHAT, body(), "read", False, wrong=True)
+            name, make = self._bad[int(self._rng.integers(len(self._bad)))]
+            return Shot(f"bad: {name}", CHAT, make(), "read", False, wrong=True)
         fields = self._fields()
         if behaviour in ("slow", "leave within", "killed"):
             fields |= {"stream": True, "ignore_eos": True, "max_tokens": int(self._rng.integers(48, 160))}
@@ -101,7 +101,7 @@ class Traffic:
 
     def _text(self) -> str:
         count = int(self._rng.geometric(0.03))
-        return " ".join(self._rng.choice(WORDS, min(count, 400)))
+        return " ".join(self._rng.choice(TEXT.split(), min(count, 400)))
 
     def _picture(self) -> str:
         low, high = np.log(SIZES)
@@ -147,7 +147,9 @@ def _saying(text: Any, **more: Any) -> bytes:
 
 
 def _looking_at(url: str, **more: Any) -> bytes:
-    return _saying([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}], **more)
+    return _saying(
+        [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}], **more
+    )
 
 
 _TORN = b"\xff\xd8\xff\xe0" + bytes(range(200))  # begins as a JPEG does

@@ -91,7 +91,9 @@ def table(outcomes: Sequence[Outcome], samples: Sequence[Sample]) -> str:
         )
     reasons = Counter(f"{one.status} {one.reason}" for one in outcomes if one.end == "refused")
     lines.append("refused with: " + ", ".join(f"{count} x {why}" for why, count in reasons.most_common()))
-    lines.append(f"\n{'anonymous MiB':14} {'at 10%':>8} {'at 50%':>8} {'at end':>8} {'most':>8} {'2nd half':>9}")
+    lines.append(
+        f"\n{'anonymous MiB':14} {'at 10%':>8} {'at 50%':>8} {'at end':>8} {'most':>8} {'2nd half':>9}"
+    )
     for name in ("front", "engine"):
         one = growth(samples, name)
         figures = [one.start, one.middle, one.end, one.most, one.second_half]

@@ -1,12 +1,11 @@
 """What the processes of a server hold, read from /proc; Linux alone.
 
 takes   the process id of `saccade serve`
-gives   samples of memory, descriptors, threads and children of the front and of the engine; the server's metrics
+gives   samples of memory, descriptors, threads and children of front and engine; the server's metrics
 never   touches the server otherwise
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -67,7 +66,7 @@ def held(pid: int) -> Held:
         sizes[name] = int(value.split()[0]) << 10
     status = (folder / "status").read_text()
     threads = next(line.split()[1] for line in status.splitlines() if line.startswith("Threads:"))
-    descriptors = len(os.listdir(folder / "fd"))
+    descriptors = len(list((folder / "fd").iterdir()))
     return Held(sizes["Rss"], sizes["Anonymous"], descriptors, int(threads), len(children(pid)))
 
 

@@ -71,6 +71,7 @@ def serve(model: str, **given: Any) -> None:
         request_timeout=given["request_timeout"],
         read_timeout=given["read_timeout"],
         shutdown_timeout=given["shutdown_timeout"],
+        slow_request_seconds=given["slow_request_seconds"],
         media=media,
     )
     form = "%(asctime)s %(levelname)s %(name)s %(message)s"

@@ -129,11 +129,14 @@ class ServeConfig:
     read_timeout: float = 60.0  # seconds a request's header, and then its body, may take to arrive
     request_timeout: float = 600.0  # seconds from arrival to the last token
     shutdown_timeout: float = 30.0  # seconds running requests get after SIGTERM
+    slow_request_seconds: float = 30.0  # requests that take longer are logged stage by stage; 0: none is
     max_choices: int = 16  # n
     media: MediaLimits = field(default_factory=MediaLimits)
 
     def __post_init__(self) -> None:
         _seconds(self, ("read_timeout", "request_timeout", "shutdown_timeout"))
+        slow = self.slow_request_seconds
+        _require(0 <= slow < float("inf"), f"slow_request_seconds is {slow}; use 0 (off) or more")
         _whole(self, {"port": 0, "max_body_bytes": 1, "max_choices": 1})
         _require(0 <= self.port <= 65535, f"port is {self.port}; it must be 0 to 65535")
         _require(all(self.api_keys), "an API key is empty; remove it or give it a value")

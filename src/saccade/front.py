@@ -27,6 +27,7 @@ from saccade.media.part import MediaKind, MediaPart
 from saccade.media.visual import Loader, Terms, Visual
 from saccade.request import Media, Request
 from saccade.sampling import SamplingParams
+from saccade.stages import Stages
 from saccade.text.answer import Answer
 from saccade.text.chat import ChatTemplate, split_media, text_bytes, utf8_bytes
 from saccade.text.tokens import Tokens
@@ -45,6 +46,7 @@ class _Asked:
     trusted: bool
     field: str  # what the caller's words are called in errors
     halt: Halt
+    stages: Stages
 
 
 class Front:
@@ -77,15 +79,20 @@ class Front:
         *,
         trusted: bool = False,
         halt: Halt | None = None,
+        stages: Stages | None = None,
     ) -> Request:
         """A conversation. Text in messages is never trusted; `trusted` lets media be paths and objects."""
-        asked = _Asked(params, request_id, salt, time.monotonic(), trusted, "messages", halt or Halt())
+        now = time.monotonic()
+        stages = stages or Stages(now, now)
+        asked = _Asked(params, request_id, salt, now, trusted, "messages", halt or Halt(), stages)
         if self._chat is None:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
         self._check_counts(parts, asked)
         self._check_bytes(text_bytes(plain), asked)
-        return self._request(self._chat.encode(plain, tools), parts, asked)
+        with asked.stages.spending("tokenise"):
+            ids = self._chat.encode(plain, tools)
+        return self._request(ids, parts, asked)
 
     def prepare_prompt(
         self,
@@ -98,14 +105,18 @@ class Front:
         videos: Sequence[Any] = (),
         trusted: bool = False,
         halt: Halt | None = None,
+        stages: Stages | None = None,
     ) -> Request:
         """A prompt as text or ids, with one placeholder token per picture and video, in their order.
 
         Trusted text (the library's) has its control tokens parsed and its media may be paths, bytes, PIL
         images or arrays. Untrusted text is plain text throughout.
         """
-        asked = _Asked(params, request_id, salt, time.monotonic(), trusted, "prompt", halt or Halt())
-        ids = self._prompt_ids(prompt, asked)
+        now = time.monotonic()
+        stages = stages or Stages(now, now)
+        asked = _Asked(params, request_id, salt, now, trusted, "prompt", halt or Halt(), stages)
+        with asked.stages.spending("tokenise"):
+            ids = self._prompt_ids(prompt, asked)
         parts = self._interleaved(ids, _listed("images", images), _listed("videos", videos))
         self._check_counts(parts, asked)
         return self._request(ids, parts, asked)
@@ -192,6 +203,7 @@ class Front:
             halt=asked.halt,
             field=asked.field,
             room=lambda visual: self._room(text + visual, visual, asked),
+            stages=asked.stages,
         )
         terms.room(0)  # before anything is fetched for a prompt that cannot fit
         prompt, media = self._expand(ids, self._loader.load(parts, terms))

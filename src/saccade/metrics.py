@@ -6,7 +6,7 @@ owns    one registry per `FrontMetrics`, so that two servers in one process neve
 never   imports anything of ours; counts anything twice (engine totals are exported as they are)
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,7 +19,25 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds. From one decode step of a small model to the slowest request anybody waits for.
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)
 INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
+STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 END_TO_END_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+
+
+# Where a request's time goes, in this order; saccade/stages.py says what each is.
+STAGES = (
+    "receive",
+    "prepare",
+    "tokenise",
+    "fetch",
+    "unpack",
+    "send",
+    "queue",
+    "encode",
+    "prefill",
+    "first_token",
+    "decode",
+    "total",
+)
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +171,14 @@ class FrontMetrics:
             buckets=END_TO_END_BUCKETS,
             registry=self.registry,
         )
+        stage = Histogram(
+            "saccade_stage_seconds",
+            "Where the time of answered requests went, stage by stage.",
+            labelnames=["stage"],
+            buckets=STAGE_BUCKETS,
+            registry=self.registry,
+        )
+        self.stages = {name: stage.labels(name) for name in STAGES}
         self.in_flight = Gauge(
             "saccade_http_requests_in_flight", "Generation requests being served.", registry=self.registry
         )
@@ -168,6 +194,10 @@ class FrontMetrics:
             labelnames=["route", "status"],
             registry=self.registry,
         )
+
+    def observe_stages(self, seconds: Mapping[str, float]) -> None:
+        for name, value in seconds.items():
+            self.stages[name].observe(value)
 
     def render(self) -> bytes:
         """The Prometheus text format; CONTENT_TYPE names it."""

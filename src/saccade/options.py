@@ -158,6 +158,12 @@ SERVER_OPTIONS = (
         help="What the server writes to stderr.",
     ),
     option(
+        "--slow-request-seconds",
+        type=float,
+        default=30.0,
+        help="Log where the time went of requests that take longer; 0: of none.",
+    ),
+    option(
         "--shutdown-timeout", type=float, default=30.0, help="Seconds running requests get after SIGTERM."
     ),
 )

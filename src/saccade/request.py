@@ -96,7 +96,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...]  # best first, as many as were asked for
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class EngineTimes(msgspec.Struct, frozen=True, gc=False):
+    """Where a request's time went in the engine; stamps of time.monotonic(), which both processes share."""
+
+    queued: float
+    started: float  # when it first had a device row
+    first: float  # when its first token was known
+    encode: float = 0.0  # seconds between those two that went into its views
+    preempted: int = 0  # times it had to give way
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """News of one choice of one request: the tokens of one step, perhaps the end."""
 
     request_id: str
@@ -106,3 +116,4 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache (on the first delta)
     error: str | None = None
+    times: EngineTimes | None = None  # with the first token of a request, and with every end

@@ -13,6 +13,7 @@ prompt says decides the answer; anything else is answered with `ANSWER`:
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from saccade.config import MediaLimits
 from saccade.errors import EngineDied, Overloaded
 from saccade.front import Front
 from saccade.metrics import EngineStats
-from saccade.request import Delta, FinishReason, Request, TokenLogprobs
+from saccade.request import Delta, EngineTimes, FinishReason, Request, TokenLogprobs
 from saccade.runtime.wire import EngineInfo
 
 ANSWER = "The eye jumps."
@@ -211,6 +212,7 @@ class FakeLink:
     def _delta(
         self, request: Request, index: int, token: int, finish: FinishReason | None, first: bool
     ) -> Delta:
+        now = time.monotonic()
         top = request.sampling.logprobs
         logprobs: tuple[TokenLogprobs, ...] = ()
         if top is not None:
@@ -223,4 +225,5 @@ class FakeLink:
             logprobs=logprobs,
             finish=finish,
             cached_tokens=len(request.prompt) - 4 if first else 0,
+            times=EngineTimes(now, now, now) if first or finish else None,
         )

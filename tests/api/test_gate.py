@@ -346,3 +346,22 @@ async def test_slow_clients_do_not_slow_others(front: Front, link: FakeLink) -> 
         assert answer.json()["choices"][0]["message"]["content"] == "fine"
         for _, writer in slow:
             writer.close()
+
+
+async def test_a_body_that_is_too_large_is_refused_in_words_not_by_a_reset(
+    front: Front, link: FakeLink
+) -> None:
+    body = b"x" * (12 << 20)
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    )
+    async with running(front, link, max_body_bytes=1 << 16) as url:
+        for told in (f"content-length: {len(body)}\r\n\r\n", "transfer-encoding: chunked\r\n\r\n"):
+            framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if "chunked" in told else body
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write((head + told).encode() + framed)
+            await writer.drain()  # the whole body is sent before anything is read, as simple clients do
+            answer = await reader.read()
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert b"larger than the 65536 bytes allowed" in answer

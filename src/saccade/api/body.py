@@ -6,6 +6,7 @@ never   buffers more than the limit; lets a later duplicate key win; lets half a
 """
 
 import asyncio
+import contextlib
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue, WrongContent
 # parsing may allocate; no context holds a text with more of them.
 MAX_VALUES = 1 << 20
 MAX_KEYS = 2048  # of one object; logit_bias is the largest that is allowed
+DISCARD_SECONDS = 2.0  # for a body that is too large to come to its end
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -45,9 +47,12 @@ async def read_body(
     hold: Callable[[int], None] = lambda count: None,
 ) -> bytes:
     """The whole body, in `timeout` seconds however it trickles in; `hold` is told of its bytes."""
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
-            raise _too_large(limit)
+    said = dict(headers)
+    length = said.get(b"content-length", b"")
+    if length.isdigit() and int(length[:20]) > limit:
+        if b"expect" not in said:  # who expects a word first has sent nothing yet
+            await _discard(receive)
+        raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -59,6 +64,8 @@ async def read_body(
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
+                    chunks.clear()
+                    await _discard(receive)
                     raise _too_large(limit)
                 hold(len(chunk))
                 chunks.append(chunk)
@@ -66,6 +73,19 @@ async def read_body(
                     return b"".join(chunks)
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {timeout:g} seconds; send it faster") from None
+
+
+async def _discard(receive: Receive) -> None:
+    """Lets the rest of a body arrive, for a while: closing on a client that still sends would reset the
+    connection, and the reset overtakes the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                if not message.get("more_body", False):
+                    return
 
 
 def _too_large(limit: int) -> BodyTooLarge:

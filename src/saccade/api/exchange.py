@@ -33,10 +33,12 @@ from saccade.api.generation import Generation, Job
 from saccade.api.openai import Body, ChatBody, CompletionBody, has_media, read, sampling_of
 from saccade.api.reply import DONE, ChatReply, Head, Reply, TextReply, event
 from saccade.api.service import Service
+from saccade.api.slow import note_if_slow
 from saccade.errors import SaccadeError, TimedOut
 from saccade.media.halt import Halt
 from saccade.request import Request
 from saccade.sampling import SamplingParams
+from saccade.stages import Stages
 from saccade.text.answer import AnswerPiece
 
 log = logging.getLogger("saccade.api")
@@ -69,6 +71,10 @@ class _Asked:
     params: SamplingParams
     media: bool  # it has pictures or videos
 
+    @property
+    def prompts(self) -> int:
+        return 1 if isinstance(self.body, ChatBody) else len(self.body.prompts)
+
 
 class GenerationExchange:
     """An ASGI application for one request."""
@@ -86,6 +92,8 @@ class GenerationExchange:
         self._held = 0  # bytes of the body this exchange answers for
         self._id = ("chatcmpl-" if kind is ChatBody else "cmpl-") + uuid.uuid4().hex
         self._mark = (b"x-request-id", self._id.encode())
+        self._read_at: float | None = None
+        self._generation: Generation | None = None
 
     def abort(self, reason: SaccadeError) -> None:
         """Ends the work; its client is told `reason`."""
@@ -119,6 +127,7 @@ class GenerationExchange:
             self._current = reading
             self._data = await reading
             del reading  # it keeps the body
+            self._read_at = time.monotonic()
             if self._reason is not None:  # the reading was over when it was to be ended
                 raise self._reason
             self._current = asyncio.create_task(self._answer(scope[SALT], send))
@@ -133,6 +142,8 @@ class GenerationExchange:
             await self._refuse(send, self._reason)
         finally:
             self._let_go()
+            stages = self._generation.stages if self._generation else Stages(self._arrived, self._read_at)
+            note_if_slow(config.slow_request_seconds, self._id, stages, self._generation)
 
     def _hold(self, count: int) -> None:
         self._held += count
@@ -210,15 +221,17 @@ class GenerationExchange:
         large = len(self._data) > LARGE_BODY
         asked = await loop.run_in_executor(service.preparers, self._read) if large else self._read()
         body, params = asked.body, asked.params
-        requests = await self._requests(asked, salt)
+        each = [Stages(self._arrived, self._read_at) for _ in range(asked.prompts)]
+        requests = await self._requests(asked, salt, each)
         head = Head(self._id, int(time.time()), body.model, service.fingerprint, body.include_usage)
         reply = ChatReply(head) if isinstance(body, ChatBody) else TextReply(head)
         jobs = [
-            Job(request, service.front.answer(request, params), number * params.n)
-            for number, request in enumerate(requests)
+            Job(request, service.front.answer(request, params), number * params.n, stages)
+            for number, (request, stages) in enumerate(zip(requests, each, strict=True))
         ]
         terms = _Terms(reply, bool(body.stream), body.include_usage)
-        return terms, Generation(service, self._id, self._arrived, jobs)
+        self._generation = Generation(service, self._id, self._arrived, jobs)
+        return terms, self._generation
 
     def _read(self) -> _Asked:
         info = self._service.link.info
@@ -234,14 +247,13 @@ class GenerationExchange:
             log.info("%s: for user %r", self._id, body.user)
         return _Asked(body, sampling_of(body), has_media(body))
 
-    async def _requests(self, asked: _Asked, salt: bytes) -> list[Request]:
+    async def _requests(self, asked: _Asked, salt: bytes, stages: list[Stages]) -> list[Request]:
         """The blocking work, one call per prompt; whoever stops waiting for it ends it."""
         service, halt = self._service, Halt()
         pool = service.loaders if asked.media else service.preparers
         loop = asyncio.get_running_loop()
-        waiting = [
-            loop.run_in_executor(pool, call) for call in self._calls(asked.body, asked.params, salt, halt)
-        ]
+        calls = self._calls(asked.body, asked.params, salt, halt, stages)
+        waiting = [loop.run_in_executor(pool, call) for call in calls]
         try:
             return await asyncio.gather(*waiting)
         except BaseException:
@@ -251,19 +263,21 @@ class GenerationExchange:
             raise
 
     def _calls(
-        self, body: Body, params: SamplingParams, salt: bytes, halt: Halt
+        self, body: Body, params: SamplingParams, salt: bytes, halt: Halt, stages: list[Stages]
     ) -> list[Callable[[], Request]]:
         front = self._service.front
         if isinstance(body, ChatBody):
-            return [partial(self._prepare_chat, body, params, salt, halt)]
+            return [partial(self._prepare_chat, body, params, salt, halt, stages[0])]
         return [
-            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt, halt=halt)
-            for number, prompt in enumerate(body.prompts)
+            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt, halt=halt, stages=one)
+            for number, (prompt, one) in enumerate(zip(body.prompts, stages, strict=True))
         ]
 
-    def _prepare_chat(self, body: ChatBody, params: SamplingParams, salt: bytes, halt: Halt) -> Request:
+    def _prepare_chat(
+        self, body: ChatBody, params: SamplingParams, salt: bytes, halt: Halt, stages: Stages
+    ) -> Request:
         messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
-        return self._service.front.prepare_chat(messages, params, self._id, salt, halt=halt)
+        return self._service.front.prepare_chat(messages, params, self._id, salt, halt=halt, stages=stages)
 
     # --- from jobs to the wire -------------------------------------------------------------------------
 
@@ -273,7 +287,9 @@ class GenerationExchange:
                 await self._stream(generation, terms, send)
             else:
                 await generation.run(_ignore)
-                await send_json(send, 200, await self._whole(generation, terms), [*_JSON, self._mark])
+                whole = await self._whole(generation, terms)
+                timing = (b"server-timing", generation.stages.header(time.monotonic()))
+                await send_json(send, 200, whole, [*_JSON, self._mark, timing])
         finally:
             generation.observe_end()
 
@@ -296,7 +312,7 @@ class GenerationExchange:
             chunk += reply.piece(index, piece)
             if not self._streaming:
                 async with opening:
-                    await self._open(send)
+                    await self._open(send, generation)
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
@@ -304,9 +320,10 @@ class GenerationExchange:
         last = reply.usage(generation.usage) + DONE if terms.include_usage else DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _open(self, send: Send) -> None:
+    async def _open(self, send: Send, generation: Generation) -> None:
+        """The head goes out with the first token: the stages up to it are known by then."""
         if not self._streaming:
-            head = [*_EVENTS, self._mark]
+            head = [*_EVENTS, self._mark, (b"server-timing", generation.stages.header())]
             await send({"type": "http.response.start", "status": 200, "headers": head})
             self._streaming = True
 

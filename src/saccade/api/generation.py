@@ -16,6 +16,7 @@ from saccade.api.asgi import internal_error
 from saccade.api.service import Service
 from saccade.errors import Overloaded
 from saccade.request import Delta, Request
+from saccade.stages import Stages
 from saccade.text.answer import Answer, AnswerPiece, Choice, Usage
 
 log = logging.getLogger("saccade.api")
@@ -30,6 +31,7 @@ class Job:
     request: Request | None
     answer: Answer
     first: int
+    stages: Stages
 
 
 class Generation:
@@ -53,6 +55,11 @@ class Generation:
             visual_tokens=sum(usage.visual_tokens for usage in each),
         )
 
+    @property
+    def stages(self) -> Stages:
+        """Of several prompts, of the one that has come furthest: the others were waited for no longer."""
+        return max((job.stages for job in self._jobs), key=lambda one: one.last or 0.0)
+
     async def run(self, take: Take) -> None:
         """Hands every piece to `take`; leaving early, by any way, cancels what runs in the engine."""
         if len(self._jobs) == 1:
@@ -64,7 +71,11 @@ class Generation:
 
     def observe_end(self) -> None:
         metrics = self._service.metrics
-        metrics.end_to_end.observe(time.monotonic() - self._arrived)
+        now = time.monotonic()
+        metrics.end_to_end.observe(now - self._arrived)
+        for job in self._jobs:
+            if job.answer.done:
+                metrics.observe_stages(job.stages.seconds(now))
         for _, choice in self.choices:
             metrics.finished.labels(choice.finish_reason or "cancelled").inc()
 
@@ -74,11 +85,12 @@ class Generation:
             raise internal_error()
         job.request = None  # pixels are large and an answer may take minutes
         seen: dict[int, float] = {}  # when each choice had its latest token
+        job.stages.sent = time.monotonic()
         deltas = self._service.link.generate(request)
         del request
         async with aclosing(deltas):
             async for delta in deltas:
-                self._time(delta, seen)
+                self._time(delta, seen, job.stages)
                 piece = answer.push(delta)
                 if piece is not None:
                     self._check(piece)
@@ -95,12 +107,16 @@ class Generation:
         if piece.finish == "cancelled":
             raise Overloaded("the server cancelled this answer; try again")
 
-    def _time(self, delta: Delta, seen: dict[int, float]) -> None:
+    def _time(self, delta: Delta, seen: dict[int, float], stages: Stages) -> None:
+        if delta.times is not None:
+            stages.engine = delta.times
         if not delta.tokens:
             return
         metrics = self._service.metrics
         now = time.monotonic()
+        stages.last = now
         if not seen:
+            stages.first = now
             metrics.first_token.observe(now - self._arrived)
         latest = seen.get(delta.index)
         if latest is not None:

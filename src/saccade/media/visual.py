@@ -24,6 +24,7 @@ from saccade.media.geometry import ImageProcessing, VideoProcessing
 from saccade.media.halt import Budget, Halt
 from saccade.media.part import MediaPart
 from saccade.request import Pixels, View
+from saccade.stages import Stages
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -53,6 +54,7 @@ class Terms:
     halt: Halt
     field: str  # what the caller's words are called in errors
     room: Callable[[int], object]  # told how many visual tokens there are; raises when they do not fit
+    stages: Stages  # told where the time goes
 
 
 class _Tally:
@@ -117,7 +119,8 @@ class Loader:
     ) -> dict[Hashable, Visual]:
         pictures = {key: part for key, part in parts.items() if part.kind == "image"}
         videos = {key: part for key, part in parts.items() if part.kind == "video"}
-        found = self._spread(lambda part: self._sight(part, terms), pictures, terms)
+        with terms.stages.spending("fetch"):
+            found = self._spread(lambda part: self._sight(part, terms), pictures, terms)
         tally = _Tally(self._limits, terms)
         for key in order:
             if key in found:  # each time it stands in the prompt: the engine is sent its pixels each time
@@ -127,7 +130,7 @@ class Loader:
         tally.check()
         # A video's frames are counted at the most they may be: their number is not known yet.
         held = tally.pixels + len(videos) * (video.FRAME_BYTES // 3)
-        with self._held.holding(held, terms.halt, WAIT_SECONDS):
+        with terms.stages.spending("unpack"), self._held.holding(held, terms.halt, WAIT_SECONDS):
             sized = {key: (part, found[key]) for key, part in pictures.items()}
             decoded = self._spread(lambda one: self._picture(*one, terms), sized, terms)
             times = {key: order.count(key) for key in videos}

@@ -39,6 +39,7 @@ TRUST = 0.02  # weight of the prior; 1 would be an observation in which the part
 SURPRISE = 3.0  # mean errors beyond which an observation counts as an outlier
 SWEEPS = 2  # of coordinate descent per observation; the next one continues from there
 _FADE = math.exp(-0.5 / MEMORY)  # of the square root of a weight, per observation
+ENCODING_PARTS = 3  # the last quantities: what is done for views
 SMALLEST_MS = 1e-9  # of a coefficient and of a step, to divide by
 
 
@@ -147,6 +148,11 @@ class CostModel:
 
     def price(self, quantities: tuple[float, ...]) -> float:
         return float(sum(map(mul, self._current, quantities)))
+
+    def encoding(self, work: Work) -> float:
+        """Milliseconds of a step that its views are expected to take."""
+        quantities = self.quantities(work)[-ENCODING_PARTS:]
+        return float(sum(map(mul, self._current[-ENCODING_PARTS:], quantities)))
 
     def tokens_within(self, limit: float, work: Work, start: int, most: int) -> int:
         """How many prompt tokens from position `start` on can join the work, `most` at most, if the step may

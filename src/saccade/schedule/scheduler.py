@@ -274,7 +274,7 @@ class Scheduler:
         if not oldest == plan.number == result.number:
             raise RuntimeError(f"step {oldest} is next to be applied, not {plan.number} with {result.number}")
         step = self._in_flight.pop(plan.number)
-        self._totals.time(self._cost, self._cost.quantities(step.work), seconds)
+        self._totals.time(self._cost, step, seconds)
         if not step.sampling == len(result.tokens) == len(result.logprobs):
             raise RuntimeError(
                 f"step {oldest} samples {step.sampling} tokens, but {len(result.tokens)} came back"
@@ -319,6 +319,7 @@ class Scheduler:
             logprobs=(logprobs,) if logprobs else (),
             finish=finish,
             cached_tokens=cached,
+            times=group.times(self._clock, last=finish is not None),
         )
 
     # Leaving
@@ -327,7 +328,7 @@ class Scheduler:
         """Back to the queue, to compute everything again when its rank is next."""
         self._leave(sequence)
         self._queue(sequence)
-        self._totals.preemptions += 1
+        self._totals.gave_way(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         self._places.leave(sequence)

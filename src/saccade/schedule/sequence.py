@@ -6,6 +6,7 @@ owns    its tokens; what it holds of the pool, the rows and the feature store (t
 never   decides when or how far it runs
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from saccade.cache.prefix import Chain, overlapping
 from saccade.plan import Enter, Layout, Row, Span
-from saccade.request import FinishReason, Pixels, Request, Sampling
+from saccade.request import EngineTimes, FinishReason, Pixels, Request, Sampling
 
 Rank = tuple[float, int]  # when it came, moved by its priority; its handle
 
@@ -33,10 +34,22 @@ class Group:
     rows: int = 0  # device rows its choices have now
     started: bool = False  # whether any choice has ever had a row
     cached: int = 0  # prompt tokens found in the prefix cache; zero again once told
+    started_at: float = 0.0  # on the scheduler's clock, as `since`
+    first_at: float | None = None  # when its first token was known
+    encode_seconds: float = 0.0  # of steps, spent on its views
+    preempted: int = 0  # times a choice of it gave way
 
     @property
     def pixel_bytes(self) -> int:
         return sum(pixels.nbytes for pixels in self.pixels.values())
+
+    def times(self, clock: Callable[[], float], *, last: bool) -> EngineTimes | None:
+        """Where its time went, for its first news and its last ones; the others cost nothing."""
+        if self.first_at is None:
+            self.first_at = clock()
+        elif not last:
+            return None
+        return EngineTimes(self.since, self.started_at, self.first_at, self.encode_seconds, self.preempted)
 
 
 @dataclass(eq=False, slots=True)

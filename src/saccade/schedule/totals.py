@@ -12,6 +12,7 @@ from typing import Any
 from saccade.plan import StepPlan
 from saccade.schedule.cost import CostModel
 from saccade.schedule.sequence import Group, Sequence
+from saccade.schedule.step import Step
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Totals(Counters):
         if group.started:
             return
         group.started = True
+        group.started_at = now
         group.cached = sequence.computed
         self.gone(group)
         self.started += 1
@@ -70,12 +72,17 @@ class Totals(Counters):
             self.prefix_hit_tokens += sequence.computed
             self.prefix_copied_tokens += sequence.computed % block_size
 
+    def gave_way(self, sequence: Sequence) -> None:
+        sequence.group.preempted += 1
+        self.preemptions += 1
+
     def sent(self, plan: StepPlan) -> None:
         self.steps += 1
         self.encodes += len(plan.encodes)
 
-    def time(self, cost: CostModel, quantities: tuple[float, ...], seconds: float | None) -> None:
+    def time(self, cost: CostModel, step: Step, seconds: float | None) -> None:
         """A step is over: compare, and let the model learn, as soon as its time is known."""
+        quantities = cost.quantities(step.work)
         if self._untimed is not None:
             quantities = tuple(map(sum, zip(self._untimed, quantities, strict=True)))
         self._untimed = quantities if seconds is None else None
@@ -84,6 +91,17 @@ class Totals(Counters):
             self.step_seconds += seconds
             self.step_seconds_predicted += cost.price(quantities) / 1e3
             cost.observe(quantities, seconds * 1e3)
+        if step.encodes:
+            expected = cost.price(quantities) / 1e3
+            _charge(step, cost.encoding(step.work) / 1e3 * ((seconds or expected) / (expected or 1.0)))
 
     def forget_untimed(self) -> None:
         self._untimed = None
+
+
+def _charge(step: Step, seconds: float) -> None:
+    """What a step's views took, to each request that has waited for one of them."""
+    views = {encode.key for encode in step.encodes}
+    waited = (one for one, _, _ in step.planned if any(span.key in views for span in one.pins.values()))
+    for group in {id(one.group): one.group for one in waited}.values():
+        group.encode_seconds += seconds
