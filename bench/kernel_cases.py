@@ -10,10 +10,11 @@ from torch import Tensor
 
 from bench import bare
 from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
-from saccade.kernels.attention import Rows, paged_attention_reference
+from saccade.kernels.attention import paged_attention_reference
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.qkv_finish import FinishTuning, HeadNorm, qkv_finish_reference, qkv_finish_triton
+from saccade.kernels.rows import Rows
 from saccade.runtime import noise
 
 ROOT = bare.ROOT

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.kernels.attention import MOST_GATHERED, SHORT, Rows, alike, any_shape, paged_attention
+from saccade.kernels.attention import any_shape, paged_attention
+from saccade.kernels.rows import MOST_GATHERED, SHORT, Rows, alike
 
 CASES = {
     "one decode of one token": ([(1, 1)], 1),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from saccade.kernels import choice
-from saccade.kernels.choice import CHOICE, KERNEL, TORCH, runs_triton
+from saccade.kernels.choice import CHOICE, KERNEL, TORCH, Mode, mode, running, runs_triton
 
 KERNELS = Path(choice.__file__).parent
 
@@ -52,6 +52,28 @@ def test_matrices_of_float32_stay_with_torch(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setitem(CHOICE, name, KERNEL)
         assert runs_triton(name, OnCuda(2))  # type: ignore[arg-type]
         assert runs_triton(name, OnCuda(4)) == wide  # type: ignore[arg-type]
+
+
+def test_the_mode_overrides_the_table_where_it_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "TRITON", True)
+    monkeypatch.setitem(CHOICE, "argmax", TORCH)
+    monkeypatch.setitem(CHOICE, "gelu", KERNEL)
+    with running(Mode("triton")):
+        assert mode().kernels == "triton"
+        assert runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
+        assert not runs_triton("skinny_linear", OnCuda(4))  # type: ignore[arg-type]
+        with running(Mode("torch")):
+            assert not runs_triton("gelu", OnCuda())  # type: ignore[arg-type]
+    assert mode() == Mode()
+    assert not runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
+
+
+def test_the_cpu_runs_kernels_in_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Mode("triton")):
+        monkeypatch.setattr(choice, "INTERPRETED", False)
+        assert not runs_triton("skinny_linear", torch.zeros(1))
+        monkeypatch.setattr(choice, "INTERPRETED", True)
+        assert runs_triton("skinny_linear", torch.zeros(1))
 
 
 def test_an_unknown_kernel_or_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import paged_decode
-from saccade.kernels.attention import Rows, any_shape, paged_attention_reference
+from saccade.kernels.attention import any_shape, paged_attention_reference
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton, default_splits
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.rows import Rows
 from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
 from tests.kernels.test_attention import make_rows
 

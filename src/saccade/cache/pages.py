@@ -184,3 +184,21 @@ class Paged:
             )
         if not 0 <= self.decodes <= rows or any(count != 1 for count in self.counts[: self.decodes]):
             raise ValueError(f"the first {self.decodes} of {rows} rows must have one token each")
+
+
+@dataclass(frozen=True)
+class FixedPaged:
+    """The same for a step whose sizes are fixed and whose numbers only the device knows (a captured one).
+
+    The first `decodes` of R rows compute one token each, the others those of their `offsets`. Rows of length
+    0 or without tokens are padding, and so are tokens of no row: their slots are negative.
+    """
+
+    pages: Pages
+    slots: Tensor  # [T] int64
+    tables: Tensor  # [any, W] int32: those of all device rows
+    index: Tensor  # [R] int32: row r's line of the tables
+    lengths: Tensor  # [R] int32, this step's tokens included
+    offsets: Tensor | None  # [R - decodes + 1] int32 into the T tokens; None: there are no other rows
+    decodes: int
+    longest: int  # no row of one token is longer

@@ -1,6 +1,7 @@
 """Triton where it is installed; names that let the kernels' files load where it is not.
 
-gives   `tl` and `jit` for writing kernels, `TRITON` to ask whether they can run at all
+gives   `tl` and `jit` for writing kernels, `TRITON` to ask whether they can run at all, `INTERPRETED` whether
+        they run on the CPU (tests)
 never   decides which implementation runs: that is `choice`
 """
 
@@ -25,7 +26,9 @@ else:
         triton, tl, TRITON = None, SimpleNamespace(constexpr=None), False
 
 
-__all__ = ["TRITON", "fetch_ahead", "jit", "power_of_two", "tl", "up", "wait_for_previous"]
+INTERPRETED: bool = TRITON and bool(triton.knobs.runtime.interpret)
+
+__all__ = ["INTERPRETED", "TRITON", "fetch_ahead", "jit", "power_of_two", "tl", "up", "wait_for_previous"]
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -11,7 +11,8 @@ def kv_write(
 ) -> None:
     """Write k, v [T, kv_heads, head_dim] at flat slots [T] of one layer's pages.
 
-    Pages are [blocks, block_size, kv_heads, head_dim], contiguous; slot = block * block_size + offset.
+    Pages are [blocks, block_size, kv_heads, head_dim], contiguous; slot = block * block_size + offset. On the
+    CPU tokens of negative slots (padding) are left out.
     """
     if k.shape != v.shape or k.dim() != 3:
         raise ValueError(f"kv_write takes k and v as [T, heads, dim], not {tuple(k.shape)}, {tuple(v.shape)}")
@@ -31,6 +32,9 @@ def kv_write(
 def kv_write_reference(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, compact: Compact | None = None
 ) -> None:
+    if slots.device.type == "cpu" and bool((slots < 0).any()):  # a question that would cost a GPU a wait
+        real = slots >= 0
+        k, v, slots = k[real], v[real], slots[real]
     if compact is not None:
         compact_write(k, v, compact, slots)
         if not compact.first:

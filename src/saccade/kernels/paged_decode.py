@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.kernels.choice import mode
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 
 PROGRAMS = 528  # four for each multiprocessor of an H200: enough bytes in flight
@@ -46,6 +47,14 @@ class DecodeTuning(NamedTuple):
     stages: int = 3
     combine_warps: int = 4
     pdl: bool = False
+
+
+# A row's sums do not depend on its neighbours: 64 splits of 256 tokens, longer ones beyond 16k of context.
+FIXED = DecodeTuning(chunk=256, splits=MOST_SPLITS)
+
+
+def default_tuning() -> DecodeTuning:
+    return (FIXED if mode().deterministic else DecodeTuning())._replace(pdl=mode().early)
 
 
 def default_splits(rows: int, kv_heads: int, max_context: int, chunk: int) -> int:
@@ -96,11 +105,11 @@ def _walk(q, k_head, v_head, table, start, stop, scale, d, DIM: tl.constexpr, LI
 
 
 @jit
-def _split_kernel(q, k_pages, v_pages, tables, lengths, out, logs, scale, window, splits,
-                  table_stride, q_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-                  DIM_UP: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-                  CHUNK: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr,
-                  PDL: tl.constexpr):  # fmt: skip
+def _split_kernel(q, k_pages, v_pages, tables, index, lengths, out, logs, scale, window, splits,
+                  table_stride, q_stride, INDEXED: tl.constexpr, HEADS: tl.constexpr,
+                  KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_UP: tl.constexpr,
+                  LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+                  WHOLE: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """One split of one row and kv head. Kv heads run side by side: they share DRAM pages."""
     kv, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
@@ -112,21 +121,25 @@ def _split_kernel(q, k_pages, v_pages, tables, lengths, out, logs, scale, window
     inside = (line < GROUP)[:, None] & (d < DIM)[None, :]
     head = kv * GROUP + line
     # [rows, heads, splits, dim]; with one split this is the answer itself
-    index = (row.to(tl.int64) * HEADS + head) * splits + split
+    place = (row.to(tl.int64) * HEADS + head) * splits + split
     if start >= length:
         if WHOLE:
             zeros = tl.zeros([LINES, DIM_UP], out.dtype.element_ty)
-            tl.store(out + index[:, None] * DIM + d[None, :], zeros, mask=inside)
+            tl.store(out + place[:, None] * DIM + d[None, :], zeros, mask=inside)
         return
     stop = tl.minimum(start + per, length)
     wide = row.to(tl.int64)
     mine = tl.load(q + wide * q_stride + head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
-    acc, total, top = _walk(mine, k_pages + kv * DIM, v_pages + kv * DIM, tables + wide * table_stride,
-                            start, stop, scale, d, DIM, LINES, DIM_UP, KV_HEADS, BLOCK, TILE)  # fmt: skip
+    if INDEXED:
+        table = tables + tl.load(index + row).to(tl.int64) * table_stride
+    else:
+        table = tables + wide * table_stride
+    acc, total, top = _walk(mine, k_pages + kv * DIM, v_pages + kv * DIM, table, start, stop,
+                            scale, d, DIM, LINES, DIM_UP, KV_HEADS, BLOCK, TILE)  # fmt: skip
     acc = acc / total[:, None]
-    tl.store(out + index[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
     if not WHOLE:
-        tl.store(logs + index, top + tl.log2(total), mask=line < GROUP)
+        tl.store(logs + place, top + tl.log2(total), mask=line < GROUP)
 
 
 @jit
@@ -155,15 +168,18 @@ def decode_attention_triton(
     q: Tensor,  # [R, heads, dim], heads and dim dense
     k_pages: Tensor,  # [blocks, block_size, kv_heads, dim]
     v_pages: Tensor,
-    tables: Tensor,  # [R, W] int32
+    tables: Tensor,  # [R, W] int32; with `index` any number of lines
     lengths: Tensor,  # [R] int32
     scale: float,
     window: int | None,
     max_context: int,
-    tuning: DecodeTuning = DecodeTuning(),
+    tuning: DecodeTuning | None = None,  # None: by the mode in force
+    index: Tensor
+    | None = None,  # [R] int32: row r reads the table tables[index[r]]; not read where it is 0 long
 ) -> Tensor:
     """[R, heads, dim]. No length may exceed `max_context` by much: it only sets the number of splits."""
-    check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile)
+    tuning = tuning or default_tuning()
+    check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile, index)
     rows, heads, dim = q.shape
     block, kv_heads = k_pages.shape[1:3]
     splits = tuning.splits or default_splits(rows, kv_heads, max_context, tuning.chunk)
@@ -179,8 +195,9 @@ def decode_attention_triton(
     sizes |= {"CHUNK": tuning.chunk, "WINDOW": window is not None, "PDL": tuning.pdl}
     pdl = {"launch_pdl": True} if tuning.pdl else {}
     _split_kernel[(kv_heads, splits, rows)](
-        q, k_pages, v_pages, tables, lengths, parts, logs, scale * LOG2_E, window or 0, splits,
-        tables.stride(0), q.stride(0), KV_HEADS=kv_heads, LINES=max(power_of_two(heads // kv_heads), 16),
+        q, k_pages, v_pages, tables, lengths if index is None else index, lengths, parts, logs,
+        scale * LOG2_E, window or 0, splits, tables.stride(0), q.stride(0), INDEXED=index is not None,
+        KV_HEADS=kv_heads, LINES=max(power_of_two(heads // kv_heads), 16),
         BLOCK=block, WHOLE=splits == 1, **sizes, num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
     )  # fmt: skip
     if splits > 1:
@@ -192,7 +209,13 @@ def decode_attention_triton(
 
 
 def check_paged(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, tables: Tensor, lengths: Tensor, tile: int
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    tile: int,
+    index: Tensor | None = None,
 ) -> None:
     """What both attention kernels need beyond the twin's checks: they walk memory by these strides."""
     if q.dim() != 3 or q.stride(2) != 1 or q.stride(1) != q.shape[2]:
@@ -209,7 +232,10 @@ def check_paged(
         raise ValueError(f"queries of {q.dtype} over pages of {k_pages.dtype} and {v_pages.dtype}")
     if tables.dim() != 2 or tables.dtype != torch.int32 or tables.stride(1) != 1:
         raise ValueError(f"block tables are [rows, width] int32, not {tuple(tables.shape)} {tables.dtype}")
-    if lengths.shape != tables.shape[:1] or lengths.dtype != torch.int32 or not lengths.is_contiguous():
-        raise ValueError(f"{tables.shape[0]} tables with lengths {tuple(lengths.shape)} {lengths.dtype}")
+    which = tables[:, 0] if index is None else index
+    if lengths.shape != which.shape or lengths.dtype != torch.int32 or not lengths.is_contiguous():
+        raise ValueError(f"{which.shape[0]} tables with lengths {tuple(lengths.shape)} {lengths.dtype}")
+    if index is not None and (index.dtype != torch.int32 or not index.is_contiguous()):
+        raise ValueError(f"an index of tables is dense int32, not {index.dtype} of strides {index.stride()}")
     if tile < 16 or tile & (tile - 1):
         raise ValueError(f"a tile of {tile} tokens; it must be a power of two, at least 16")

@@ -91,10 +91,11 @@ def _walk(acc, total, top, q, k_head, v_head, table, start, stop, place, scale, 
 
 
 @jit
-def _prefill_kernel(q, k_pages, v_pages, tables, lengths, offsets, out, scale, window, rows, table_stride,
-                    q_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-                    DIM_UP: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-                    WINDOW: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def _prefill_kernel(q, k_pages, v_pages, tables, index, lengths, offsets, out, scale, window, rows,
+                    table_stride, q_stride, INDEXED: tl.constexpr, HEADS: tl.constexpr,
+                    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_UP: tl.constexpr,
+                    LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+                    PDL: tl.constexpr):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PER: tl.constexpr = LINES // GROUP  # queries of a tile
     kv = tl.program_id(0)
@@ -121,7 +122,10 @@ def _prefill_kernel(q, k_pages, v_pages, tables, lengths, offsets, out, scale, w
         whole = start  # nothing is seen by all lines for sure
     else:
         whole = (first + 1) // TILE * TILE
-    table = tables + row.to(tl.int64) * table_stride
+    which = row
+    if INDEXED:
+        which = tl.load(index + row)
+    table = tables + which.to(tl.int64) * table_stride
     top = tl.full([LINES], float("-inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
     acc = tl.zeros([LINES, DIM_UP], tl.float32)
@@ -140,7 +144,7 @@ def prefill_attention_triton(
     q: Tensor,  # [T, heads, dim], heads and dim dense
     k_pages: Tensor,  # [blocks, block_size, kv_heads, dim]
     v_pages: Tensor,
-    tables: Tensor,  # [R, W] int32
+    tables: Tensor,  # [R, W] int32; with `index` any number of lines
     lengths: Tensor,  # [R] int32
     offsets: Tensor,  # [R + 1] int32, into q: row r's queries are offsets[r] .. offsets[r + 1]
     tokens: int,  # how many queries the rows have together, on the host: it sets the grid
@@ -148,10 +152,13 @@ def prefill_attention_triton(
     scale: float,
     window: int | None,
     tuning: PrefillTuning | None = None,  # None: by the width of the dtype
+    index: Tensor
+    | None = None,  # [R] int32: row r reads the table tables[index[r]]; not read without queries
 ) -> None:
+    """Rows without queries (padding) and queries of no row are left alone."""
     tuning = tuning or (PrefillTuning() if q.element_size() <= 2 else WIDE)
-    check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile)
-    rows, (block, kv_heads), (_, heads, dim) = tables.shape[0], k_pages.shape[1:3], q.shape
+    check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile, index)
+    rows, (block, kv_heads), (_, heads, dim) = lengths.shape[0], k_pages.shape[1:3], q.shape
     if offsets.shape != (rows + 1,) or offsets.dtype != torch.int32 or not offsets.is_contiguous():
         raise ValueError(f"{rows} rows need offsets [{rows + 1}] int32, not {tuple(offsets.shape)}")
     if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
@@ -165,8 +172,9 @@ def prefill_attention_triton(
     if rows == 0:
         return
     _prefill_kernel[(kv_heads, tokens // per + rows)](
-        q, k_pages, v_pages, tables, lengths, offsets, out, scale * LOG2_E, window or 0, rows,
-        tables.stride(0), q.stride(0), HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
+        q, k_pages, v_pages, tables, lengths if index is None else index, lengths, offsets, out,
+        scale * LOG2_E, window or 0, rows, tables.stride(0), q.stride(0), INDEXED=index is not None,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
         DIM_UP=max(power_of_two(dim), 16), LINES=tuning.lines, BLOCK=block, TILE=tuning.tile,
         WINDOW=window is not None, PDL=tuning.pdl, num_warps=tuning.warps, num_stages=tuning.stages,
         **({"launch_pdl": True} if tuning.pdl else {}),

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.cache.pages import KVShape, Paged
-from saccade.kernels.attention import Rows, any_shape
+from saccade.cache.pages import FixedPaged, KVShape, Paged
+from saccade.kernels.attention import any_shape
 from saccade.kernels.rope import interleaved_axes, rotary_angles
+from saccade.kernels.rows import FixedRows, Rows
 from saccade.models.dims import DecoderDims, RopeDims
 from saccade.models.layers import (
     Attention,
@@ -65,7 +66,7 @@ class Layer(nn.Module):
         k_pages: Tensor,
         v_pages: Tensor,
         slots: Tensor,
-        rows: Rows,
+        rows: Rows | FixedRows,
     ) -> tuple[Tensor, Tensor]:
         """What this layer's MLP adds to the stream, and the stream before that."""
         normed, x = self.attention_norm.add(delta, x)
@@ -97,17 +98,11 @@ class Decoder(LanguageModel):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embedding.forward(tokens)
 
-    def forward(self, embeds: Tensor, positions: Tensor, paged: Paged, deep: DeepVisual | None) -> Tensor:
+    def forward(
+        self, embeds: Tensor, positions: Tensor, paged: Paged | FixedPaged, deep: DeepVisual | None
+    ) -> Tensor:
         pages = paged.pages
-        rows = Rows(
-            paged.tables,
-            paged.lengths,
-            paged.offsets,
-            paged.counts,
-            paged.contexts,
-            paged.decodes,
-            pages.block_size,
-        )
+        rows = rows_of(paged)
         turn = self.turn(positions)
         delta: Tensor | None = None
         x = embeds
@@ -126,6 +121,15 @@ class Decoder(LanguageModel):
     def logits(self, hidden: Tensor) -> Tensor:
         head = self.embedding if self.head is None else self.head
         return F.linear(hidden, head.weight).float()
+
+
+def rows_of(paged: Paged | FixedPaged) -> Rows | FixedRows:
+    """Once per step: every layer reads the same rows."""
+    p, block_size = paged, paged.pages.block_size
+    if isinstance(p, FixedPaged):
+        tokens = p.slots.shape[0]
+        return FixedRows(p.tables, p.index, p.lengths, p.offsets, p.decodes, tokens, p.longest, block_size)
+    return Rows(p.tables, p.lengths, p.offsets, p.counts, p.contexts, p.decodes, block_size)
 
 
 def rotary_frequencies(rope: RopeDims, head_dim: int) -> Tensor:

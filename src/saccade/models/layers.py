@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.cache.pages import KVShape, Paged
+from saccade.cache.pages import FixedPaged, KVShape, Paged
 from saccade.kernels.activation import silu_mul
 from saccade.kernels.add_norm import add_layer_norm, add_rms_norm
-from saccade.kernels.attention import Rows, paged_attention
+from saccade.kernels.attention import paged_attention
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish
+from saccade.kernels.rows import FixedRows, Rows
 from saccade.kernels.skinny import skinny_linear, skinny_linear_gated
 
 
@@ -65,7 +66,9 @@ class LanguageModel(nn.Module):
         """[T] ids to [T, hidden]."""
         raise NotImplementedError
 
-    def forward(self, embeds: Tensor, positions: Tensor, paged: Paged, deep: DeepVisual | None) -> Tensor:
+    def forward(
+        self, embeds: Tensor, positions: Tensor, paged: Paged | FixedPaged, deep: DeepVisual | None
+    ) -> Tensor:
         """[T, hidden] at positions [3, T] float32; gives the normalised last hidden states [T, hidden]."""
         raise NotImplementedError
 
@@ -174,7 +177,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(kv.head_dim, norm_eps, place) if norm_eps is not None else None
 
     def forward(
-        self, x: Tensor, turn: Turn, k_pages: Tensor, v_pages: Tensor, slots: Tensor, rows: Rows
+        self, x: Tensor, turn: Turn, k_pages: Tensor, v_pages: Tensor, slots: Tensor, rows: Rows | FixedRows
     ) -> Tensor:
         norm = None
         if self.q_norm is not None and self.k_norm is not None:

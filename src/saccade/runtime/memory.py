@@ -13,7 +13,7 @@ from saccade.cache.pages import Paged, Pages
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.errors import ConfigError
-from saccade.kernels.attention import MOST_GATHERED
+from saccade.kernels.rows import MOST_GATHERED
 from saccade.models.layers import LanguageModel
 
 MIB = 1 << 20
