@@ -56,6 +56,7 @@ def machine(scene: Scene) -> Machine:
         max_encode_patches=32_768,
         max_queue=1 << 30,
         itl_target=20.0,
+        encode_layers=QWEN3_VL_8B.vision_depth,
     )
     return Machine(
         limits=limits,

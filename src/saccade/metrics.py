@@ -65,6 +65,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     visual_tokens: int = 0  # of the prompt tokens, those that stand for pictures
     steps: int = 0
     encodes: int = 0  # views run through the vision tower
+    encode_slices: int = 0  # pieces in which some of them went, spread over steps
     started: int = 0  # requests that have had a row
     wait_seconds: float = 0.0  # they waited for it, all together
     timed_steps: int = 0  # measurements of step time; one may span steps that yield nothing to wait for
@@ -143,6 +144,7 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
         ("requests_started", "Requests that got a device row.", stats.started),
         ("queue_wait_seconds", "Time those waited for it, all together.", stats.wait_seconds),
         ("vision_encodes", "Views run through the vision tower.", stats.encodes),
+        ("vision_encode_slices", "Pieces of views spread over several steps.", stats.encode_slices),
     ):
         yield CounterMetricFamily(f"saccade_{name}", text, total)
 

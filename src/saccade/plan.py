@@ -60,11 +60,22 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # holds nothing that could re
 
 
 class Encode(msgspec.Struct, frozen=True):
-    """Compute the features of a view and keep them in the store."""
+    """Carry a view through layers `first` .. `stop` of the vision tower; the last slice of a view gives its
+    features, which are kept in the store."""
 
     view: View
     key: bytes
     pixels: Pixels
+    first: int = 0  # layers done by steps before; 0 begins with the pixels
+    stop: int | None = None  # None: to the end
+
+    @property
+    def patches(self) -> int:
+        return self.view.grid[0] * self.view.grid[1]
+
+    def share(self, layers: int) -> float:
+        """Of the work of the view, in a tower of so many layers."""
+        return ((layers if self.stop is None else self.stop) - self.first) / layers
 
 
 class StepPlan(msgspec.Struct, frozen=True):

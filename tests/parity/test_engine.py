@@ -174,6 +174,31 @@ def test_pictures_equal_transformers(
     peers.check(engine, PICTURES[::-1])  # again, on whatever the caches hold now
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize(
+    "cache", [{}, {"vision_cache_bytes": 0}, {"num_blocks": 90, "block_size": 4}], ids=str
+)
+def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
+    bench: Callable[[str], Bench], cache: dict[str, Any], overlap: bool
+) -> None:
+    """An answer is streaming under a target no step can meet: every view is spread over steps."""
+    peers = bench("qwen3_vl")
+    engine = peers.engine(itl_target=0.001, overlap=overlap, **cache)
+    stream = peers.request(LONG)
+    engine.submit(stream)
+    answers: dict[tuple[str, int], list[int]] = {}
+    while not answers:
+        for delta in engine.step():
+            answers.setdefault((delta.request_id, delta.index), []).extend(delta.tokens)
+    requests = [peers.request(question) for question in PICTURES]
+    for name, tokens in run(engine, requests).items():
+        answers.setdefault(name, []).extend(tokens)
+    for question, request in zip([*PICTURES, LONG], [*requests, stream], strict=True):
+        assert answers[request.id, 0] == peers.expected(question), question.text
+    stats = engine.stats()
+    assert stats.encode_slices >= 3 * stats.encodes - 3  # but what comes when the stream has ended
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_long_output_equals_transformers(bench: Callable[[str], Bench], family: str) -> None:
     peers = bench(family)

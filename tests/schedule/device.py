@@ -13,13 +13,14 @@ import numpy as np
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
-from saccade.plan import Enter, Layout, Row, StepPlan, StepResult
+from saccade.plan import Encode, Enter, Layout, Row, StepPlan, StepResult
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
 from saccade.schedule.cost import Coefficients, CostModel, Work
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.schedule.sequence import derive_seed
 from saccade.vision.layout import lay_out
 from saccade.vision.store import FeatureStore
+from saccade.vision.unfinished import Unfinished
 
 IMAGE_ID = 0  # the placeholder; text uses 1 and above
 STOP_ID = 1
@@ -122,11 +123,13 @@ class Device:
     limits: Limits
     pool: BlockPool
     store: FeatureStore[int]
+    unfinished: Unfinished[tuple[int, ...]]
     tables: dict[tuple[int, int], int] = field(default_factory=dict)
     cells: dict[tuple[int, int], Cell] = field(default_factory=dict)  # (block, offset)
     entered: dict[int, Enter] = field(default_factory=dict)
     last_tokens: dict[int, int] = field(default_factory=dict)
     encoded: list[bytes] = field(default_factory=list)
+    slices: int = 0  # that did not complete their view
 
     def place(self, row: int, index: int) -> tuple[int, int]:
         return self.tables[row, index // self.limits.block_size], index % self.limits.block_size
@@ -140,14 +143,29 @@ class Device:
             self.tables[row_number, index] = block
         self.copy(plan)
         for encode in plan.encodes:
-            assert not self.store.has(encode.key), "a view is encoded again while its features are there"
-            self.store.put(encode.key, int(encode.pixels.flat[0]), encode.view.tokens * FEATURE_BYTES)
-            self.encoded.append(encode.key)
+            self.encode(encode)
         # Every context is read before anything is written: a row may not lean on another row of its step.
         contexts = [self.read_context(row) for row in plan.rows]
         sampled = [self.compute(row, last) for row, last in zip(plan.rows, contexts, strict=True)]
         tokens = tuple(token for token in sampled if token is not None)
         return StepResult(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens))
+
+    def encode(self, encode: Encode) -> None:
+        """A view half way is the layers it has passed, in order, and its pixels."""
+        assert not self.store.has(encode.key), "a view is encoded again while its features are there"
+        depth, name = self.limits.encode_layers, int(encode.pixels.flat[0])
+        stop = depth if encode.stop is None else encode.stop
+        assert 0 <= encode.first < stop <= depth
+        passed = self.unfinished.take(encode.key) if encode.first else (name,)
+        assert passed == (name, *range(encode.first)), "a slice does not follow the one before"
+        passed += tuple(range(encode.first, stop))
+        self.slices += encode.stop is not None
+        if encode.stop is None:
+            self.store.put(encode.key, passed[0], encode.view.tokens * FEATURE_BYTES)
+            self.encoded.append(encode.key)
+        else:
+            assert stop < depth
+            self.unfinished.keep(encode.key, passed)
 
     def check_budgets(self, plan: StepPlan) -> None:
         assert plan.rows, "a step computes something"
@@ -157,7 +175,7 @@ class Device:
         assert all(0 <= row.row < self.limits.max_rows for row in plan.rows)
         keys = [encode.key for encode in plan.encodes]
         assert len(keys) == len(set(keys)), "a view is encoded twice in a step"
-        patches = sum(encode.view.grid[0] * encode.view.grid[1] for encode in plan.encodes)
+        patches = sum(encode.patches for encode in plan.encodes)
         assert len(keys) <= 1 or patches <= self.limits.max_encode_patches
 
     def copy(self, plan: StepPlan) -> None:
@@ -223,10 +241,17 @@ class Engine:
         self.pool = BlockPool(blocks)
         self.store: FeatureStore[int] = FeatureStore(feature_bytes)
         prefix = PrefixCache(self.pool, self.limits.block_size) if prefix_caching else None
+        self.unfinished: Unfinished[tuple[int, ...]] = Unfinished(self.limits.max_encode_patches)
         self.scheduler = Scheduler(
-            self.limits, self.pool, prefix, self.store, CostModel(COSTS), clock=lambda: self.now
+            self.limits,
+            self.pool,
+            prefix,
+            self.store,
+            CostModel(COSTS),
+            clock=lambda: self.now,
+            unfinished=self.unfinished,
         )
-        self.device = Device(self.limits, self.pool, self.store)
+        self.device = Device(self.limits, self.pool, self.store, self.unfinished)
         self.overlap = overlap
         self.in_flight: list[tuple[StepPlan, StepResult]] = []
         self.plans: list[StepPlan] = []
@@ -257,8 +282,8 @@ class Engine:
             assert self.scheduler.idle, "nothing runs, nothing is in flight, and somebody waits"
         if self.in_flight and (plan is None or len(self.in_flight) > self.overlap):
             oldest, result = self.in_flight.pop(0)
-            seconds = self.truth.predict(work_of(oldest)) / 1e3 if result.tokens else None
-            self.take(self.scheduler.apply(oldest, result, seconds))
+            took = self.truth.predict(work_of(oldest, self.limits.encode_layers)) / 1e3
+            self.take(self.scheduler.apply(oldest, result, took if result.tokens else None))
         return plan
 
     def fail(self) -> None:
@@ -285,12 +310,12 @@ class Engine:
         return sum(delta.cached_tokens for delta in self.deltas[name])
 
 
-def work_of(plan: StepPlan) -> Work:
+def work_of(plan: StepPlan, layers: int) -> Work:
     work = Work()
     for row in plan.rows:
         work.add_row(row.start, row.count)
     for encode in plan.encodes:
-        work.add_view(encode.view.grid[0] * encode.view.grid[1])
+        work.add_view(encode.patches, encode.share(layers))
     return work
 
 

@@ -182,7 +182,7 @@ def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> N
     plan = engine.step()
     assert plan is not None
     assert 1 < plan.rows[1].count < 20
-    assert 3.0 < engine.truth.predict(work_of(plan)) <= 4.0
+    assert 3.0 < engine.truth.predict(work_of(plan, 1)) <= 4.0
 
 
 def test_a_second_view_waits_when_the_first_has_used_up_the_time() -> None:
@@ -221,13 +221,21 @@ def test_the_batch_does_not_grow_beyond_the_target_until_somebody_has_waited_lon
 @given(
     target=st.sampled_from([1.5, 3.0, 6.0, 12.0]),
     least=st.sampled_from([1, 4]),
+    layers=st.sampled_from([1, 9]),
     sizes=st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=14),
     overlap=st.booleans(),
 )
 def test_a_step_with_streams_outlasts_the_target_by_no_more_than_the_least_it_must_do(
-    target: float, least: int, sizes: list[tuple[int, bool]], overlap: bool
+    target: float, least: int, layers: int, sizes: list[tuple[int, bool]], overlap: bool
 ) -> None:
-    limits = small_limits(max_rows=6, max_step_tokens=50, itl_target=target, least_chunk=least)
+    limits = small_limits(
+        max_rows=6,
+        max_step_tokens=50,
+        itl_target=target,
+        least_chunk=least,
+        least_time=0.0,
+        encode_layers=layers,
+    )
     engine = Engine(blocks=120, limits=limits, overlap=overlap, prefix_caching=False)
     for number, (length, with_picture) in enumerate(sizes):
         prompt = [IMAGE_ID] * with_picture + TEXT[:length]
@@ -237,7 +245,7 @@ def test_a_step_with_streams_outlasts_the_target_by_no_more_than_the_least_it_mu
     engine.run()
     bounded = 0
     for plan in engine.plans:
-        work = work_of(plan)
+        work = work_of(plan, layers)
         streams = [row for row in plan.rows if row.count == 1 and row.output_position]
         if not streams:
             continue
@@ -246,8 +254,10 @@ def test_a_step_with_streams_outlasts_the_target_by_no_more_than_the_least_it_mu
         short_prompts = work.rows - alone.rows  # a single token of a prompt is a row like any other
         rest = replace(work, tokens=max(work.tokens - 2 * least, 0), pairs=0, context=alone.context)
         rest.rows -= min(short_prompts, 2)
-        if work.views == 1:
-            rest = replace(rest, views=0, patches=0, patch_pairs=0)
+        if len(plan.encodes) == 1:  # one layer of it goes in any case
+            share = max(plan.encodes[0].share(layers) - 1 / layers, 0.0)
+            rest = replace(rest, encoding=0.0, patches=0.0, patch_pairs=0.0)
+            rest.add_view(plan.encodes[0].patches, share)
         assert engine.truth.predict(rest) <= max(target, engine.truth.predict(alone)) + 1e-6
     assert bounded
 

@@ -25,13 +25,13 @@ def some_work(draw: Random) -> Work:
     if draw.random() < 0.4:
         work.add_row(draw.randrange(0, 2000), draw.randrange(2, 1500))
     if draw.random() < 0.15:
-        work.add_view(draw.choice([784, 4096, 8160]))
+        work.add_view(draw.choice([784, 4096, 8160]), draw.choice([1.0, 1.0, 3 / 27, 12 / 27]))
     return work
 
 
 def text_only(draw: Random) -> Work:
     work = some_work(draw)
-    return replace(work, views=0, patches=0, patch_pairs=0)
+    return replace(work, encoding=0.0, patches=0.0, patch_pairs=0.0)
 
 
 def teach(model: CostModel, truth: CostModel, steps: int, draw: Random, noise: float = 0.0) -> None:

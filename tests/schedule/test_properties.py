@@ -50,6 +50,9 @@ worlds = st.builds(
         patience=st.sampled_from([0.0, 0.3, 5.0]),
         encode_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         class_rows=st.sampled_from([0.3, 0.75, 1.0]),
+        encode_layers=st.sampled_from([1, 3, 8]),
+        encode_unit=st.sampled_from([1, 1, 2]),
+        least_time=st.sampled_from([0.0, 0.1, 1.0]),
     ),
     blocks=st.integers(4, 30),
     feature_bytes=st.sampled_from([0, 50, 10_000]),
@@ -142,6 +145,8 @@ def verify(engine: Engine, accepted: dict[str, Request]) -> None:
     assert engine.scheduler.idle
     assert engine.pool.used == 0
     assert not engine.store.pins
+    assert not engine.unfinished.keys
+    assert not engine.unfinished.leaving
 
 
 def ends_with(request: Request, output: list[int]) -> str:
@@ -171,6 +176,7 @@ def crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, di
         max_queue=100,
         itl_target=draw.choice([None, None, 4.0]),
         patience=draw.choice([0.1, 1.0]),
+        encode_layers=draw.choice([1, 6]),
     )
     blocks = 48 // limits.block_size + draw.randrange(12)
     engine = World(limits, blocks, draw.choice([0, 60, 1000]), overlap, prefix_caching).engine()
@@ -204,7 +210,7 @@ def crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, di
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, prefix_caching: bool) -> None:
-    steps = preemptions = hits = copies = 0
+    steps = preemptions = hits = copies = slices = 0
     for seed in range(36):
         engine, accepted = crowd(seed, overlap=overlap, prefix_caching=prefix_caching)
         verify(engine, accepted)
@@ -213,8 +219,10 @@ def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, p
         preemptions += stats.preemptions
         hits += stats.prefix_hit_tokens
         copies += sum(len(plan.copies) for plan in engine.plans)
+        slices += engine.device.slices
     # The crowd must have met what it is there to meet.
     assert steps > 5000
     assert preemptions > 80
     assert copies > 100
+    assert slices > 50
     assert (hits > 500) == prefix_caching

@@ -6,14 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from torch import Tensor
 
+from saccade.checkpoint import open_checkpoint
 from saccade.media.geometry import ImageProcessing, plain_view
 from saccade.models.layers import VisionTower
+from saccade.models.load import load
 from saccade.plan import Encode
 from saccade.request import Pixels, View
-from saccade.vision.encode import Encoder
+from saccade.vision.encode import Encoder, Halfway
 from saccade.vision.preprocess import patches
+from saccade.vision.unfinished import Unfinished
+from tests import checkpoints
 
 CPU = torch.device("cpu")
 PROCESSING = ImageProcessing(
@@ -28,11 +33,25 @@ PROCESSING = ImageProcessing(
 )
 
 
+VIT_PROCESSING = replace(PROCESSING, patch_size=16, min_pixels=1024, max_pixels=1 << 16)
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
+    folder = checkpoints.qwen3_vl(tmp_path_factory.mktemp("vl"))
+    vision = load(open_checkpoint(str(folder)), "cpu", torch.float32).vision
+    assert vision is not None
+    assert vision.depth > 3
+    return vision
+
+
 class MeanTower(VisionTower):
     """Features of a token: the mean of its patches, and twice that as a deep level; remembers its calls."""
 
     patch_dim = 3 * 2 * 4 * 4
     merge = 2
+    depth = 4
+    hidden_dim = patch_dim
     depth_levels = 1
     out_dim = patch_dim
 
@@ -41,11 +60,26 @@ class MeanTower(VisionTower):
         self.calls: list[list[tuple[int, int]]] = []
         self.dtypes: set[torch.dtype] = set()
 
-    def forward(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+    def begin(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
         self.calls.append(list(grids))
         self.dtypes.add(patches.dtype)
-        tokens = patches.view(-1, self.merge**2, self.patch_dim).mean(dim=1)
-        return torch.cat([tokens, 2 * tokens], dim=1)
+        return patches
+
+    def carry(
+        self, stream: Tensor, grids: Sequence[tuple[int, int]], first: int, stop: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        levels = []
+        for layer in range(first, stop):
+            stream = stream * (1 + layer)
+            if layer == 1:
+                levels.append(2 * self._tokens(stream))
+        return stream, levels
+
+    def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
+        return torch.cat([self._tokens(stream), *levels], dim=1)
+
+    def _tokens(self, stream: Tensor) -> Tensor:
+        return stream.view(-1, self.merge**2, self.patch_dim).mean(dim=1)
 
 
 def picture(seed: int, height: int, width: int, frames: int = 1) -> Pixels:
@@ -54,8 +88,15 @@ def picture(seed: int, height: int, width: int, frames: int = 1) -> Pixels:
 
 def encode_of(pixels: Pixels, view: View | None = None) -> Encode:
     if view is None:
-        view = plain_view(bytes(16), (pixels.shape[2], pixels.shape[1]), PROCESSING)
+        content = blake3(pixels.tobytes()).digest(length=16)
+        view = plain_view(content, (pixels.shape[2], pixels.shape[1]), PROCESSING)
     return Encode(view=view, key=view.key, pixels=pixels)
+
+
+def run(encoder: Encoder, encodes: Sequence[Encode]) -> list[Tensor]:
+    features = encoder.encode(encodes)
+    assert len(features) == len(encodes)
+    return [features[encode.key] for encode in encodes]
 
 
 def expected(encode: Encode, processing: ImageProcessing = PROCESSING) -> Tensor:
@@ -68,7 +109,7 @@ def test_each_view_gets_its_own_features_whatever_it_is_packed_with() -> None:
     encodes = [encode_of(picture(i, *size)) for i, size in enumerate(sizes)]
     encodes.append(encode_of(picture(9, 20, 30, frames=2)))
     tower = MeanTower()
-    features = Encoder(tower, PROCESSING, CPU, torch.float32).encode(encodes)
+    features = run(Encoder(tower, PROCESSING, CPU, torch.float32), encodes)
     assert len(tower.calls) == 1
     for encode, feature in zip(encodes, features, strict=True):
         assert feature.shape == (encode.view.tokens, 2 * tower.out_dim)
@@ -79,8 +120,10 @@ def test_a_call_holds_no_more_patches_than_its_budget_except_one_view_alone() ->
     encodes = [encode_of(picture(i, 16, 16 * (1 + i % 3))) for i in range(20)]
     encodes.insert(7, encode_of(picture(99, 60, 60)))
     tower = MeanTower()
-    features = Encoder(tower, PROCESSING, CPU, torch.float32, patches_per_call=64).encode(encodes)
-    assert [grid for call in tower.calls for grid in call] == [encode.view.grid for encode in encodes]
+    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, patches_per_call=64), encodes)
+    grids = [grid for call in tower.calls for grid in call]
+    assert sorted(grids) == sorted(encode.view.grid for encode in encodes)
+    assert grids == sorted(grids, key=lambda grid: grid[0] * grid[1])  # alike ones together
     for call in tower.calls:
         assert len(call) == 1 or sum(rows * columns for rows, columns in call) <= 64
     assert max(rows * columns for call in tower.calls for rows, columns in call) > 64
@@ -91,7 +134,7 @@ def test_a_call_holds_no_more_patches_than_its_budget_except_one_view_alone() ->
 
 def test_features_do_not_keep_their_neighbours_memory() -> None:
     encodes = [encode_of(picture(i, 16, 16)) for i in range(5)]
-    for feature in Encoder(MeanTower(), PROCESSING, CPU, torch.float32).encode(encodes):
+    for feature in run(Encoder(MeanTower(), PROCESSING, CPU, torch.float32), encodes):
         assert feature.untyped_storage().nbytes() == feature.nbytes
 
 
@@ -103,7 +146,7 @@ def test_two_views_of_one_picture_differ_and_a_read_only_array_is_fine() -> None
         pixels,
         View(content=bytes(16), box=(0, 0, 20, 20), grid=(4, 4), merge=2, processing=PROCESSING.digest),
     )
-    features = Encoder(MeanTower(), PROCESSING, CPU, torch.float32).encode([whole, corner])
+    features = run(Encoder(MeanTower(), PROCESSING, CPU, torch.float32), [whole, corner])
     copied = encode_of(pixels.copy(), corner.view)
     assert torch.equal(features[1], expected(copied))
     assert features[0].shape != features[1].shape
@@ -114,26 +157,91 @@ def test_a_view_is_processed_as_it_names_and_a_stranger_is_refused() -> None:
     pixels = picture(4, 16, 16, frames=2)
     encode = encode_of(pixels, plain_view(bytes(16), (16, 16), video))
     both = Encoder(MeanTower(), (PROCESSING, video), CPU, torch.float32)
-    assert torch.equal(both.encode([encode])[0], expected(encode, video))
+    assert torch.equal(run(both, [encode])[0], expected(encode, video))
     with pytest.raises(ValueError, match=encode.view.processing.hex()):
-        Encoder(MeanTower(), PROCESSING, CPU, torch.float32).encode([encode])
+        run(Encoder(MeanTower(), PROCESSING, CPU, torch.float32), [encode])
 
 
 def test_the_tower_gets_patches_of_its_own_precision() -> None:
     tower = MeanTower()
-    features = Encoder(tower, PROCESSING, CPU, torch.bfloat16).encode([encode_of(picture(5, 16, 16))])
+    features = run(Encoder(tower, PROCESSING, CPU, torch.bfloat16), [encode_of(picture(5, 16, 16))])
     assert tower.dtypes == {torch.bfloat16}
     assert features[0].dtype == torch.bfloat16
 
 
+def sliced(encoder: Encoder, unfinished: Unfinished[Halfway], encode: Encode, ends: Sequence[int]) -> Tensor:
+    """The view's features after slices that end at these layers, planned as the scheduler does it."""
+    first = 0
+    for stop in ends:
+        unfinished.advance(encode.key, encode.patches, stop)
+        assert encoder.encode([replace_slice(encode, first, stop)]) == {}
+        unfinished.check()
+        first = stop
+    if first:
+        unfinished.finish(encode.key)
+    return run(encoder, [replace_slice(encode, first, None)])[0]
+
+
+def replace_slice(encode: Encode, first: int, stop: int | None) -> Encode:
+    return Encode(encode.view, encode.key, encode.pixels, first, stop)
+
+
+@pytest.mark.parametrize("ends", [[1], [2], [3], [1, 2, 3]])
+def test_slices_give_the_same_features_bit_for_bit(ends: list[int], tower: VisionTower) -> None:
+    unfinished: Unfinished[Halfway] = Unfinished(10_000)
+    encoder = Encoder(tower, VIT_PROCESSING, CPU, torch.float32, unfinished)
+    pixels = picture(1, 70, 100)
+    view = plain_view(bytes(16), (100, 70), VIT_PROCESSING)
+    encode = encode_of(pixels, view)
+    whole = run(encoder, [encode])[0]
+    assert torch.equal(sliced(encoder, unfinished, encode, ends), whole)
+    assert not unfinished.keys
+    assert not unfinished.leaving
+
+
+def test_views_half_way_through_are_carried_on_together_or_apart() -> None:
+    unfinished: Unfinished[Halfway] = Unfinished(10_000)
+    tower = MeanTower()
+    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, unfinished)
+    encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
+    for encode in encodes:
+        unfinished.advance(encode.key, encode.patches, 2)
+    encoder.encode([replace_slice(encode, 0, 2) for encode in encodes])
+    unfinished.advance(encodes[2].key, encodes[2].patches, 3)
+    for encode in encodes[:2]:
+        unfinished.finish(encode.key)
+    features = encoder.encode(
+        [
+            replace_slice(encodes[0], 2, None),
+            replace_slice(encodes[1], 2, None),
+            replace_slice(encodes[2], 2, 3),
+        ]
+    )
+    unfinished.finish(encodes[2].key)
+    features |= encoder.encode([replace_slice(encodes[2], 3, None)])
+    assert all(torch.equal(features[encode.key], expected(encode)) for encode in encodes)
+    assert not unfinished.keys
+
+
+def test_a_slice_that_does_not_follow_the_one_before_is_refused() -> None:
+    unfinished: Unfinished[Halfway] = Unfinished(10_000)
+    encoder = Encoder(MeanTower(), PROCESSING, CPU, torch.float32, unfinished)
+    encode = encode_of(picture(1, 16, 24))
+    unfinished.advance(encode.key, encode.patches, 1)
+    encoder.encode([replace_slice(encode, 0, 1)])
+    unfinished.advance(encode.key, encode.patches, 3)
+    with pytest.raises(RuntimeError, match="has passed 1 layers; a slice from 2"):
+        encoder.encode([replace_slice(encode, 2, 3)])
+
+
 def test_nothing_to_encode_gives_nothing() -> None:
-    assert Encoder(MeanTower(), PROCESSING, CPU, torch.float32).encode([]) == []
+    assert Encoder(MeanTower(), PROCESSING, CPU, torch.float32).encode([]) == {}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_gives_the_same_features() -> None:
     encodes = [encode_of(picture(i, 16 + i, 40 - i)) for i in range(6)]
-    features = Encoder(MeanTower(), PROCESSING, torch.device("cuda"), torch.float32).encode(encodes)
+    features = run(Encoder(MeanTower(), PROCESSING, torch.device("cuda"), torch.float32), encodes)
     for encode, feature in zip(encodes, features, strict=True):
         assert torch.allclose(feature.cpu(), expected(encode), atol=1e-6)

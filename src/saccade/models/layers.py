@@ -45,11 +45,31 @@ class VisionTower(nn.Module):
 
     patch_dim: int  # channels * frames * patch * patch
     merge: int  # patches per token along each side
+    depth: int  # layers
+    hidden_dim: int  # width of the stream between layers
     depth_levels: int  # D
     out_dim: int
 
     def forward(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
         """[P, patch_dim] in merge order, views packed; gives [tokens, (1 + D) * out_dim]."""
+        stream, levels = self.carry(self.begin(patches, grids), grids, 0, self.depth)
+        return self.finish(stream, levels)
+
+    # The same in pieces; nothing but the stream and the levels passes from one to the next.
+
+    def begin(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+        """The stream before the first layer: [P, hidden_dim]."""
+        raise NotImplementedError
+
+    def carry(
+        self, stream: Tensor, grids: Sequence[tuple[int, int]], first: int, stop: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Through layers `first` .. `stop`; gives the stream and those deep levels [tokens, out_dim] that
+        branch off on the way."""
+        raise NotImplementedError
+
+    def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
+        """The features, of the stream behind the last layer and all D levels in order."""
         raise NotImplementedError
 
 

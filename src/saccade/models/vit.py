@@ -110,6 +110,8 @@ class QwenVision(VisionTower):
         super().__init__()
         self.patch_dim = dims.channels * dims.frames * dims.patch**2
         self.merge = dims.merge
+        self.depth = dims.depth
+        self.hidden_dim = dims.hidden
         self.depth_levels = len(dims.deep)
         self.out_dim = dims.out
         self.patch_embedding = Linear(self.patch_dim, (dims.hidden,), place, bias=True)
@@ -125,22 +127,31 @@ class QwenVision(VisionTower):
         self._tables: OrderedDict[tuple[int, int], GridTable] = OrderedDict()
         self._kept = 0  # patches in _tables
 
-    def forward(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+    def begin(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
         self._check(patches, grids)
-        runs = _runs(grids)
-        tables = [self.table(grid) for grid in grids]
-        turn = Turn(
-            torch.cat([table.turn.cos for table in tables]), torch.cat([table.turn.sin for table in tables])
-        )
         x = self.patch_embedding.forward(patches.to(self._place.dtype))
-        x = x + self._learned_positions(tables).to(x.dtype)
+        return x + self._learned_positions([self.table(grid) for grid in grids]).to(x.dtype)
+
+    def carry(
+        self, stream: Tensor, grids: Sequence[tuple[int, int]], first: int, stop: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        turn, runs = self._turn(grids), _runs(grids)
         levels: list[Tensor] = []
-        with any_shape(x.device):
-            for index, layer in enumerate(self.layers):
-                x = layer(x, turn, runs)
+        with any_shape(stream.device):
+            for index in range(first, stop):
+                stream = self.layers[index](stream, turn, runs)
                 if index in self._deep:
-                    levels.append(self.deep_mergers[self._deep.index(index)](x))
-        return torch.cat([self.merger.forward(x), *levels], dim=-1)
+                    levels.append(self.deep_mergers[self._deep.index(index)](stream))
+        return stream, levels
+
+    def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
+        return torch.cat([self.merger.forward(stream), *levels], dim=-1)
+
+    def _turn(self, grids: Sequence[tuple[int, int]]) -> Turn:
+        turns = [self.table(grid).turn for grid in grids]
+        if len(turns) == 1:
+            return turns[0]
+        return Turn(torch.cat([turn.cos for turn in turns]), torch.cat([turn.sin for turn in turns]))
 
     def _check(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> None:
         total = sum(height * width for height, width in grids)

@@ -22,8 +22,9 @@ from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
 from saccade.schedule.prior import CHIPS, CPU, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
-from saccade.vision.encode import Encoder
+from saccade.vision.encode import Encoder, Halfway
 from saccade.vision.store import FeatureStore
+from saccade.vision.unfinished import Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,11 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
     model = load(checkpoint, device, dtype, config.load_format, progress)
     shares = budget(config, checkpoint, model, device, dtype)
     store: FeatureStore[Tensor] = FeatureStore(shares.feature_bytes)
+    unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
-        scheduler=_scheduler(config, checkpoint, shares, store, device, dtype),
-        runner=_runner(config, checkpoint, model, shares, store, device, dtype),
+        scheduler=_scheduler(config, checkpoint, shares, store, unfinished, device, dtype),
+        runner=_runner(config, checkpoint, model, shares, store, unfinished, device, dtype),
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
     )
 
@@ -57,6 +59,7 @@ def _scheduler(
     checkpoint: Checkpoint,
     shares: Budget,
     store: FeatureStore[Tensor],
+    unfinished: Unfinished[Halfway],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Scheduler:
@@ -73,10 +76,12 @@ def _scheduler(
         seed=config.seed,
         itl_target=_itl_target(config, device),
         copy_tokens=copy_tokens(network, chip, config.block_size),
+        encode_layers=max(network.vision_depth, 1),
     )
     pool = BlockPool(shares.blocks)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
-    return Scheduler(limits, pool, prefix, store, CostModel(coefficients(network, chip)))
+    cost = CostModel(coefficients(network, chip))
+    return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished)
 
 
 def _itl_target(config: EngineConfig, device: torch.device) -> float | None:
@@ -91,6 +96,7 @@ def _runner(
     model: LanguageModel,
     shares: Budget,
     store: FeatureStore[Tensor],
+    unfinished: Unfinished[Halfway],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Runner:
@@ -98,7 +104,7 @@ def _runner(
     encoder = None
     processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
     if model.vision is not None and processing:
-        encoder = Encoder(model.vision, processing, device, dtype)
+        encoder = Encoder(model.vision, processing, device, dtype, unfinished)
     blocks_per_row = -(-shares.max_model_len // config.block_size)
     batch = Batch(pages, config.max_num_seqs, blocks_per_row, device)
     sampler = Sampler(config.max_num_seqs, model.vocab_size, device)

@@ -69,9 +69,8 @@ class Runner:
     def _encode(self, plan: StepPlan) -> None:
         if not plan.encodes or self._encoder is None:
             return
-        features = self._encoder.encode(plan.encodes)
-        for encode, feature in zip(plan.encodes, features, strict=True):
-            self._store.put(encode.key, feature, feature.nbytes)
+        for key, features in self._encoder.encode(plan.encodes).items():
+            self._store.put(key, features, features.nbytes)
 
     def _forward(self, inputs: Inputs) -> Tensor:
         model = self._model

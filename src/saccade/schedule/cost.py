@@ -19,6 +19,8 @@ A step's time is taken as a sum of parts, each a coefficient (ms per unit) times
     patch        patches encoded              arithmetic of the tower
     patch_pair   pairs of patches per view    attention of the tower
 
+Of a view that passes some layers of the tower only, the last three count by the share of those layers.
+
 The prior (schedule/prior.py) gives the coefficients. What is learnt is one non-negative factor for each, by
 recursive least squares on the relative error: every observation is weighed by how surprising it is (Huber),
 old ones are forgotten at a rate, but only in the parts the new one speaks about, so that a quiet night of
@@ -83,9 +85,9 @@ class Work:
     context: int = 0
     tokens: int = 0
     pairs: int = 0
-    views: int = 0
-    patches: int = 0
-    patch_pairs: int = 0
+    encoding: float = 0.0
+    patches: float = 0.0
+    patch_pairs: float = 0.0
 
     def add_row(self, start: int, count: int) -> None:
         if count == 1:
@@ -95,10 +97,11 @@ class Work:
             self.tokens += count
             self.pairs += pairs(start, count)
 
-    def add_view(self, patches: int) -> None:
-        self.views += 1
-        self.patches += patches
-        self.patch_pairs += patches * patches
+    def add_view(self, patches: int, share: float = 1.0) -> None:
+        """`share`: of the tower's layers, where the view does not pass all of them."""
+        self.encoding = max(self.encoding, share)
+        self.patches += patches * share
+        self.patch_pairs += patches * patches * share
 
     def quantities(self, ridge: float) -> tuple[float, ...]:
         crowd = self.rows + self.tokens - ridge
@@ -110,7 +113,7 @@ class Work:
             self.tokens,
             crowd if crowd > 0 else 0.0,
             self.pairs,
-            1.0 if self.views else 0.0,
+            self.encoding,
             self.patches,
             self.patch_pairs,
         )
@@ -171,10 +174,15 @@ class CostModel:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def view_fits(self, limit: float, work: Work, patches: int) -> bool:
-        tried = replace(work)
-        tried.add_view(patches)
-        return self.predict(tried) <= limit
+    def layers_within(self, limit: float, work: Work, patches: int, depth: int, most: int) -> int:
+        """How many of a tower's `depth` layers a view can pass beside the work, `most` at most, if the step
+        may take `limit` milliseconds."""
+        for layers in range(most, 0, -1):
+            tried = replace(work)
+            tried.add_view(patches, layers / depth)
+            if self.predict(tried) <= limit:
+                return layers
+        return 0
 
     def observe(self, quantities: tuple[float, ...], milliseconds: float) -> None:
         """Learn from a step, or from several at once: quantities add up."""

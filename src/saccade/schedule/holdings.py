@@ -18,21 +18,29 @@ from typing import Any
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
+from saccade.schedule.making import Making
 from saccade.schedule.policy import Limits
 from saccade.schedule.sequence import Sequence
 from saccade.schedule.step import Step
 from saccade.vision.store import FeatureStore
+from saccade.vision.unfinished import Unfinished
 
 
 class Holdings:
     def __init__(
-        self, limits: Limits, pool: BlockPool, prefix: PrefixCache | None, store: FeatureStore[Any]
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        prefix: PrefixCache | None,
+        store: FeatureStore[Any],
+        unfinished: Unfinished[Any] | None = None,
     ) -> None:
         self._limits = limits
         self._size = limits.block_size
         self._pool = pool
         self._prefix = prefix
         self._store = store
+        self.making = Making(limits, unfinished)
 
     # How much there is
 
@@ -119,14 +127,15 @@ class Holdings:
 
     def see(self, step: Step, sequence: Sequence, tokens: int, *, must: bool) -> int:
         """Pin the views among the next `tokens`, have those encoded that nobody has; gives how many of the
-        tokens may be computed: they stop before the first view whose encoding the step cannot afford. With
-        `must` it affords one in any case."""
+        tokens may be computed: they stop before the first view that is not complete with what the step
+        affords. With `must` it affords something of one in any case."""
         start = sequence.computed
         for span in sequence.spans(start, start + tokens):
             if span.start in sequence.pins:
                 continue
             pixels = sequence.group.pixels[span.key]
-            if not self._store.expects(span.key) and not step.encode(span, pixels, must=must):
+            there = self._store.expects(span.key)
+            if not there and not self.making.carry_on(step, span, pixels, must=must):
                 return max(span.start - start, 0)
             self._store.pin(span.key)
             sequence.pins[span.start] = span

@@ -49,6 +49,14 @@ class Places:
         sequence.row = None
         sequence.epoch += 1
 
+    @property
+    def short_of(self) -> str | None:
+        """What the heads of the queues lacked in the step planned last: rows, memory, or time in the step."""
+        short = [starved for line, starved in zip(self.waiting, self.starved, strict=True) if line]
+        if not short:
+            return None
+        return "rows" if not self.free_rows else "memory" if any(short) else "time"
+
     def faults(self, everyone: Collection[Sequence]) -> list[str]:
         """What contradicts what; `everyone` are the sequences that have not ended."""
         found = []

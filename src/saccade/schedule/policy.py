@@ -31,14 +31,19 @@ class Limits:
     max_step_tokens: int  # token budget of a step
     max_model_len: int  # tokens of a sequence, prompt and output together
     block_size: int  # tokens per KV block
-    max_encode_patches: int  # of the vision tower in one step; a single larger view still goes, alone
+    # Of the vision tower in one step, and of views in the making; a single larger one still goes, alone.
+    max_encode_patches: int
     max_queue: int  # requests waiting; more are refused
     max_queue_bytes: int = 1 << 62  # pixels of requests not answered yet; more are refused
     seed: int = 0  # root of the seeds of requests that name none
     itl_target: float | None = None  # ms a step may take while answers are streaming; None: any
+    encode_layers: int = 1  # of the vision tower: what a view's work is divided by. 1: views go whole
+    encode_unit: int = 1  # slices of a view end at multiples of so many layers, if they get so far
     # What a step does for prompts however little time the target leaves: this many tokens for the first
-    # prompt of each class, and one view. It keeps prompts moving under a target that cannot be met.
+    # prompt of each class, and of one view a layer, or what takes this share of the target. It keeps prompts
+    # moving under a target that cannot be met.
     least_chunk: int = 32
+    least_time: float = 0.1
     patience: float = 1.0  # seconds: what a level of priority is worth, and when a head is passed no more
     encode_share: float = (
         0.5  # of a step's tokens and time, for prompts with views to encode, when others wait
@@ -122,6 +127,14 @@ def allowances(
         first = min(max(int(tokens * share), 1), tokens - 1) if tokens > 1 else tokens * (turn % 2)
     until = target if target is None else now + max(target - now, 0.0) * share
     return Allowance(first, until, limits.least_chunk), Allowance(tokens, target, limits.least_chunk)
+
+
+def has_time(allowance: Allowance, now: float, alone: float, waited: float, limits: Limits) -> bool:
+    """Whether a newcomer may make a step of `now` ms longer. The batch does not grow beyond the target,
+    unless it has `waited` long, or not even a stream `alone` (ms) would meet the target."""
+    if allowance.until is None or now < allowance.until:
+        return True
+    return allowance.least > 0 and (alone > (limits.itl_target or 0.0) or waited > limits.patience)
 
 
 def held_back(sequence: Sequence, other: Line, starved: bool, now: float, patience: float) -> bool:

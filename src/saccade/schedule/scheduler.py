@@ -31,6 +31,7 @@ from saccade.schedule.sequence import Group, Sequence, derive_seed
 from saccade.schedule.step import Step
 from saccade.schedule.totals import Totals
 from saccade.vision.store import FeatureStore
+from saccade.vision.unfinished import Unfinished
 
 __all__ = ["Limits", "Scheduler"]
 
@@ -47,12 +48,13 @@ class Scheduler:
         store: FeatureStore[Any],
         cost: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
+        unfinished: Unfinished[Any] | None = None,
     ) -> None:
         self._limits = limits
         self._pool = pool
         self._prefix = prefix
         self._store = store
-        self._holdings = Holdings(limits, pool, prefix, store)
+        self._holdings = Holdings(limits, pool, prefix, store, unfinished)
         self._cost = cost if cost is not None else CostModel(UNKNOWN)
         self._clock = clock
         self._groups: dict[str, Group] = {}  # by request id
@@ -85,6 +87,7 @@ class Scheduler:
         self._groups[request.id] = group
         self._pixel_bytes += group.pixel_bytes
         self._totals.came(group)
+        self._holdings.making.came(group)
         for sequence in group.choices:
             self._queue(sequence)
 
@@ -102,8 +105,9 @@ class Scheduler:
         """The step could not be run, or its result not be had: its requests end with an error."""
         step = self._in_flight.pop(plan.number)
         self._totals.forget_untimed()
-        touched = [sequence for sequence, _, _ in step.planned if not sequence.ended]
-        requests = dict.fromkeys(sequence.group.request.id for sequence in touched)
+        groups = [sequence.group for sequence, _, _ in step.planned if not sequence.ended]
+        groups += self._holdings.making.failed(step.encodes)
+        requests = dict.fromkeys(group.request.id for group in groups)
         return [delta for request_id in requests for delta in self._end_request(request_id, "error", message)]
 
     # One step
@@ -219,22 +223,15 @@ class Scheduler:
                 return
             if len(other) and places.rows_of[kind] >= self._limits.most_class_rows:
                 return
-            if not self._has_time(step, sequence, allowance, now):
+            alone = self._cost.predict(Work(rows=1, context=sequence.length))
+            waited = now - sequence.group.since
+            if not policy.has_time(allowance, step.milliseconds, alone, waited, self._limits):
                 return
             if owed is None:
                 owed = sum(self._holdings.owes(running) for running in self._places.running)
             if not self._enter(step, sequence, allowance, owed):
                 return
             owed += self._holdings.owes(sequence)
-
-    def _has_time(self, step: Step, sequence: Sequence, allowance: Allowance, now: float) -> bool:
-        """Whether a newcomer may make the step longer. The batch does not grow beyond the target, unless the
-        newcomer has waited long, or not even a lone stream would meet the target."""
-        if allowance.until is None or step.milliseconds < allowance.until:
-            return True
-        alone = self._cost.predict(Work(rows=1, context=sequence.length))
-        hopeless = alone > (self._limits.itl_target or 0.0)
-        return bool(allowance.least) and (hopeless or now - sequence.group.since > self._limits.patience)
 
     def _enter(self, step: Step, sequence: Sequence, allowance: Allowance, owed: int) -> bool:
         """A row and first tokens for a waiting sequence; False, and nothing changed, if they do not fit."""
@@ -263,6 +260,7 @@ class Scheduler:
         for sequence, _, row in planned:
             sequence.computed += row.count
             sequence.pending += row.sample
+        self._holdings.making.sweep()
         self._in_flight[plan.number] = step
         self._totals.sent(plan)
         return plan
@@ -343,6 +341,8 @@ class Scheduler:
             del self._groups[group.request.id]
             self._pixel_bytes -= group.pixel_bytes
             self._totals.gone(group)
+            self._holdings.making.gone(group)
+        self._holdings.making.sweep()
 
     def _end_request(self, request_id: str, finish: FinishReason, error: str | None = None) -> list[Delta]:
         group = self._groups.get(request_id)
@@ -364,11 +364,7 @@ class Scheduler:
     @property
     def short_of(self) -> str | None:
         """What the heads of the queues lacked in the step planned last: rows, memory, or time in the step."""
-        places = self._places
-        short = [starved for line, starved in zip(places.waiting, places.starved, strict=True) if line]
-        if not short:
-            return None
-        return "rows" if not places.free_rows else "memory" if any(short) else "time"
+        return self._places.short_of
 
     def stats(self) -> EngineStats:
         features = self._store.stats
@@ -391,6 +387,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise if any bookkeeping contradicts another; for tests and idle moments."""
         self._holdings.check(self._places.running)
+        self._holdings.making.check(key for step in self._in_flight.values() for key in step.views)
         everyone = {sequence for group in self._groups.values() for sequence in group.choices}
         faults = self._places.faults(everyone)
         if any(item.ended or item.pending > len(self._in_flight) for item in everyone):

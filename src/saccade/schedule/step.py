@@ -7,8 +7,7 @@ never   decides
 
 from dataclasses import dataclass, field
 
-from saccade.plan import Encode, Enter, Row, Span, StepPlan
-from saccade.request import Pixels
+from saccade.plan import Encode, Enter, Row, StepPlan
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.sequence import Sequence
 
@@ -27,6 +26,7 @@ class Step:
     table: list[tuple[int, int, int]] = field(default_factory=list)  # (row, index, block)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     encodes: list[Encode] = field(default_factory=list)
+    views: set[bytes] = field(default_factory=set)  # keys of those
     singles: list[Planned] = field(default_factory=list)  # rows of one token: attended in one batch
     longer: list[Planned] = field(default_factory=list)
     sampling: int = 0  # rows that yield a token
@@ -42,19 +42,12 @@ class Step:
             return tokens
         return max(self.cost.tokens_within(until, self.work, start, tokens), least)
 
-    def encode(self, span: Span, pixels: Pixels, *, must: bool) -> bool:
-        """Encode a view if this step affords it, or `must` encode one: else a huge one never were."""
-        patches = span.view.grid[0] * span.view.grid[1]
-        if not (must and not self.encodes) and not self._affords_view(patches):
-            return False
-        self.encodes.append(Encode(span.view, span.key, pixels))
-        self.patches_left -= patches
-        self.work.add_view(patches)
-        return True
-
-    def _affords_view(self, patches: int) -> bool:
-        in_time = self.target is None or self.cost.view_fits(self.target, self.work, patches)
-        return patches <= self.patches_left and in_time
+    def encode(self, encode: Encode, share: float) -> None:
+        """Carry a view through a share of the vision tower."""
+        self.encodes.append(encode)
+        self.views.add(encode.key)
+        self.patches_left -= encode.patches
+        self.work.add_view(encode.patches, share)
 
     def run(self, sequence: Sequence, row: Row) -> None:
         """Compute the row, and tell the device of the sequence's blocks it does not know yet."""

@@ -28,6 +28,7 @@ class Counters:
     visual_tokens: int = 0
     steps: int = 0
     encodes: int = 0
+    encode_slices: int = 0
     started: int = 0
     wait_seconds: float = 0.0
     timed_steps: int = 0
@@ -78,7 +79,9 @@ class Totals(Counters):
 
     def sent(self, plan: StepPlan) -> None:
         self.steps += 1
-        self.encodes += len(plan.encodes)
+        finished = sum(encode.stop is None for encode in plan.encodes)
+        self.encodes += finished
+        self.encode_slices += sum(encode.first > 0 or encode.stop is not None for encode in plan.encodes)
 
     def time(self, cost: CostModel, step: Step, seconds: float | None) -> None:
         """A step is over: compare, and let the model learn, as soon as its time is known."""

@@ -141,6 +141,7 @@ def make_report(options: PlanOptions) -> Report:
         max_encode_patches=4 * max(options.max_num_batched_tokens, 4096),  # as runtime/memory.py has it
         max_queue=1 << 30,
         itl_target=options.itl_target or None,
+        encode_layers=max(network.vision_depth, 1),
     )
     memory = Memory(
         options.memory, options.gpu_memory_utilization, options.vision_cache_bytes, options.kv_cache_bytes

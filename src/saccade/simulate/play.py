@@ -16,13 +16,14 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
 from saccade.errors import RequestError
 from saccade.metrics import EngineStats
-from saccade.plan import StepPlan, StepResult
+from saccade.plan import Encode, StepPlan, StepResult
 from saccade.request import Delta
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.simulate.traffic import Arrival
 from saccade.vision.layout import lay_out
 from saccade.vision.store import FeatureStore
+from saccade.vision.unfinished import Unfinished
 
 TOKEN = 2  # every answer consists of it
 
@@ -73,8 +74,15 @@ class Player:
         self._store: FeatureStore[None] = FeatureStore(machine.feature_budget)
         size = machine.limits.block_size
         prefix = PrefixCache(self._pool, size) if machine.prefix_caching else None
+        self._unfinished: Unfinished[int] = Unfinished(machine.limits.max_encode_patches)
         self.scheduler = Scheduler(
-            machine.limits, self._pool, prefix, self._store, machine.believed, clock=lambda: self.now
+            machine.limits,
+            self._pool,
+            prefix,
+            self._store,
+            machine.believed,
+            clock=lambda: self.now,
+            unfinished=self._unfinished,
         )
         self._asked: dict[str, Arrival] = {}
         self._spoke: dict[str, float] = {}  # when each running answer's last token came
@@ -112,17 +120,27 @@ class Player:
             return False
         outcome = self.outcome
         for encode in plan.encodes:
-            self._store.put(encode.key, None, encode.view.tokens * self._machine.feature_bytes)
+            self._encode(encode)
         if shortage := self.scheduler.short_of:
             outcome.short_of[shortage] += 1
         outcome.peak_rows = max(outcome.peak_rows, len(plan.rows))
         outcome.peak_blocks = max(outcome.peak_blocks, self._pool.used)
-        seconds = self._machine.truth.predict(work_of(plan)) / 1e3
+        work = work_of(plan, self._machine.limits.encode_layers)
+        seconds = self._machine.truth.predict(work) / 1e3
         self.now += seconds
         outcome.busy += seconds
         for delta in self.scheduler.apply(plan, sampled(plan), seconds):
             self._hear(delta)
         return True
+
+    def _encode(self, encode: Encode) -> None:
+        """The simulated tower has nothing to keep of a view but how many of its layers are done."""
+        if encode.first and self._unfinished.take(encode.key) != encode.first:
+            raise RuntimeError(f"a slice from layer {encode.first} on does not follow the one before")
+        if encode.stop is None:
+            self._store.put(encode.key, None, encode.view.tokens * self._machine.feature_bytes)
+        else:
+            self._unfinished.keep(encode.key, encode.stop)
 
     def _hear(self, delta: Delta) -> None:
         name = delta.request_id
@@ -139,12 +157,13 @@ class Player:
             del self._asked[name], self._spoke[name]
 
 
-def work_of(plan: StepPlan) -> Work:
+def work_of(plan: StepPlan, layers: int) -> Work:
+    """`layers`: of the vision tower."""
     work = Work()
     for row in plan.rows:
         work.add_row(row.start, row.count)
     for encode in plan.encodes:
-        work.add_view(encode.view.grid[0] * encode.view.grid[1])
+        work.add_view(encode.patches, encode.share(layers))
     return work
 
 
