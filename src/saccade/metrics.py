@@ -132,6 +132,10 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     tokens.add_metric(["visual"], stats.visual_tokens)
     tokens.add_metric(["generated"], stats.generated_tokens)
     yield tokens
+    yield from _totals(stats)
+
+
+def _totals(stats: EngineStats) -> Iterator[Metric]:
     for name, text, total in (
         ("prefix_cache_queried_tokens", "Prompt tokens looked up.", stats.prefix_queried_tokens),
         ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens),
