@@ -27,7 +27,8 @@ ASKS = 16  # most branches per picture
 SOURCES = ((896, 896), (672, 896), (896, 672), (640, 640), (1024, 768), (1344, 1024))
 SOURCES += ((448, 448), (512, 384), (384, 576), (640, 448), (448, 768))
 LOOKS = (36, 49, 64, 80, 112, 144, 196, 256)  # tokens of the global view
-ZOOMS = ((128, 128), (256, 64), (256, 64), (512, 64), (256, 128), (256, 256), (512, 128), (448, 448))
+# The levels 16, 64 and 196 of the ladder, square and in a long row.
+ZOOMS = ((128, 128), (256, 64), (256, 64), (256, 256), (512, 128), (512, 128), (448, 448), (896, 224))
 MOST_OF_SOURCE = 0.5  # a global view is at most this share of the tokens the whole source would take
 
 
