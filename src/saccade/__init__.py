@@ -1,6 +1,6 @@
 """Saccade: an inference and serving engine for vision-language models.
 
-    from saccade import LLM, AsyncEngine, SamplingParams
+    from saccade import LLM, AsyncEngine, LodParams, SamplingParams
 
 Importing the package is cheap; `LLM` and `AsyncEngine` bring what they need when they are first named.
 """
@@ -8,6 +8,7 @@ Importing the package is cheap; `LLM` and `AsyncEngine` bring what they need whe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from saccade.lod.values import LodParams
 from saccade.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from saccade.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "LodParams", "SamplingParams", "__version__"]
 
 # The front process imports this package and must not load torch: names that need it are looked up late.
 _LATE = {"LLM": "saccade.llm", "AsyncEngine": "saccade.async_engine"}

@@ -14,23 +14,27 @@ import logging
 import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace as replace_field
 
 from saccade.checkpoint import Checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
+from saccade.media.detail import Wishes
 from saccade.media.halt import Halt
 from saccade.media.part import MediaKind, MediaPart
+from saccade.media.sight import Eye, Marks
 from saccade.media.visual import Loader, Terms, Visual
-from saccade.request import Media, Request
+from saccade.request import Media, Request, Sampling
 from saccade.sampling import SamplingParams
 from saccade.stages import Stages
 from saccade.text.answer import Answer
 from saccade.text.chat import ChatTemplate, split_media, text_bytes, utf8_bytes
 from saccade.text.tokens import Tokens
+from saccade.views import read_views
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class _Asked:
     field: str  # what the caller's words are called in errors
     halt: Halt
     stages: Stages
+    wishes: Wishes  # of the detail pictures are seen in
 
 
 class Front:
@@ -62,6 +67,7 @@ class Front:
             ChatTemplate(template, self.tokens, checkpoint.special_tokens) if template is not None else None
         )
         self._loader = Loader(checkpoint.image, checkpoint.video, self.limits)
+        self._eye = _eye(checkpoint)
 
     def close(self) -> None:
         """Ends the loading threads; requests whose media are being loaded fail."""
@@ -80,11 +86,12 @@ class Front:
         trusted: bool = False,
         halt: Halt | None = None,
         stages: Stages | None = None,
+        wishes: Wishes = Wishes(),
     ) -> Request:
         """A conversation. Text in messages is never trusted; `trusted` lets media be paths and objects."""
         now = time.monotonic()
         stages = stages or Stages(now, now)
-        asked = _Asked(params, request_id, salt, now, trusted, "messages", halt or Halt(), stages)
+        asked = _Asked(params, request_id, salt, now, trusted, "messages", halt or Halt(), stages, wishes)
         if self._chat is None:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
@@ -106,6 +113,7 @@ class Front:
         trusted: bool = False,
         halt: Halt | None = None,
         stages: Stages | None = None,
+        wishes: Wishes = Wishes(),
     ) -> Request:
         """A prompt as text or ids, with one placeholder token per picture and video, in their order.
 
@@ -114,7 +122,7 @@ class Front:
         """
         now = time.monotonic()
         stages = stages or Stages(now, now)
-        asked = _Asked(params, request_id, salt, now, trusted, "prompt", halt or Halt(), stages)
+        asked = _Asked(params, request_id, salt, now, trusted, "prompt", halt or Halt(), stages, wishes)
         with asked.stages.spending("tokenise"):
             ids = self._prompt_ids(prompt, asked)
         parts = self._interleaved(ids, _listed("images", images), _listed("videos", videos))
@@ -196,7 +204,9 @@ class Front:
     def _request(self, ids: Sequence[int], parts: Sequence[MediaPart], asked: _Asked) -> Request:
         self._check_vocabulary(ids, asked)
         self._check_placeholders(ids, parts, asked)
-        text = len(ids) - len(parts)
+        text, eye = len(ids) - len(parts), self._eye
+        said = [part.detail if asked.trusted else None for part in parts if part.kind == "image"]
+        wishes = replace(asked.wishes, details=tuple(said))
         terms = Terms(
             salt=asked.salt,
             trusted=asked.trusted,
@@ -204,27 +214,28 @@ class Front:
             field=asked.field,
             room=lambda visual: self._room(text + visual, visual, asked),
             stages=asked.stages,
+            cost=None if eye is None else lambda sizes: eye.cost(sizes, wishes),
         )
         terms.room(0)  # before anything is fetched for a prompt that cannot fit
         prompt, media = self._expand(ids, self._loader.load(parts, terms))
-        visual = sum(one.view.tokens for one in media)
-        room = self._room(len(prompt) - len(media) + visual, visual, asked)
+        request = Request(
+            id=asked.request_id, prompt=prompt, media=media, salt=asked.salt, arrived=asked.arrived
+        )
+        if eye is not None:
+            request = eye.see(request, wishes)
+        return replace_field(request, sampling=self._sampling(request, asked))
+
+    def _sampling(self, request: Request, asked: _Asked) -> Sampling:
+        length = request.most_length
+        room = self._room(length, length - len(request.prompt) + len(request.media), asked)
         wanted = asked.params.max_tokens
         if wanted is not None and wanted > room:
             log.info("%s: max_tokens %d lowered to the %d left", asked.request_id, wanted, room)
-        sampling = asked.params.resolve(
+        return asked.params.resolve(
             room=room,
             vocab_size=self.checkpoint.vocab_size,
             end_tokens=self.checkpoint.eos_ids,
             defaults=self.checkpoint.generation.given(),
-        )
-        return Request(
-            id=asked.request_id,
-            prompt=prompt,
-            media=media,
-            sampling=sampling,
-            salt=asked.salt,
-            arrived=asked.arrived,
         )
 
     def _check_vocabulary(self, ids: Sequence[int], asked: _Asked) -> None:
@@ -286,6 +297,19 @@ class Front:
                 prompt.append(token)
                 prompt.extend(_given(checkpoint.vision_end_id) if framed else [])
         return tuple(prompt), tuple(media)
+
+
+def _eye(checkpoint: Checkpoint) -> Eye | None:
+    """How pictures are seen; None if the checkpoint takes none."""
+    if checkpoint.image is None:
+        return None
+    marks = Marks(
+        checkpoint.image_token_id,
+        tuple(_given(checkpoint.vision_start_id)),
+        tuple(_given(checkpoint.vision_end_id)),
+        frozenset(checkpoint.eos_ids),
+    )
+    return Eye(read_views(checkpoint.config, checkpoint.image.factor), checkpoint.image, marks)
 
 
 def _given(token: int | None) -> list[int]:

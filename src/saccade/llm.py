@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -23,13 +23,16 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
 from saccade.errors import InvalidValue, SaccadeError
 from saccade.front import Front
+from saccade.lod.values import LodParams
+from saccade.media.detail import Wishes
 from saccade.request import Delta, Request
 from saccade.runtime.engine import Engine
 from saccade.sampling import SamplingParams
 from saccade.text.answer import Answer, Choice, Usage
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
-PROMPT_KEYS = frozenset(("prompt", "prompt_token_ids", "images", "videos"))
+PROMPT_KEYS = frozenset(("prompt", "prompt_token_ids", "images", "videos", "lod"))
+One = TypeVar("One")
 PREPARERS = 4  # threads that decode pictures and tokenise ahead of the engine
 FIRST = 32  # requests the first step waits for, if there are as many
 
@@ -63,20 +66,29 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lod: LodParams | None = None,
         progress: bool | None = None,
     ) -> list[Output]:
         """Answer prompts: strings, token ids, or dicts.
 
-        A dict has `prompt` or `prompt_token_ids`, and may have `images` and `videos`. Prompts are prepared
-        while earlier ones are computed; one that is refused ends the call, and nothing of it goes on running.
+        A dict has `prompt` or `prompt_token_ids`, and may have `images`, `videos` and `lod` (LodParams; else
+        those of the call; without any, pictures are seen in full). Prompts are prepared while earlier ones
+        are computed; one that is refused ends the call, and nothing of it goes on running.
         """
         many = _as_prompts(prompts)
 
         def prepare(prompt: Prompt, one: SamplingParams, name: str) -> Request:
             parts = _as_parts(prompt)
-            images, videos = parts.get("images", ()), parts.get("videos", ())
             text = parts["prompt"] if "prompt" in parts else parts["prompt_token_ids"]
-            return self.front.prepare_prompt(text, one, name, images=images, videos=videos, trusted=True)
+            return self.front.prepare_prompt(
+                text,
+                one,
+                name,
+                images=parts.get("images", ()),
+                videos=parts.get("videos", ()),
+                trusted=True,
+                wishes=Wishes(params=parts.get("lod", lod)),
+            )
 
         return self._answer(many, params, prepare, progress)
 
@@ -85,17 +97,23 @@ class LLM:
         messages: Sequence[Any],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lod: LodParams | Sequence[LodParams | None] | None = None,
         progress: bool | None = None,
     ) -> list[Output]:
-        """Answer one conversation (a list of OpenAI messages) or several (a list of such lists)."""
+        """Answer one conversation (a list of OpenAI messages) or several (a list of such lists).
+
+        `lod` is for all of them, or one for each; without any, pictures are seen as their parts say.
+        """
         if not messages:
             raise InvalidValue("messages is empty; give at least one message", param="messages")
         many = [messages] if isinstance(messages[0], Mapping) else messages
+        wishes = _one_for_each(lod, len(many), None, "levels of detail")
 
-        def prepare(conversation: Sequence[Mapping[str, Any]], one: SamplingParams, name: str) -> Request:
-            return self.front.prepare_chat(conversation, one, name, trusted=True)
+        def prepare(job: tuple[Any, LodParams | None], one: SamplingParams, name: str) -> Request:
+            conversation, asked = job
+            return self.front.prepare_chat(conversation, one, name, trusted=True, wishes=Wishes(params=asked))
 
-        return self._answer(many, params, prepare, progress)
+        return self._answer(list(zip(many, wishes, strict=True)), params, prepare, progress)
 
     def close(self) -> None:
         self.front.close()
@@ -107,7 +125,7 @@ class LLM:
         prepare: Callable[[Any, SamplingParams, str], Request],
         progress: bool | None,
     ) -> list[Output]:
-        each = _one_for_each(params, len(asked))
+        each = _one_for_each(params, len(asked), SamplingParams(), "sampling parameters")
         names = [f"request-{next(self._numbers)}" for _ in asked]
         show = self._progress if progress is None else progress
         with ThreadPoolExecutor(PREPARERS) as pool, _bar(show and len(asked) > 1) as bar:
@@ -210,19 +228,18 @@ def _as_parts(prompt: Prompt) -> Mapping[str, Any]:
     if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
         told = f"; {', '.join(sorted(map(str, unknown)))} is not known" if unknown else ""
         raise InvalidValue(
-            f"a prompt has either `prompt` or `prompt_token_ids`, and may have `images` and `videos`{told}",
+            f"a prompt has either `prompt` or `prompt_token_ids`, and may have `images`, `videos` and "
+            f"`lod`{told}",
             param="prompt",
         )
     return prompt
 
 
-def _one_for_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InvalidValue(
-            f"{len(params)} sampling parameters were given for {count} prompts", param="params"
-        )
-    return params
+def _one_for_each(given: One | Sequence[One] | None, count: int, default: One, what: str) -> Sequence[One]:
+    if given is None:
+        return [default] * count
+    if not isinstance(given, list | tuple):
+        return [given] * count  # type: ignore[list-item]
+    if len(given) != count:
+        raise InvalidValue(f"{len(given)} {what} were given for {count} prompts", param="params")
+    return given

@@ -18,6 +18,7 @@ class Span(msgspec.Struct, frozen=True):
     start: int  # first token index
     view: View
     key: bytes  # view.key, computed once
+    place: bytes = b""  # what its positions depend on beside view and start; part of the prefix cache's keys
 
     @property
     def stop(self) -> int:

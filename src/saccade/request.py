@@ -12,6 +12,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from saccade.lod.values import Choice, Grid, LodParams, Look, Region
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Pixels = NDArray[np.uint8]
 
@@ -70,6 +72,28 @@ class Media(msgspec.Struct, frozen=True):
     slot: int  # index in `Request.prompt` of the single placeholder id this media expands
     view: View
     pixels: Pixels  # [frames, height, width, 3] RGB; 1 frame for a picture, 2 for video
+    frame: Grid | None = None  # token grid of the picture at full detail; None: the view's own
+    origin: int | None = None  # of a zoomed view: the slot of its whole picture, which has the pixels
+
+    @property
+    def full(self) -> Grid:
+        return self.frame or self.view.token_grid
+
+
+NO_PIXELS: Pixels = np.empty((0, 0, 0, 3), dtype=np.uint8)  # a zoomed view's
+
+
+class Zooming(msgspec.Struct, frozen=True, kw_only=True):
+    """Views of a request that are chosen in the middle of its life, once it has been looked at."""
+
+    params: LodParams
+    slots: tuple[int, ...]  # media that may be zoomed
+    budget: int  # visual tokens, theirs and those of their zoomed views together
+    most_views: int  # zoomed views of all together
+    at: int  # index in `Request.prompt` before which they stand: the question ends there
+    before: tuple[int, ...]  # ids before and behind each
+    after: tuple[int, ...]
+    only_look: bool = False  # the request ends with what was chosen
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +106,41 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes = b""  # the tenant; prefixes are shared only between equal salts
     priority: int = 0  # lower is sooner; a level is worth some seconds of waiting (schedule/policy.py)
     arrived: float = 0.0  # time.monotonic() of the front; both processes share the clock
+    registered: bool = False  # views stand over their part of the picture, as the checkpoint learnt it
+    zooming: Zooming | None = None  # None: all views are known
 
     @property
     def length(self) -> int:
         """Prompt tokens after every placeholder has become its view's tokens."""
         return len(self.prompt) + sum(media.view.tokens - 1 for media in self.media)
+
+    @property
+    def most_length(self) -> int:
+        """What `length` can become when views are chosen."""
+        return self.length + (most_more(self.zooming, self.media) if self.zooming else 0)
+
+    @property
+    def full_tokens(self) -> int:
+        """Visual tokens of its pictures and videos at full detail."""
+        return sum(item.full[0] * item.full[1] for item in self.media if item.origin is None)
+
+
+def most_more(zooming: Zooming, media: tuple[Media, ...]) -> int:
+    """Tokens that zooming can add to a prompt at most."""
+    looked = sum(item.view.tokens for item in media if item.slot in zooming.slots)
+    left = max(zooming.budget - looked, 0)
+    return left + min(zooming.most_views, left) * (len(zooming.before) + len(zooming.after))
+
+
+class Zoomed(msgspec.Struct, frozen=True, kw_only=True):
+    """What zooming came to; on the first delta of a request that was looked at."""
+
+    regions: tuple[tuple[Region, ...], ...]  # of each medium in `Zooming.slots`
+    gated: tuple[str | None, ...]  # why there are none
+    more_tokens: int  # of the prompt, for all of it; visual ones among them:
+    visual_tokens: int
+    choices: tuple[Choice, ...] = ()  # and the maps behind them, where nothing but the look was asked for
+    looks: tuple[Look, ...] = ()
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -117,3 +171,4 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     cached_tokens: int = 0  # prompt tokens found in the prefix cache (on the first delta)
     error: str | None = None
     times: EngineTimes | None = None  # with the first token of a request, and with every end
+    zoomed: Zoomed | None = None

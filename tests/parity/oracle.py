@@ -46,6 +46,29 @@ class Oracle:
         inputs["video_grid_thw"] = torch.tensor(grids)
         return self._generate(inputs, request)
 
+    @torch.inference_mode()
+    def greedy_views(self, request: Request, patches: torch.Tensor) -> list[int]:
+        """For views of any kind: the patches we made of each, in prompt order, at the layout's positions."""
+        layout = lay_out(request)
+        views = [span.view.grid for span in layout.spans]
+        inputs = {
+            **self._text(layout),
+            "pixel_values": patches,
+            "image_grid_thw": torch.tensor([[1, *grid] for grid in views]),
+        }
+        positions = torch.from_numpy(layout.positions)[:, None]
+        tokens: list[int] = []
+        cache = None
+        while len(tokens) < request.sampling.max_tokens:
+            result = self.model(**inputs, position_ids=positions, past_key_values=cache, use_cache=True)
+            tokens.append(int(result.logits[0, -1].argmax()))
+            if tokens[-1] in request.sampling.stop_token_ids:
+                break
+            cache = result.past_key_values
+            inputs = {"input_ids": torch.tensor([[tokens[-1]]])}
+            positions = torch.full((3, 1, 1), float(len(layout.tokens) + len(tokens) - 1 + layout.delta))
+        return tokens
+
     def _text(self, layout: Layout) -> dict[str, torch.Tensor]:
         ids = torch.tensor([layout.tokens])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

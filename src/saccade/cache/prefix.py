@@ -78,7 +78,8 @@ class Chain:
             span = first.get(place)
             content += array("i", [token if span is None else -1 - token]).tobytes()
             if span is not None:
-                content += len(span.key).to_bytes(8, "little") + span.key
+                name = span.key + span.place
+                content += len(name).to_bytes(8, "little") + name
                 content += (place - span.start).to_bytes(8, "little")
             ends.append(len(content))
         return bytes(content), ends

@@ -22,6 +22,18 @@ SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 LADDER = (16, 64, 196, 400)  # tokens of a zoomed view; skipping a region costs none
 
 
+class Region(msgspec.Struct, frozen=True):
+    """A zoomed view to be made."""
+
+    box: Box
+    grid: Grid
+    score: float  # share of the picture's relevance that lies in it
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
 class LodParams(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of level of detail. `scorers`, `balance` and `gate` are for ablations."""
 
@@ -30,6 +42,7 @@ class LodParams(msgspec.Struct, frozen=True, kw_only=True):
     scorers: tuple[Scorer, ...] = SCORERS
     balance: bool = True  # False: the scorers weigh the same, whatever the maps look like
     gate: bool = True  # False: zoom even where the global view seems to suffice
+    zooms: tuple[tuple[Region, ...], ...] | None = None  # of each picture; given: no look is taken
 
 
 class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,18 +85,6 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     size: tuple[int, int]  # width, height of the source in pixels
     frame: Grid  # what the plain processor would give it
     grid: Grid  # of the global view; equal to `frame` where it is seen in full and never zoomed
-
-
-class Region(msgspec.Struct, frozen=True):
-    """A zoomed view to be made."""
-
-    box: Box
-    grid: Grid
-    score: float  # share of the picture's relevance that lies in it
-
-    @property
-    def tokens(self) -> int:
-        return self.grid[0] * self.grid[1]
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):

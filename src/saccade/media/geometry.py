@@ -59,6 +59,11 @@ class ImageProcessing(_Processing):
         rows, columns = fit(width, height, self.factor, self.min_pixels, self.max_pixels)
         return rows // self.patch_size, columns // self.patch_size
 
+    def token_grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tokens for a picture of this size."""
+        rows, columns = self.grid(width, height)
+        return rows // self.merge_size, columns // self.merge_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class VideoProcessing(_Processing):
@@ -165,6 +170,12 @@ def plain_view(content: bytes, size: tuple[int, int], processing: ImageProcessin
         merge=processing.merge_size,
         processing=processing.digest,
     )
+
+
+def global_view(view: View, token_grid: tuple[int, int]) -> View:
+    """The same part of the same picture in another token grid."""
+    grid = token_grid[0] * view.merge, token_grid[1] * view.merge
+    return View(view.content, view.box, grid, view.merge, view.processing)
 
 
 def video_view(content: bytes, size: tuple[int, int], frames: int, processing: VideoProcessing) -> View:

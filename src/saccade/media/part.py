@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from saccade.lod.values import Detail
+
 MediaKind = Literal["image", "video"]
 
 
@@ -11,3 +13,4 @@ class MediaPart:
     kind: MediaKind
     source: Any  # a URL; for the library also bytes, a path, a PIL image, an array
     where: str = ""  # what its place is called in errors, as in "messages[0].content[1]"
+    detail: Detail | None = None  # of a picture, where its part names one

@@ -55,6 +55,8 @@ class Terms:
     field: str  # what the caller's words are called in errors
     room: Callable[[int], object]  # told how many visual tokens there are; raises when they do not fit
     stages: Stages  # told where the time goes
+    # Told the sizes of all pictures, gives their tokens; None: each at full detail.
+    cost: Callable[[Sequence[tuple[int, int]]], int] | None = None
 
 
 class _Tally:
@@ -122,11 +124,10 @@ class Loader:
         with terms.stages.spending("fetch"):
             found = self._spread(lambda part: self._sight(part, terms), pictures, terms)
         tally = _Tally(self._limits, terms)
-        for key in order:
-            if key in found:  # each time it stands in the prompt: the engine is sent its pixels each time
-                width, height = found[key].size
-                tally.tokens += self._tokens(found[key].size)
-                tally.pixels += width * height
+        # Each time it stands in the prompt: the engine is sent its pixels each time.
+        sizes = [found[key].size for key in order if key in found]
+        tally.tokens += terms.cost(sizes) if terms.cost else sum(map(self._tokens, sizes))
+        tally.pixels += sum(width * height for width, height in sizes)
         tally.check()
         # A video's frames are counted at the most they may be: their number is not known yet.
         held = tally.pixels + len(videos) * (video.FRAME_BYTES // 3)

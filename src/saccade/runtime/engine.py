@@ -14,6 +14,7 @@ import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
+from saccade.errors import InvalidValue
 from saccade.metrics import EngineStats
 from saccade.plan import StepPlan
 from saccade.request import Delta, Request
@@ -107,6 +108,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises a RequestError when it can never be answered."""
+        if request.zooming is not None:
+            raise InvalidValue("this engine cannot look by itself yet; give zooms, or detail low or high")
         self._scheduler.add(request, lay_out(request))
 
     def cancel(self, request_ids: Iterable[str]) -> None:

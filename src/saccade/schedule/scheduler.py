@@ -27,7 +27,7 @@ from saccade.schedule.holdings import Holdings
 from saccade.schedule.places import Places
 from saccade.schedule.policy import Allowance, Limits
 from saccade.schedule.prior import UNKNOWN
-from saccade.schedule.sequence import Group, Sequence, derive_seed
+from saccade.schedule.sequence import Group, Sequence, derive_seed, group_of
 from saccade.schedule.step import Step
 from saccade.schedule.totals import Totals
 from saccade.vision.store import FeatureStore
@@ -71,8 +71,7 @@ class Scheduler:
         policy.refuse_impossible(request, layout, self._limits, self._pool.count)
         if request.id in self._groups:
             raise InvalidValue(f"a request with the id {request.id!r} is being answered already", param="id")
-        pixels = {media.view.key: media.pixels for media in request.media}
-        group = Group(request, layout, pixels, since=self._clock())
+        group = group_of(request, layout, since=self._clock())
         waiting = len(self._groups) - self._places.running_requests
         policy.refuse_too_many(waiting, self._pixel_bytes, group.pixel_bytes, self._limits)
         limit = min(len(layout.tokens) + request.sampling.max_tokens, self._limits.max_model_len)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from saccade.cache.prefix import Chain, overlapping
 from saccade.plan import Enter, Layout, Row, Span
-from saccade.request import EngineTimes, FinishReason, Pixels, Request, Sampling
+from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling
 
 Rank = tuple[float, int]  # when it came, moved by its priority; its handle
 
@@ -29,6 +29,7 @@ class Group:
     request: Request
     layout: Layout
     pixels: dict[bytes, Pixels]  # by view key; kept to the end, for what is evicted is encoded again
+    pixel_bytes: int = 0
     since: float = 0.0  # seconds on the scheduler's clock when it came
     choices: list["Sequence"] = field(default_factory=list)
     rows: int = 0  # device rows its choices have now
@@ -39,10 +40,6 @@ class Group:
     encode_seconds: float = 0.0  # of steps, spent on its views
     preempted: int = 0  # times a choice of it gave way
 
-    @property
-    def pixel_bytes(self) -> int:
-        return sum(pixels.nbytes for pixels in self.pixels.values())
-
     def times(self, clock: Callable[[], float], *, last: bool) -> EngineTimes | None:
         """Where its time went, for its first news and its last ones; the others cost nothing."""
         if self.first_at is None:
@@ -50,6 +47,18 @@ class Group:
         elif not last:
             return None
         return EngineTimes(self.since, self.started_at, self.first_at, self.encode_seconds, self.preempted)
+
+
+def group_of(request: Request, layout: Layout, since: float) -> Group:
+    """A request that has just come. Zoomed views show the pixels of their picture."""
+    given = {item.slot: item.pixels for item in request.media}
+    pixels = {item.view.key: given[slot_of(item)] for item in request.media}
+    return Group(request, layout, pixels, sum(one.nbytes for one in given.values()), since=since)
+
+
+def slot_of(item: Media) -> int:
+    """Where the picture stands that a view shows."""
+    return item.slot if item.origin is None else item.origin
 
 
 @dataclass(eq=False, slots=True)

@@ -25,6 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from saccade.errors import CheckpointError, InvalidValue
+from saccade.lod.values import DETAILS
 from saccade.media.part import MediaKind, MediaPart
 from saccade.text.tokens import Tokens
 
@@ -59,9 +60,11 @@ def _part(part: Mapping[str, Any], media: list[MediaPart], where: str) -> Messag
     kind = part.get("type")
     if kind == "text":
         return {"type": "text", "text": part.get("text", "")}
+    detail = part.get("detail")
     if kind in ("image_url", "video_url"):
         inner = part.get(kind)
         source = inner.get("url") if isinstance(inner, Mapping) else inner
+        detail = inner.get("detail") if isinstance(inner, Mapping) else detail
         name: MediaKind = "image" if kind == "image_url" else "video"
     elif kind in ("image", "video"):
         source = part.get(kind)
@@ -70,7 +73,10 @@ def _part(part: Mapping[str, Any], media: list[MediaPart], where: str) -> Messag
         raise InvalidValue(f"Content parts of type {kind!r} are not known here.", param=where)
     if source is None:
         raise InvalidValue(f"The {name} has no source.", param=where)
-    media.append(MediaPart(name, source, where))
+    if detail is not None and (name == "video" or detail not in DETAILS):
+        allowed = ", ".join(DETAILS) if name == "image" else "none: a video is seen in full"
+        raise InvalidValue(f"detail is {str(detail)[:40]!r}; allowed are {allowed}.", param=f"{where}.detail")
+    media.append(MediaPart(name, source, where, detail))
     return {"type": name}
 
 

@@ -3,15 +3,20 @@
 takes   a Request: a prompt with one placeholder id per media
 gives   its Layout: every placeholder repeated to its view's tokens, where each view stands, the rotary
         positions of every token and the way they continue behind the prompt
+        a Request whose zoomed views have been chosen: the same request with them in its prompt
 never   imports torch; looks at pixels
 """
 
+from collections.abc import Mapping, Sequence
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from saccade.errors import InvalidValue
+from saccade.lod.values import Region
 from saccade.plan import Layout, Span
-from saccade.request import Media, Request, View
+from saccade.request import NO_PIXELS, Media, Request, View
 
 
 def lay_out(request: Request) -> Layout:
@@ -19,31 +24,48 @@ def lay_out(request: Request) -> Layout:
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
     over its token grid; what follows continues at p + the longer side of that grid.
+
+    Where positions are registered, rows and columns are those of the picture's full token grid, its frame: a
+    view stands over the part it shows, and what follows continues behind the longer side of the frame. A
+    zoomed view that begins at position p has time p and stands over its part of the frame that began earlier;
+    what follows continues at p + 1.
+
+    A prompt whose zoomed views are still to be chosen is laid out up to the place where they go.
     """
-    prompt = request.prompt
-    media = _in_prompt_order(request)
+    prompt = request.prompt[: request.zooming.at] if request.zooming else request.prompt
+    media = _in_prompt_order(request, len(prompt) - 1)
     tokens: list[int] = []
     spans: list[Span] = []
-    positions = np.empty((3, request.length), dtype=np.float32)
+    length = len(prompt) + sum(item.view.tokens - 1 for item in media)
+    positions = np.empty((3, length), dtype=np.float32)
     done, position = 0, 0  # prompt ids consumed; next rotary position
+    wholes: dict[int, tuple[Media, int]] = {}  # by slot: pictures, and where they begin
     for item in media:
         position = _place_text(positions, len(tokens), item.slot - done, position)
         tokens += prompt[done : item.slot]
         view = item.view
-        spans.append(Span(start=len(tokens), view=view, key=view.key))
-        positions[:, len(tokens) : len(tokens) + view.tokens] = _grid_positions(view) + position
+        whole, begin = _whole(item, wholes, position)
+        place, following = b"", position + max(view.token_grid)
+        if request.registered:
+            grid = _registered(view, whole) + begin
+            grid[0] = position
+            place = np.array([begin, *whole.full], dtype="<i8").tobytes()
+            following = position + (max(whole.full) if whole is item else 1)
+        else:
+            grid = _grid_positions(view) + position
+        spans.append(Span(start=len(tokens), view=view, key=view.key, place=place))
+        positions[:, len(tokens) : len(tokens) + view.tokens] = grid
         tokens += [prompt[item.slot]] * view.tokens
-        position += max(view.token_grid)
+        position = following
         done = item.slot + 1
     position = _place_text(positions, len(tokens), len(prompt) - done, position)
     tokens += prompt[done:]
     return Layout(tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens))
 
 
-def _in_prompt_order(request: Request) -> list[Media]:
-    """The media by slot, each checked: a slot of its own inside the prompt, a grid that merges evenly."""
+def _in_prompt_order(request: Request, last: int) -> list[Media]:
+    """The media by slot, each checked: a slot of its own up to `last`, a grid that merges evenly."""
     media = sorted(request.media, key=lambda item: item.slot)
-    last = len(request.prompt) - 1
     previous: int | None = None
     for item in media:
         if not 0 <= item.slot <= last:
@@ -62,6 +84,20 @@ def _in_prompt_order(request: Request) -> list[Media]:
     return media
 
 
+def _whole(item: Media, wholes: dict[int, tuple[Media, int]], position: int) -> tuple[Media, int]:
+    """The view of the whole picture that `item` is a part of (itself, mostly), and where that begins."""
+    if item.origin is None:
+        wholes[item.slot] = item, position
+        return item, position
+    if item.origin not in wholes:
+        raise InvalidValue(
+            f"the zoomed view at prompt index {item.slot} belongs to one at {item.origin}, where no whole "
+            "picture stands before it",
+            param="media",
+        )
+    return wholes[item.origin]
+
+
 def _check_grid(view: View) -> None:
     rows, columns = view.grid
     if view.merge < 1 or min(rows, columns) < view.merge or rows % view.merge or columns % view.merge:
@@ -78,6 +114,17 @@ def _place_text(positions: NDArray[np.float32], start: int, count: int, position
     return position + count
 
 
+def _registered(view: View, whole: Media) -> NDArray[np.float32]:
+    """[3, tokens]: where a view's tokens have their middles in the frame of its picture; times are 0."""
+    rows, columns = view.token_grid
+    _, _, width, height = whole.view.box
+    x0, y0, x1, y1 = view.box
+    relative = np.zeros((3, rows, columns), dtype=np.float32)
+    relative[1] = ((y0 + (np.arange(rows) + 0.5) * (y1 - y0) / rows) * whole.full[0] / height - 0.5)[:, None]
+    relative[2] = (x0 + (np.arange(columns) + 0.5) * (x1 - x0) / columns) * whole.full[1] / width - 0.5
+    return relative.reshape(3, -1)
+
+
 def _grid_positions(view: View) -> NDArray[np.float32]:
     """[3, tokens]: time, row and column of a view's tokens, relative to where it begins."""
     rows, columns = view.token_grid
@@ -85,3 +132,29 @@ def _grid_positions(view: View) -> NDArray[np.float32]:
     relative[1] = np.arange(rows, dtype=np.float32)[:, None]
     relative[2] = np.arange(columns, dtype=np.float32)
     return relative.reshape(3, -1)
+
+
+def zoomed(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
+    """The request with the zoomed views of its pictures (by slot) in the place its prompt has for them."""
+    zooming = request.zooming
+    if zooming is None:
+        raise ValueError(f"request {request.id} has no place for zoomed views")
+    wholes = {item.slot: item for item in request.media}
+    inserted: list[int] = []
+    media: list[Media] = []
+    for slot, regions in sorted(chosen.items()):
+        for region in regions:
+            inserted += zooming.before
+            view = part_of(wholes[slot].view, region)
+            media.append(Media(zooming.at + len(inserted), view, NO_PIXELS, origin=slot))
+            inserted.append(request.prompt[slot])
+            inserted += zooming.after
+    prompt = (*request.prompt[: zooming.at], *inserted, *request.prompt[zooming.at :])
+    return msgspec.structs.replace(request, prompt=prompt, media=(*request.media, *media), zooming=None)
+
+
+def part_of(view: View, region: Region) -> View:
+    """A region of the picture that `view` shows the whole of."""
+    rows, columns = region.grid
+    grid = rows * view.merge, columns * view.merge
+    return View(view.content, region.box, grid, view.merge, view.processing)

@@ -1,0 +1,229 @@
+"""Global and zoomed views: the engine's tokens equal transformers' for the same views and positions."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from saccade import SamplingParams
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig
+from saccade.front import Front
+from saccade.lod.values import LodParams, Region
+from saccade.media.detail import Wishes
+from saccade.request import Request
+from saccade.runtime.engine import Engine
+from saccade.vision.layout import lay_out
+from saccade.vision.preprocess import Preprocessor, ResampleTables
+from tests.parity.oracle import Oracle, picture
+from tests.parity.test_engine import IMAGE, SITUATIONS, run
+
+VIEWS = {
+    "trained": True,
+    "positions": "registered",
+    "global_tokens": [4, 12],
+    "zoom_tokens": [16, 64],
+    "placement": "after_question",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    pictures: Sequence[Image.Image]
+    zooms: tuple[tuple[Region, ...], ...]
+    budget: int | None = None
+    max_tokens: int = 16
+
+
+@dataclass
+class Bench:
+    """A checkpoint under both engines."""
+
+    folder: Path
+    oracle: Oracle
+    known: dict[int, list[int]] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.front = Front(open_checkpoint(str(self.folder)), 4096)
+
+    def request(self, question: Question, **params: Any) -> Request:
+        sampling = SamplingParams(max_tokens=question.max_tokens, temperature=0, **params)
+        return self.front.prepare_prompt(
+            question.text,
+            sampling,
+            f"v{next(self.numbers)}",
+            images=question.pictures,
+            trusted=True,
+            wishes=Wishes(params=LodParams(budget=question.budget, zooms=question.zooms)),
+        )
+
+    def engine(self, **options: Any) -> Engine:
+        options = {"num_blocks": 256, **options}
+        return Engine(EngineConfig(model=str(self.folder), device="cpu", **options), progress=False)
+
+    def expected(self, question: Question) -> list[int]:
+        if id(question) not in self.known:
+            request = self.request(question)
+            self.known[id(question)] = self.oracle.greedy_views(request, patches_of(self.front, request))
+        return self.known[id(question)]
+
+    def check(self, engine: Engine, questions: Sequence[Question], **params: Any) -> None:
+        requests = [self.request(question, **params) for question in questions]
+        answers = run(engine, requests)
+        for question, request in zip(questions, requests, strict=True):
+            for index in range(request.sampling.n):
+                assert answers[request.id, index] == self.expected(question), question.text
+
+
+def patches_of(front: Front, request: Request) -> torch.Tensor:
+    """What our preprocessing makes of every view, in prompt order."""
+    assert front.checkpoint.image is not None
+    preprocess = Preprocessor(
+        front.checkpoint.image, torch.device("cpu"), ResampleTables(torch.device("cpu"))
+    )
+    pixels = {item.slot: item.pixels for item in request.media}
+    media = sorted(request.media, key=lambda item: item.slot)
+    return torch.cat(
+        [
+            preprocess.patches(
+                torch.from_numpy(pixels[item.slot if item.origin is None else item.origin].copy()), item.view
+            )
+            for item in media
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def bench(
+    family_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Bench]:
+    made: dict[str, Bench] = {}
+
+    def make(mode: str) -> Bench:
+        if mode not in made:
+            folder = family_folder("qwen3_vl")
+            oracle = Oracle(folder)
+            if mode == "registered":
+                folder = shutil.copytree(folder, tmp_path_factory.mktemp("views") / "registered")
+                config = json.loads((folder / "config.json").read_text())
+                (folder / "config.json").write_text(json.dumps({**config, "saccade": {"views": VIEWS}}))
+            made[mode] = Bench(folder, oracle)
+        return made[mode]
+
+    return make
+
+
+def zoom(x0: int, y0: int, x1: int, y1: int, rows: int, columns: int) -> Region:
+    return Region((x0, y0, x1, y1), (rows, columns), 1.0)
+
+
+SHARED = picture(230, 250, 21)
+LARGE = [picture(230, 250, 21), picture(256, 190, 22)]
+TURN = "<|im_start|>user\n" + IMAGE + "{}<|im_end|>\n<|im_start|>assistant\n"
+QUESTIONS = [
+    Question(TURN.format("What colour is the house?"), [LARGE[0]], ((zoom(30, 40, 130, 161, 4, 4),),), 40),
+    Question(
+        TURN.format("Read the sign"),
+        [LARGE[0]],
+        ((zoom(0, 0, 64, 32, 2, 4), zoom(101, 7, 230, 99, 4, 4)),),
+        60,
+    ),
+    Question(TURN.format("What colour is the boat?"), [LARGE[0]], ((zoom(30, 40, 130, 161, 4, 4),),), 40),
+    Question(
+        "Look: " + IMAGE + IMAGE + " which?",
+        LARGE,
+        ((zoom(10, 10, 60, 60, 2, 2),), (zoom(0, 100, 256, 190, 3, 5), zoom(3, 5, 9, 11, 1, 1))),
+        90,
+    ),
+    Question(TURN.format("no zoom"), [LARGE[1]], ((),), 20, 60),
+    Question("x" + IMAGE, [LARGE[1]], ((zoom(0, 0, 50, 50, 1, 1),),), 9, 80),
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize(
+    ("mode", "situation"),
+    [
+        ("stock", "roomy"),
+        ("stock", "few blocks, small chunks"),
+        *[("registered", name) for name in SITUATIONS if name != "one token at a time"],
+    ],
+)
+def test_given_zooms_equal_transformers(
+    bench: Callable[[str], Bench], mode: str, situation: str, overlap: bool
+) -> None:
+    peers = bench(mode)
+    options: dict[str, Any] = dict(SITUATIONS[situation])
+    if "few blocks" in situation:
+        most = max(peers.request(one).length + one.max_tokens for one in QUESTIONS)
+        options |= {"num_blocks": -(-most // 4) + 3, "block_size": 4}
+    engine = peers.engine(overlap=overlap, **options)
+    peers.check(engine, QUESTIONS)
+    if "few blocks" in situation:
+        assert engine.stats().preemptions > 0
+    peers.check(engine, QUESTIONS[-1::-2], n=2)  # again, on whatever the caches hold now
+
+
+def test_registered_positions_are_those_of_training(bench: Callable[[str], Bench]) -> None:
+    """The rule of train/README.md, written out for one view."""
+    request = bench("registered").request(QUESTIONS[0])
+    layout = lay_out(request)
+    whole, part = layout.spans
+    (rows, columns), begin = request.media[0].full, whole.start
+    width, height = 230, 250
+    assert (rows, columns) != whole.view.token_grid
+    high, wide = whole.view.token_grid
+    first = layout.positions[:, whole.start]
+    assert np.allclose(first, [begin, begin + 0.5 * rows / high - 0.5, begin + 0.5 * columns / wide - 0.5])
+    assert layout.positions[0, whole.stop] == begin + max(rows, columns)
+    place = layout.positions[0, part.start - 1]  # <|vision_start|>
+    i, j = 2, 3
+    x0, y0, x1, y1 = part.view.box
+    token = layout.positions[:, part.start + i * 4 + j]
+    # in pixels of the frame, whose tokens are 32 wide and high
+    y, x = y0 * rows * 32 / height, x0 * columns * 32 / width
+    tall, broad = (y1 - y0) * rows * 32 / height, (x1 - x0) * columns * 32 / width
+    expected = [
+        place + 1,
+        begin + (y + (i + 0.5) * tall / 4) / 32 - 0.5,
+        begin + (x + (j + 0.5) * broad / 4) / 32 - 0.5,
+    ]
+    assert np.allclose(token, expected, atol=1e-5)
+    assert layout.positions[0, part.stop] == place + 2
+    assert layout.positions[0, part.stop + 1] == place + 3
+    assert layout.delta + len(layout.tokens) == layout.positions[0, -1] + 1
+
+
+def test_a_full_view_stands_where_the_stock_rule_puts_it(bench: Callable[[str], Bench]) -> None:
+    """With no view but the plain one registered positions are the stock ones: full detail changes nothing."""
+    peers = bench("registered")
+    plain = peers.front.prepare_prompt(
+        QUESTIONS[0].text, SamplingParams(max_tokens=4), "plain", images=[LARGE[0]], trusted=True
+    )
+    stock = bench("stock").front.prepare_prompt(
+        QUESTIONS[0].text, SamplingParams(max_tokens=4), "plain", images=[LARGE[0]], trusted=True
+    )
+    full = peers.request(Question(QUESTIONS[0].text, [LARGE[0]], ((),), 64))
+    assert np.array_equal(lay_out(plain).positions, lay_out(stock).positions)
+    assert np.array_equal(lay_out(plain).positions, lay_out(full).positions)
+
+
+def test_twin_pictures_never_share_the_blocks_of_a_zoom(bench: Callable[[str], Bench]) -> None:
+    """The same zoom of the first and of the second of two equal pictures stands at other positions."""
+    peers = bench("registered")
+    one = ((zoom(30, 40, 130, 161, 4, 4),), ())
+    both = [Question(IMAGE + IMAGE + "?", [SHARED, SHARED], zooms, 60) for zooms in (one, one[::-1])]
+    engine = peers.engine(block_size=1)
+    peers.check(engine, both[:1])
+    peers.check(engine, both[1:])
+    assert peers.expected(both[0]) != peers.expected(both[1])
