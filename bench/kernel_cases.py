@@ -9,8 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench import bare
+from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
 from saccade.kernels.attention import paged_attention_reference
+from saccade.kernels.compact import FORMATS, Compact
+from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.qkv_finish import FinishTuning, HeadNorm, qkv_finish_reference, qkv_finish_triton
@@ -174,6 +177,115 @@ def prefill_cases() -> Iterator[Case]:
         )
 
 
+# -- attention over blocks in 8 bits
+
+
+class Small(NamedTuple):
+    paged: Paged
+    compact: Compact
+
+
+def small_paged(form: str, share: float, counts: list[int], contexts: list[int], device: torch.device,
+                seed: int) -> Small:  # fmt: skip
+    """As `paged`, a share of its blocks compact; they are anywhere in the tables."""
+    plain = paged(counts, contexts, device, seed)
+    blocks = plain.k.shape[0]
+    compact = round(blocks * share)
+    pages = Pages.allocate(KVShape(1, KV_HEADS, DIM), blocks, BLOCK, BF16, device, compact, FORMATS[form])
+    small = pages.layer(0)
+    if small is None:
+        raise ValueError(f"no block of {blocks} is compact at a share of {share}")
+    if device.type == "cuda":
+        slots = torch.arange(blocks * BLOCK, device=device)
+        k, v = plain.k.flatten(0, 1), plain.v.flatten(0, 1)
+        kv_write_reference(k, v, pages.k[0], pages.v[0], slots, small)
+    return Small(plain._replace(k=pages.k[0], v=pages.v[0]), small)
+
+
+def compact_cases() -> Iterator[Case]:
+    def decode(tuning: DecodeTuning) -> Callable[[Small], Tensor]:
+        def run(s: Small) -> Tensor:
+            p, r = s.paged, s.paged.rows
+            return decode_attention_triton(
+                p.q,
+                p.k,
+                p.v,
+                r.tables,
+                r.lengths,
+                DIM**-0.5,
+                None,
+                max(r.contexts),
+                tuning,
+                compact=s.compact,
+            )
+
+        return run
+
+    def prefill(tuning: PrefillTuning) -> Callable[[Small], Tensor]:
+        def run(s: Small) -> Tensor:
+            p, r, out = s.paged, s.paged.rows, torch.empty_like(s.paged.q)
+            tables = (r.tables, r.lengths, r.offsets)
+            prefill_attention_triton(
+                p.q, p.k, p.v, *tables, r.tokens, out, DIM**-0.5, None, tuning, compact=s.compact
+            )
+            return out
+
+        return run
+
+    def twin(s: Small) -> Tensor:
+        p = s.paged
+        return paged_attention_reference(p.q, p.k, p.v, p.rows, DIM**-0.5, None, s.compact)
+
+    for form, share in (("fp8", 1.0), ("int8", 1.0), ("fp8", 0.6), ("int8", 0.6)):
+        for batch, context in ((1, 8192), (32, 640), (128, 640)):
+            nbytes = batch * context * KV_HEADS * (4 * DIM * (1 - share) + 2 * (DIM + 4) * share)
+            yield Case(
+                "compact",
+                f"{form} {share:.0%} {batch} x {context}",
+                partial(small_paged, form, share, [1] * batch, [context - j % 61 for j in range(batch)]),
+                copies(nbytes),
+                {name: decode(DECODES[name]) for name in ("tile 64", "tile 32")},
+                {"twin": twin},
+                nbytes / READ,
+            )
+        for count, context in ((1088, 1088), (2048, 16384)):
+            yield Case(
+                "compact",
+                f"{form} {share:.0%} {count} of {context}",
+                partial(small_paged, form, share, [count], [context]),
+                2,
+                {name: prefill(PREFILLS[name]) for name in ("128x64 w8 s2", "128x32 w8 s4")},
+                {"twin": twin},
+                4 * DIM * HEADS * count * (context - count / 2) / CAUSAL,
+            )
+        yield from compact_finishes(form, share)
+
+
+def compact_finishes(form: str, share: float) -> Iterator[Case]:
+    def run(s: tuple[Finish, Compact]) -> Tensor:
+        f, compact = s
+        return qkv_finish_triton(
+            f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(), compact
+        )
+
+    def make(tokens: int, device: torch.device, seed: int) -> tuple[Finish, Compact]:
+        f = finish_inputs(tokens, device, seed)
+        small = small_paged(form, share, [1], [max(tokens, 4 * BLOCK)], device, seed)
+        return f._replace(k=small.paged.k, v=small.paged.v), small.compact
+
+    for tokens in (32, 8192):
+        nbytes = tokens * 2 * DIM * (2 * HEADS + 2 * KV_HEADS + KV_HEADS * (2 - share))
+        yield Case(
+            "compact",
+            f"{form} {share:.0%} finish {tokens}",
+            partial(make, tokens),
+            copies(nbytes),
+            {"8 heads w4": run},
+            {},
+            nbytes / COPY,
+        )
+
+
 # -- between the products
 
 
@@ -186,14 +298,15 @@ class Finish(NamedTuple):
     v: Tensor
 
 
-def finish_cases() -> Iterator[Case]:
-    def make(tokens: int, device: torch.device, _: int) -> Finish:
-        blocks = tokens // BLOCK + 1
-        k, v = (data(device, blocks, BLOCK, KV_HEADS, DIM) for _ in "kv")
-        norm = HeadNorm(data(device, DIM), data(device, DIM), 1e-6)
-        qkv, cos = data(device, tokens, (HEADS + 2 * KV_HEADS) * DIM), data(device, tokens, DIM)
-        return Finish(qkv, norm, cos, torch.arange(tokens, device=device), k, v)
+def finish_inputs(tokens: int, device: torch.device, _: int) -> Finish:
+    blocks = tokens // BLOCK + 1
+    k, v = (data(device, blocks, BLOCK, KV_HEADS, DIM) for _ in "kv")
+    norm = HeadNorm(data(device, DIM), data(device, DIM), 1e-6)
+    qkv, cos = data(device, tokens, (HEADS + 2 * KV_HEADS) * DIM), data(device, tokens, DIM)
+    return Finish(qkv, norm, cos, torch.arange(tokens, device=device), k, v)
 
+
+def finish_cases() -> Iterator[Case]:
     def call(tuning: FinishTuning) -> Callable[[Finish], Tensor]:
         return lambda f: qkv_finish_triton(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, tuning)
 
@@ -205,7 +318,7 @@ def finish_cases() -> Iterator[Case]:
         yield Case(
             "finish",
             f"{tokens} tokens",
-            partial(make, tokens),
+            partial(finish_inputs, tokens),
             copies(nbytes),
             {name: call(tuning) for name, tuning in tunings.items()},
             {"twin": lambda f: qkv_finish_reference(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)},
@@ -515,6 +628,7 @@ def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
     every = [
         *decode_cases(),
         *prefill_cases(),
+        *compact_cases(),
         *finish_cases(),
         *point_cases(),
         *vit_cases(),

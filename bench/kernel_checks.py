@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench import bare
+from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
 from saccade.kernels.attention import any_shape, paged_attention_reference
+from saccade.kernels.compact import FORMATS, read_slots
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_reference, qkv_finish_triton
@@ -141,6 +143,53 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
                 PrefillTuning(32, 16, 8, 2) if small else PrefillTuning(),
             )
             yield compared(f"prefill {label}", out[decodes:], wanted[decodes:], dtype)
+
+
+def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """Blocks of two kinds, and of 8 bits alone, written and read by kernels and by twins."""
+    for form in FORMATS.values():
+        for dtype in (torch.bfloat16, torch.float16):
+            heads, kv_heads, dim = dice.choice([(32, 8, 128), (8, 2, 64), (12, 4, 96)])
+            block = 16
+            work = [(1, dice.randint(1, 2000)) for _ in range(5)]
+            work += [(count, count + dice.randint(0, 900)) for count in (1, 70, 333)]
+            rows, blocks, slots = make_rows(dice, device, work, 5, block)
+            small = blocks if dice.random() < 0.3 else blocks // 2
+            shape = KVShape(2, kv_heads, dim)  # one layer the kernels', one the twins'
+            pages = Pages.allocate(shape, blocks, block, dtype, device, small, form)
+            made, true = pages.layer(0), pages.layer(1)
+            if made is None or true is None:
+                raise RuntimeError("pages without compact blocks")
+            label = f"{str(form)[6:]} {small} of {blocks}"
+            qkv = torch.randn(len(slots), (heads + 2 * kv_heads) * dim, device=device).to(dtype)
+            angles = torch.rand(len(slots), dim, device=device)
+            rest = (angles.cos().to(dtype), angles.sin().to(dtype), slots)
+            launch(qkv_finish_triton, qkv, heads, None, *rest, pages.k[0], pages.v[0], compact=made)
+            qkv_finish_reference(qkv, heads, None, *rest, pages.k[1], pages.v[1], true)
+            keys = (
+                read_slots(pages.k[i], c.k, c.k_scale, c.first, slots) for i, c in enumerate((made, true))
+            )
+            yield Check(f"compact k {label}", relative(*keys), 0.05)
+            values = (
+                read_slots(pages.v[i], c.v, c.v_scale, c.first, slots) for i, c in enumerate((made, true))
+            )
+            yield Check(f"compact v {label}", relative(*values), 0.05)
+            q = torch.randn(rows.tokens, heads, dim, device=device).to(dtype)
+            with any_shape(device):
+                wanted = paged_attention_reference(q, pages.k[1], pages.v[1], rows, dim**-0.5, None, true)
+            tables = (rows.tables[:5], rows.lengths[:5])
+            out = launch(decode_attention_triton, q[:5], pages.k[1], pages.v[1], *tables, dim**-0.5, None,
+                         2000, compact=true)  # fmt: skip
+            yield compared(f"compact decode {label}", out, wanted[:5], dtype)
+            out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
+            tables3 = (rows.tables[5:], rows.lengths[5:], rows.offsets[5:])
+            launch(prefill_attention_triton, q, pages.k[1], pages.v[1], *tables3, rows.tokens - 5, out,
+                   dim**-0.5, None, compact=true)  # fmt: skip
+            yield compared(f"compact prefill {label}", out[5:], wanted[5:], dtype)
+
+
+def relative(made: Tensor, wanted: Tensor) -> float:
+    return float((made.double() - wanted.double()).abs().max() / wanted.double().abs().max())
 
 
 def finish(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
@@ -274,6 +323,7 @@ def pixels(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
 CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator[Check]], ...]] = {
     "decode": (attention,),
     "prefill": (),  # together with decode: the same rows
+    "compact": (compact,),
     "finish": (finish,),
     "points": (points,),
     "products": (products,),

@@ -9,6 +9,7 @@ where token j of the sequence lives at slot table[j // block_size] * block_size 
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from saccade.kernels.choice import runs_triton
+from saccade.kernels.compact import Compact, check_compact, read_slots
 from saccade.kernels.paged_decode import decode_attention_triton
 from saccade.kernels.paged_prefill import prefill_attention_triton
 from saccade.kernels.rows import Chunk, Decodes, FixedRows, Rows
@@ -31,6 +33,24 @@ def any_shape(device: torch.device) -> AbstractContextManager[None]:
     return sdpa_kernel(ANY_SHAPE) if device.type == "cuda" else nullcontext()
 
 
+class Stored(NamedTuple):
+    """One layer's keys and values."""
+
+    k_pages: Tensor  # [blocks, block_size, kv_heads, dim]
+    v_pages: Tensor
+    compact: Compact | None
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V at slots [n]: [n, kv_heads, dim] each, in the plain pages' dtype."""
+        k, v, compact = self
+        if compact is None:
+            return k.flatten(0, 1).index_select(0, slots), v.flatten(0, 1).index_select(0, slots)
+        return (
+            read_slots(k, compact.k, compact.k_scale, compact.first, slots),
+            read_slots(v, compact.v, compact.v_scale, compact.first, slots),
+        )
+
+
 def paged_attention(
     q: Tensor,
     k_pages: Tensor,
@@ -38,21 +58,25 @@ def paged_attention(
     rows: Rows | FixedRows,
     scale: float,
     window: int | None = None,
+    compact: Compact | None = None,
 ) -> Tensor:
     """q [T, heads, dim] over one layer's pages [blocks, block_size, kv_heads, dim]; gives [T, heads, dim]."""
     _check(q, k_pages, v_pages, rows, window)
+    if compact is not None:
+        check_compact(compact, k_pages)
+    stored = Stored(k_pages, v_pages, compact)
     if isinstance(rows, FixedRows):
-        return _fixed_attention(q, k_pages, v_pages, rows, scale, window)
+        return _fixed_attention(q, stored, rows, scale, window)
     decodes_by_kernel = bool(rows.decodes) and runs_triton("decode_attention", q)
     chunks_by_kernel = rows.decodes < len(rows.counts) and runs_triton("prefill_attention", q)
     if not (decodes_by_kernel or chunks_by_kernel):
-        return paged_attention_reference(q, k_pages, v_pages, rows, scale, window)
+        return paged_attention_reference(q, k_pages, v_pages, rows, scale, window, compact)
     if decodes_by_kernel and rows.decodes == len(rows.counts):
-        return _decodes_by_kernel(q, k_pages, v_pages, rows, scale, window)
+        return _decodes_by_kernel(q, stored, rows, scale, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if rows.decodes:
         attend = _decodes_by_kernel if decodes_by_kernel else _decodes_by_twin
-        out[: rows.decodes] = attend(q[: rows.decodes], k_pages, v_pages, rows, scale, window)
+        out[: rows.decodes] = attend(q[: rows.decodes], stored, rows, scale, window)
     if chunks_by_kernel:
         first = rows.decodes
         prefill_attention_triton(
@@ -66,17 +90,17 @@ def paged_attention(
             out,
             scale,
             window,
+            compact=compact,
         )
     else:
-        _chunks_by_twin(q, k_pages, v_pages, rows, scale, window, out)
+        _chunks_by_twin(q, stored, rows, scale, window, out)
     return out
 
 
-def _fixed_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: FixedRows, scale: float, window: int | None
-) -> Tensor:
+def _fixed_attention(q: Tensor, stored: Stored, rows: FixedRows, scale: float, window: int | None) -> Tensor:
+    k_pages, v_pages, compact = stored
     if not (runs_triton("decode_attention", q) and runs_triton("prefill_attention", q)):
-        return fixed_attention_reference(q, k_pages, v_pages, rows, scale, window)
+        return fixed_attention_reference(q, k_pages, v_pages, rows, scale, window, compact)
     first, out = rows.decodes, None
     if first:
         out = decode_attention_triton(
@@ -89,6 +113,7 @@ def _fixed_attention(
             window,
             rows.longest,
             index=rows.index[:first],
+            compact=compact,
         )
     if rows.offsets is None and out is not None:
         return out
@@ -108,19 +133,26 @@ def _fixed_attention(
             scale,
             window,
             index=rows.index[first:],
+            compact=compact,
         )
     return whole
 
 
 def fixed_attention_reference(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: FixedRows, scale: float, window: int | None
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    rows: FixedRows,
+    scale: float,
+    window: int | None,
+    compact: Compact | None = None,
 ) -> Tensor:
     if q.is_cuda:
         raise RuntimeError("a captured step needs the attention kernels on CUDA; use --graphs off")
     queries, real = rows.real()
     out = torch.zeros(q.shape, dtype=q.dtype)
     if len(queries):
-        out[queries] = paged_attention_reference(q[queries], k_pages, v_pages, real, scale, window)
+        out[queries] = paged_attention_reference(q[queries], k_pages, v_pages, real, scale, window, compact)
     return out
 
 
@@ -143,73 +175,74 @@ def _check(q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows | FixedRows, 
         raise ValueError(f"a sliding window of {window} tokens sees nothing; it must be at least 1")
 
 
-def _decodes_by_kernel(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None
-) -> Tensor:
+def _decodes_by_kernel(q: Tensor, stored: Stored, rows: Rows, scale: float, window: int | None) -> Tensor:
     tables, lengths = rows.tables[: rows.decodes], rows.lengths[: rows.decodes]
     longest = max(rows.contexts[: rows.decodes])
-    return decode_attention_triton(q, k_pages, v_pages, tables, lengths, scale, window, longest)
+    k_pages, v_pages, compact = stored
+    return decode_attention_triton(
+        q, k_pages, v_pages, tables, lengths, scale, window, longest, compact=compact
+    )
 
 
-def _decodes_by_twin(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None
-) -> Tensor:
-    reads = rows.reads(window).decodes
-    return _attend_decodes(q, k_pages.flatten(0, 1), v_pages.flatten(0, 1), reads, scale)
+def _decodes_by_twin(q: Tensor, stored: Stored, rows: Rows, scale: float, window: int | None) -> Tensor:
+    return _attend_decodes(q, stored, rows.reads(window).decodes, scale)
 
 
 def _chunks_by_twin(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None, out: Tensor
+    q: Tensor, stored: Stored, rows: Rows, scale: float, window: int | None, out: Tensor
 ) -> None:
     for chunk in rows.reads(window).chunks:
         part = slice(chunk.start, chunk.stop)
-        out[part] = _attend_chunk(q[part], k_pages.flatten(0, 1), v_pages.flatten(0, 1), chunk, scale)
+        out[part] = _attend_chunk(q[part], stored, chunk, scale)
 
 
 def paged_attention_reference(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, scale: float, window: int | None
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int | None,
+    compact: Compact | None = None,
 ) -> Tensor:
+    stored = Stored(k_pages, v_pages, compact)
     if rows.decodes == len(rows.counts) > 0:
-        return _decodes_by_twin(q, k_pages, v_pages, rows, scale, window)
+        return _decodes_by_twin(q, stored, rows, scale, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if rows.decodes:
-        out[: rows.decodes] = _decodes_by_twin(q[: rows.decodes], k_pages, v_pages, rows, scale, window)
-    _chunks_by_twin(q, k_pages, v_pages, rows, scale, window, out)
+        out[: rows.decodes] = _decodes_by_twin(q[: rows.decodes], stored, rows, scale, window)
+    _chunks_by_twin(q, stored, rows, scale, window, out)
     return out
 
 
-def _attend_decodes(
-    q: Tensor, k_slots: Tensor, v_slots: Tensor, reads: tuple[Decodes, ...], scale: float
-) -> Tensor:
+def _attend_decodes(q: Tensor, stored: Stored, reads: tuple[Decodes, ...], scale: float) -> Tensor:
     """One batched call for each group of rows of like length."""
     if len(reads) == 1:
-        return _attend_group(q, k_slots, v_slots, reads[0], scale)
+        return _attend_group(q, stored, reads[0], scale)
     out = torch.empty_like(q)
     for group in reads:
         if group.rows is not None:
-            part = _attend_group(q.index_select(0, group.rows), k_slots, v_slots, group, scale)
+            part = _attend_group(q.index_select(0, group.rows), stored, group, scale)
             out.index_copy_(0, group.rows, part)
     return out
 
 
-def _attend_group(q: Tensor, k_slots: Tensor, v_slots: Tensor, reads: Decodes, scale: float) -> Tensor:
+def _attend_group(q: Tensor, stored: Stored, reads: Decodes, scale: float) -> Tensor:
     """The heads that share a kv head stand in for query positions: K is never repeated."""
     rows, heads, dim = q.shape
-    kv_heads = k_slots.shape[1]
-    k = k_slots.index_select(0, reads.slots).view(rows, -1, kv_heads, dim).transpose(1, 2)
-    v = v_slots.index_select(0, reads.slots).view(rows, -1, kv_heads, dim).transpose(1, 2)
+    kv_heads = stored.k_pages.shape[2]
+    k, v = (x.view(rows, -1, kv_heads, dim).transpose(1, 2) for x in stored.read(reads.slots))
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, dim)
     out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=reads.mask, scale=scale)
     return out.reshape(rows, heads, dim)
 
 
-def _attend_chunk(q: Tensor, k_slots: Tensor, v_slots: Tensor, chunk: Chunk, scale: float) -> Tensor:
+def _attend_chunk(q: Tensor, stored: Stored, chunk: Chunk, scale: float) -> Tensor:
     """One row. Each kv head is a batch entry, the query heads that share it its heads (K by stride 0)."""
     count, heads, dim = q.shape
-    kv_heads = k_slots.shape[1]
+    kv_heads = stored.k_pages.shape[2]
     group = heads // kv_heads
-    k = k_slots.index_select(0, chunk.slots).transpose(0, 1)[:, None].expand(-1, group, -1, -1)
-    v = v_slots.index_select(0, chunk.slots).transpose(0, 1)[:, None].expand(-1, group, -1, -1)
+    k, v = (x.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for x in stored.read(chunk.slots))
     grouped = q.reshape(count, kv_heads, group, dim).permute(1, 2, 0, 3)
     if chunk.causal and q.is_cuda:  # a mask that is only a rule: kernels skip the hidden half
         rule = causal_lower_right(count, len(chunk.slots))

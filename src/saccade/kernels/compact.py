@@ -12,15 +12,22 @@ kinds, each kind's tensors have one spare block behind their last: a write that 
 lands there, so that nothing has to ask the device which tokens are whose.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from saccade.kernels.jit import jit, tl
+
 FORMATS: dict[str, torch.dtype] = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
+# Which blocks a launch meets, so that nobody pays for a kind that is not there.
+PLAIN, BOTH, SMALL = 0, 1, 2
 SCALE_BYTES = 4  # a head's scale of one token
 
 
@@ -35,6 +42,65 @@ class Compact(NamedTuple):
 
     def layer(self, index: int) -> "Compact":
         return Compact(self.k[index], self.v[index], self.k_scale[index], self.v_scale[index], self.first)
+
+
+class Pointers(NamedTuple):
+    """What the kernels take of compact blocks; anything in their place where there are none."""
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+    first: int
+    kind: int
+
+
+def pointers(compact: Compact | None, instead: Tensor) -> Pointers:
+    if compact is None:
+        return Pointers(instead, instead, instead, instead, 0, PLAIN)
+    return Pointers(*compact, kind=BOTH if compact.first else SMALL)
+
+
+@jit
+def tile_of(plain, small, at, small_at, is_small, mask, KIND: tl.constexpr):
+    """A tile of K or V before its scales, in the plain pages' dtype; masked loads move nothing."""
+    if KIND == 0:
+        return tl.load(plain + at, mask=mask, other=0.0)
+    elif KIND == 2:
+        return tl.load(small + small_at, mask=mask, other=0.0).to(plain.dtype.element_ty)
+    else:
+        own = tl.load(plain + at, mask=mask & (is_small == 0), other=0.0)
+        theirs = tl.load(small + small_at, mask=mask & is_small, other=0.0)
+        return tl.where(is_small, theirs.to(plain.dtype.element_ty), own)
+
+
+@jit
+def places(block, place, border, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+           KIND: tl.constexpr):  # fmt: skip
+    """Where the tokens at `place` of their sequence, in `block`, have their first kv head: in plain pages, in
+    compact ones, its scale; and which tokens are compact."""
+    block = block.to(tl.int64)
+    within = place % BLOCK
+    at = (block * BLOCK + within) * (KV_HEADS * DIM)
+    if KIND == 0:
+        return at, at, at, place < 0
+    theirs = block - border
+    return at, (theirs * BLOCK + within) * (KV_HEADS * DIM), theirs * (KV_HEADS * BLOCK) + within, theirs >= 0
+
+
+@jit
+def to_small(first, second, FORM: tl.constexpr, WHOLE: tl.constexpr):
+    """Heads as two tiles, their lower and upper halves, in 8 bits (WHOLE: integers); and their scales."""
+    low, high = first.to(tl.float32), second.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
+    largest += tl.sum(low * 0.0, 1) + tl.sum(high * 0.0, 1)  # a value that is no number stays seen
+    LARGEST: tl.constexpr = 127.0 if WHOLE else 448.0
+    inverse = tl.div_rn(LARGEST + largest * 0.0, tl.where(largest == 0, 1.0, largest))[:, None]
+    low, high = low * inverse, high * inverse
+    if WHOLE:
+        NEAREST: tl.constexpr = 12582912.0  # 1.5 * 2^23: adding it leaves no place for a fraction
+        low, high = (low + NEAREST) - NEAREST, (high + NEAREST) - NEAREST
+    return low.to(FORM), high.to(FORM), tl.div_rn(largest, LARGEST + largest * 0.0)
 
 
 def check_compact(compact: Compact, k_pages: Tensor) -> None:
@@ -64,7 +130,7 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = x.float()
     largest = x.abs().amax(-1)
     scale = largest / LARGEST[dtype]
-    inverse = torch.where(largest == 0, 0.0, LARGEST[dtype] / largest)
+    inverse = LARGEST[dtype] / torch.where(largest == 0, 1.0, largest)
     value = x * inverse[..., None]
     return (value.round() if dtype == torch.int8 else value).to(dtype), scale
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.choice import mode
+from saccade.kernels.compact import Compact, places, pointers, tile_of
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 
 PROGRAMS = 528  # four for each multiprocessor of an H200: enough bytes in flight
@@ -53,8 +54,11 @@ class DecodeTuning(NamedTuple):
 FIXED = DecodeTuning(chunk=256, splits=MOST_SPLITS)
 
 
-def default_tuning() -> DecodeTuning:
-    return (FIXED if mode().deterministic else DecodeTuning())._replace(pdl=mode().early)
+def default_tuning(compact: Compact | None = None) -> DecodeTuning:
+    tuning = FIXED if mode().deterministic else DecodeTuning()
+    # Blocks of two kinds: twice the loads in flight, and at this size nothing spills.
+    tile = 32 if compact is not None and compact.first else tuning.tile
+    return tuning._replace(tile=tile, pdl=mode().early)
 
 
 def default_splits(rows: int, kv_heads: int, max_context: int, chunk: int) -> int:
@@ -75,9 +79,9 @@ def _span(length, window, splits, WINDOW: tl.constexpr, TILE: tl.constexpr, CHUN
 
 
 @jit
-def _walk(q, k_head, v_head, table, start, stop, scale, d, DIM: tl.constexpr, LINES: tl.constexpr,
-          DIM_UP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
-          TILE: tl.constexpr):  # fmt: skip
+def _walk(q, k_head, v_head, k_small, v_small, k_scale, v_scale, border, table, start, stop, scale, d,
+          DIM: tl.constexpr, LINES: tl.constexpr, DIM_UP: tl.constexpr, KV_HEADS: tl.constexpr,
+          BLOCK: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """Softmax sums of q [LINES, DIM_UP] over tokens start .. stop: accumulator, sum, maximum (base 2)."""
     top = tl.full([LINES], float("-inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
@@ -88,28 +92,36 @@ def _walk(q, k_head, v_head, table, start, stop, scale, d, DIM: tl.constexpr, LI
     for first in range(start, stop, TILE):
         place = first + tl.arange(0, TILE)
         there = place < stop
-        at = (block.to(tl.int64) * BLOCK + place % BLOCK) * (KV_HEADS * DIM)
+        at, small_at, scale_at, is_small = places(block, place, border, KV_HEADS, DIM, BLOCK, KIND)
         ahead = place + TILE
         block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)
-        k = tl.load(k_head + at[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        k = tile_of(k_head, k_small, at[None, :] + d[:, None], small_at[None, :] + d[:, None],
+                    is_small[None, :], there[None, :] & (d < DIM)[:, None], KIND)  # fmt: skip
         scores = tl.dot(q, k, input_precision="ieee") * scale
+        if KIND:
+            scores = scores * tl.load(k_scale + scale_at, mask=there & is_small, other=1.0)[None, :]
         scores = tl.where(there[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         p = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(p, 1)
-        v = tl.load(v_head + at[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        if KIND:
+            p = p * tl.load(v_scale + scale_at, mask=there & is_small, other=1.0)[None, :]
+        v = tile_of(v_head, v_small, at[:, None] + d[None, :], small_at[:, None] + d[None, :],
+                    is_small[:, None], there[:, None] & (d < DIM)[None, :], KIND)  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = higher
     return acc, total, top
 
 
 @jit
-def _split_kernel(q, k_pages, v_pages, tables, index, lengths, out, logs, scale, window, splits,
-                  table_stride, q_stride, INDEXED: tl.constexpr, HEADS: tl.constexpr,
+def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, border, tables, index, lengths,
+                  out, logs, scale, window, splits, table_stride, q_stride, INDEXED: tl.constexpr,
+                  HEADS: tl.constexpr,
                   KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_UP: tl.constexpr,
                   LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-                  WHOLE: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                  WHOLE: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr,
+                  PDL: tl.constexpr):  # fmt: skip
     """One split of one row and kv head. Kv heads run side by side: they share DRAM pages."""
     kv, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
@@ -134,8 +146,10 @@ def _split_kernel(q, k_pages, v_pages, tables, index, lengths, out, logs, scale,
         table = tables + tl.load(index + row).to(tl.int64) * table_stride
     else:
         table = tables + wide * table_stride
-    acc, total, top = _walk(mine, k_pages + kv * DIM, v_pages + kv * DIM, table, start, stop,
-                            scale, d, DIM, LINES, DIM_UP, KV_HEADS, BLOCK, TILE)  # fmt: skip
+    acc, total, top = _walk(mine, k_pages + kv * DIM, v_pages + kv * DIM, k_small + kv * DIM,
+                            v_small + kv * DIM, k_scale + kv * BLOCK, v_scale + kv * BLOCK, border, table,
+                            start, stop, scale, d, DIM, LINES, DIM_UP, KV_HEADS, BLOCK, TILE,
+                            KIND)  # fmt: skip
     acc = acc / total[:, None]
     tl.store(out + place[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
     if not WHOLE:
@@ -176,9 +190,10 @@ def decode_attention_triton(
     tuning: DecodeTuning | None = None,  # None: by the mode in force
     index: Tensor
     | None = None,  # [R] int32: row r reads the table tables[index[r]]; not read where it is 0 long
+    compact: Compact | None = None,
 ) -> Tensor:
     """[R, heads, dim]. No length may exceed `max_context` by much: it only sets the number of splits."""
-    tuning = tuning or default_tuning()
+    tuning = tuning or default_tuning(compact)
     check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile, index)
     rows, heads, dim = q.shape
     block, kv_heads = k_pages.shape[1:3]
@@ -194,11 +209,13 @@ def decode_attention_triton(
     sizes = {"HEADS": heads, "DIM": dim, "DIM_UP": dim_up, "TILE": tuning.tile}
     sizes |= {"CHUNK": tuning.chunk, "WINDOW": window is not None, "PDL": tuning.pdl}
     pdl = {"launch_pdl": True} if tuning.pdl else {}
+    small = pointers(compact, k_pages)
     _split_kernel[(kv_heads, splits, rows)](
-        q, k_pages, v_pages, tables, lengths if index is None else index, lengths, parts, logs,
+        q, k_pages, v_pages, *small[:5], tables, lengths if index is None else index, lengths, parts, logs,
         scale * LOG2_E, window or 0, splits, tables.stride(0), q.stride(0), INDEXED=index is not None,
         KV_HEADS=kv_heads, LINES=max(power_of_two(heads // kv_heads), 16),
-        BLOCK=block, WHOLE=splits == 1, **sizes, num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
+        BLOCK=block, WHOLE=splits == 1, KIND=small.kind, **sizes, num_warps=tuning.warps,
+        num_stages=tuning.stages, **pdl,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(heads, rows)](

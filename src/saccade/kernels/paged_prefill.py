@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.kernels.compact import Compact, places, pointers, tile_of
 from saccade.kernels.jit import jit, power_of_two, tl, wait_for_previous
 from saccade.kernels.paged_decode import LOG2_E, check_paged
 
@@ -39,6 +40,7 @@ class PrefillTuning(NamedTuple):
     pdl: bool = False
 
 
+MIXED = PrefillTuning(tile=32, stages=4)  # blocks of two kinds: larger tiles spill
 WIDE = PrefillTuning(lines=32, tile=16, warps=8, stages=2)  # float32: no tensor cores; for tests
 
 
@@ -56,23 +58,29 @@ def _find_row(offsets, rows, tile, PER: tl.constexpr):
 
 
 @jit
-def _walk(acc, total, top, q, k_head, v_head, table, start, stop, place, scale, window, d,
+def _walk(acc, total, top, q, k_head, v_head, k_small, v_small, k_scale, v_scale, border, table, start,
+          stop, place, scale, window, d,
           MASKED: tl.constexpr, WINDOW: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr,
-          BLOCK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+          BLOCK: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """Go through keys start .. stop; MASKED where a line does not see them all, or the last tile is short."""
     ahead = start + tl.arange(0, TILE)
     block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)  # one tile ahead of its use
     for first in range(start, stop, TILE):
         key = first + tl.arange(0, TILE)
-        at = (block.to(tl.int64) * BLOCK + key % BLOCK) * (KV_HEADS * DIM)
+        at, small_at, scale_at, is_small = places(block, key, border, KV_HEADS, DIM, BLOCK, KIND)
         ahead = key + TILE
         block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)
         wide, tall = (d < DIM)[:, None], (d < DIM)[None, :]
+        scaled = is_small
         if MASKED:
             wide = wide & (key < stop)[None, :]
             tall = tall & (key < stop)[:, None]
-        k = tl.load(k_head + at[None, :] + d[:, None], mask=wide, other=0.0)
+            scaled = scaled & (key < stop)
+        k = tile_of(k_head, k_small, at[None, :] + d[:, None], small_at[None, :] + d[:, None],
+                    is_small[None, :], wide, KIND)  # fmt: skip
         scores = tl.dot(q, k, input_precision="ieee") * scale
+        if KIND:
+            scores = scores * tl.load(k_scale + scale_at, mask=scaled, other=1.0)[None, :]
         if MASKED:
             seen = (key[None, :] <= place[:, None]) & (key < stop)[None, :]
             if WINDOW:
@@ -84,18 +92,22 @@ def _walk(acc, total, top, q, k_head, v_head, table, start, stop, place, scale, 
         p = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(p, 1)
-        v = tl.load(v_head + at[:, None] + d[None, :], mask=tall, other=0.0)
+        if KIND:
+            p = p * tl.load(v_scale + scale_at, mask=scaled, other=1.0)[None, :]
+        v = tile_of(v_head, v_small, at[:, None] + d[None, :], small_at[:, None] + d[None, :],
+                    is_small[:, None], tall, KIND)  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = higher
     return acc, total, top
 
 
 @jit
-def _prefill_kernel(q, k_pages, v_pages, tables, index, lengths, offsets, out, scale, window, rows,
-                    table_stride, q_stride, INDEXED: tl.constexpr, HEADS: tl.constexpr,
+def _prefill_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, border, tables, index, lengths,
+                    offsets, out, scale, window, rows, table_stride, q_stride, INDEXED: tl.constexpr,
+                    HEADS: tl.constexpr,
                     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_UP: tl.constexpr,
                     LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-                    PDL: tl.constexpr):  # fmt: skip
+                    KIND: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PER: tl.constexpr = LINES // GROUP  # queries of a tile
     kv = tl.program_id(0)
@@ -130,11 +142,14 @@ def _prefill_kernel(q, k_pages, v_pages, tables, index, lengths, offsets, out, s
     total = tl.zeros([LINES], tl.float32)
     acc = tl.zeros([LINES, DIM_UP], tl.float32)
     if not WINDOW:
-        acc, total, top = _walk(acc, total, top, mine, k_pages + kv * DIM, v_pages + kv * DIM, table, start,
-                                whole, place, scale, window, d, False, False, DIM, KV_HEADS, BLOCK,
-                                TILE)  # fmt: skip
-    acc, total, top = _walk(acc, total, top, mine, k_pages + kv * DIM, v_pages + kv * DIM, table, whole, stop,
-                            place, scale, window, d, True, WINDOW, DIM, KV_HEADS, BLOCK, TILE)  # fmt: skip
+        acc, total, top = _walk(acc, total, top, mine, k_pages + kv * DIM, v_pages + kv * DIM,
+                                k_small + kv * DIM, v_small + kv * DIM, k_scale + kv * BLOCK,
+                                v_scale + kv * BLOCK, border, table, start, whole, place, scale, window, d,
+                                False, False, DIM, KV_HEADS, BLOCK, TILE, KIND)  # fmt: skip
+    acc, total, top = _walk(acc, total, top, mine, k_pages + kv * DIM, v_pages + kv * DIM, k_small + kv * DIM,
+                            v_small + kv * DIM, k_scale + kv * BLOCK, v_scale + kv * BLOCK, border, table,
+                            whole, stop, place, scale, window, d, True, WINDOW, DIM, KV_HEADS, BLOCK, TILE,
+                            KIND)  # fmt: skip
     acc = acc / total[:, None]
     tl.store(out + (token * HEADS + head)[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty),
              mask=inside)  # fmt: skip
@@ -151,12 +166,14 @@ def prefill_attention_triton(
     out: Tensor,  # [T, heads, dim], contiguous; the rows' lines are written, others are left alone
     scale: float,
     window: int | None,
-    tuning: PrefillTuning | None = None,  # None: by the width of the dtype
+    tuning: PrefillTuning | None = None,  # None: by the width of the dtype and the kinds of blocks
     index: Tensor
     | None = None,  # [R] int32: row r reads the table tables[index[r]]; not read without queries
+    compact: Compact | None = None,
 ) -> None:
     """Rows without queries (padding) and queries of no row are left alone."""
-    tuning = tuning or (PrefillTuning() if q.element_size() <= 2 else WIDE)
+    narrow = MIXED if compact is not None and compact.first else PrefillTuning()
+    tuning = tuning or (narrow if q.element_size() <= 2 else WIDE)
     check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile, index)
     rows, (block, kv_heads), (_, heads, dim) = lengths.shape[0], k_pages.shape[1:3], q.shape
     if offsets.shape != (rows + 1,) or offsets.dtype != torch.int32 or not offsets.is_contiguous():
@@ -171,11 +188,13 @@ def prefill_attention_triton(
         )
     if rows == 0:
         return
+    small = pointers(compact, k_pages)
     _prefill_kernel[(kv_heads, tokens // per + rows)](
-        q, k_pages, v_pages, tables, lengths if index is None else index, lengths, offsets, out,
+        q, k_pages, v_pages, *small[:5], tables, lengths if index is None else index, lengths, offsets, out,
         scale * LOG2_E, window or 0, rows, tables.stride(0), q.stride(0), INDEXED=index is not None,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
         DIM_UP=max(power_of_two(dim), 16), LINES=tuning.lines, BLOCK=block, TILE=tuning.tile,
-        WINDOW=window is not None, PDL=tuning.pdl, num_warps=tuning.warps, num_stages=tuning.stages,
+        KIND=small.kind, WINDOW=window is not None, PDL=tuning.pdl, num_warps=tuning.warps,
+        num_stages=tuning.stages,
         **({"launch_pdl": True} if tuning.pdl else {}),
     )  # fmt: skip

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.choice import runs_triton
+from saccade.kernels.compact import Compact, check_compact, pointers, to_small
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.norm import rms_norm_reference
@@ -42,9 +43,30 @@ class FinishTuning(NamedTuple):
 
 
 @jit
-def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages, eps, qkv_stride,
+def _store_small(low, high, slot, head, place, k_small, v_small, k_scale, v_scale, is_k, is_v,
+                 HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+                 WHOLE: tl.constexpr):  # fmt: skip
+    """The key and value heads among the tile's to the slot of a compact block."""
+    HALF: tl.constexpr = DIM // 2
+    low, high, scales = to_small(low, high, k_small.dtype.element_ty, WHOLE)
+    k_to = k_small + (slot * KV_HEADS - HEADS) * DIM + place
+    v_to = v_small + (slot * KV_HEADS - HEADS - KV_HEADS) * DIM + place
+    tl.store(k_to, low, mask=is_k)
+    tl.store(k_to + HALF, high, mask=is_k)
+    tl.store(v_to, low, mask=is_v)
+    tl.store(v_to + HALF, high, mask=is_v)
+    at = (slot // BLOCK * KV_HEADS + head - HEADS) * BLOCK + slot % BLOCK
+    tl.store(k_scale + at, scales, mask=(head >= HEADS) & (head < HEADS + KV_HEADS))
+    tl.store(v_scale + at - KV_HEADS * BLOCK, scales,
+             mask=(head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS))  # fmt: skip
+
+
+@jit
+def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages, k_small, v_small, k_scale,
+                   v_scale, border, eps, qkv_stride,
                    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_UP: tl.constexpr,
-                   LINES: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                   LINES: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                   WHOLE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """LINES heads of one token, as two tiles: the lower and the upper half of each head."""
     token = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = DIM // 2
@@ -79,7 +101,15 @@ def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages
     tl.store(q + token * (HEADS * DIM) + place, y_low, mask=own)
     tl.store(q + token * (HEADS * DIM) + place + HALF, y_high, mask=own)
     slot = tl.load(slots + token)
-    if slot >= 0:
+    if KIND:
+        theirs = slot - border * BLOCK
+        if theirs >= 0:
+            is_value = (head >= HEADS + KV_HEADS)[:, None]
+            _store_small(tl.where(is_value, low, y_low), tl.where(is_value, high, y_high), theirs, head, place,
+                         k_small, v_small, k_scale, v_scale, is_k, is_v, HEADS, KV_HEADS, DIM, BLOCK,
+                         WHOLE)  # fmt: skip
+            slot = slot * 0 - 1
+    if slot >= 0 and KIND != 2:
         k_at = k_pages + (slot * KV_HEADS - HEADS) * DIM + place
         v_at = v_pages + (slot * KV_HEADS - HEADS - KV_HEADS) * DIM + place
         tl.store(k_at, y_low, mask=is_k)
@@ -97,6 +127,7 @@ def qkv_finish(
     slots: Tensor,  # [T] int64
     k_pages: Tensor,  # [blocks, block_size, kv_heads, dim]
     v_pages: Tensor,
+    compact: Compact | None = None,
 ) -> Tensor:
     """Queries [T, heads, dim], normalised and rotated; keys and values are in their pages."""
     if k_pages.dim() != 4 or k_pages.shape != v_pages.shape:
@@ -116,9 +147,11 @@ def qkv_finish(
             raise ValueError("pages, angles and slots must be contiguous: offsets are counted into them")
     if norm is not None and not (norm.q.shape == norm.k.shape == (dim,) and norm.q.dtype == qkv.dtype):
         raise ValueError(f"heads of {dim} in {qkv.dtype} need norm weights of the same, not {norm.q.shape}")
+    if compact is not None:
+        check_compact(compact, k_pages)
     if runs_triton("qkv_finish", qkv):
-        return qkv_finish_triton(qkv, heads, norm, cos, sin, slots, k_pages, v_pages)
-    return qkv_finish_reference(qkv, heads, norm, cos, sin, slots, k_pages, v_pages)
+        return qkv_finish_triton(qkv, heads, norm, cos, sin, slots, k_pages, v_pages, compact=compact)
+    return qkv_finish_reference(qkv, heads, norm, cos, sin, slots, k_pages, v_pages, compact)
 
 
 def qkv_finish_triton(
@@ -131,16 +164,19 @@ def qkv_finish_triton(
     k_pages: Tensor,
     v_pages: Tensor,
     tuning: FinishTuning = FinishTuning(),
+    compact: Compact | None = None,
 ) -> Tensor:
     """As `qkv_finish`; a negative slot (a padding token of a captured step) writes nothing."""
     kv_heads, dim = k_pages.shape[2:]
     q = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
     lines = power_of_two(min(tuning.heads, heads + 2 * kv_heads))
+    small = pointers(compact, k_pages)
     if qkv.shape[0]:
         _finish_kernel[(qkv.shape[0], up(heads + 2 * kv_heads, lines))](
             qkv, norm.q if norm else qkv, norm.k if norm else qkv, cos, sin, slots, q, k_pages, v_pages,
-            norm.eps if norm else 0.0, qkv.stride(0), HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
-            HALF_UP=power_of_two(dim // 2), LINES=lines, NORM=norm is not None, PDL=tuning.pdl,
+            *small[:5], norm.eps if norm else 0.0, qkv.stride(0), HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
+            HALF_UP=power_of_two(dim // 2), LINES=lines, NORM=norm is not None, BLOCK=k_pages.shape[1],
+            KIND=small.kind, WHOLE=small.k.dtype == torch.int8, PDL=tuning.pdl,
             num_warps=tuning.warps, **({"launch_pdl": True} if tuning.pdl else {}),
         )  # fmt: skip
     return q
@@ -155,6 +191,7 @@ def qkv_finish_reference(
     slots: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
+    compact: Compact | None = None,
 ) -> Tensor:
     kv_heads, dim = k_pages.shape[2:]
     split = qkv.view(-1, heads + 2 * kv_heads, dim)
@@ -163,5 +200,5 @@ def qkv_finish_reference(
         weights = torch.cat((norm.q.expand(heads, -1), norm.k.expand(kv_heads, -1)))
         qk = rms_norm_reference(qk, weights, norm.eps)
     qk = apply_rotary_reference(qk, cos, sin)
-    kv_write_reference(qk[:, heads:], v, k_pages, v_pages, slots)
+    kv_write_reference(qk[:, heads:], v, k_pages, v_pages, slots, compact)
     return qk[:, :heads]

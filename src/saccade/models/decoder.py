@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from saccade.cache.pages import FixedPaged, KVShape, Paged
 from saccade.kernels.attention import any_shape
+from saccade.kernels.compact import Compact
 from saccade.kernels.rope import interleaved_axes, rotary_angles
 from saccade.kernels.rows import FixedRows, Rows
 from saccade.models.dims import DecoderDims, RopeDims
@@ -67,10 +68,11 @@ class Layer(nn.Module):
         v_pages: Tensor,
         slots: Tensor,
         rows: Rows | FixedRows,
+        compact: Compact | None,
     ) -> tuple[Tensor, Tensor]:
         """What this layer's MLP adds to the stream, and the stream before that."""
         normed, x = self.attention_norm.add(delta, x)
-        delta = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows)
+        delta = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows, compact)
         normed, x = self.mlp_norm.add(delta, x)
         return self.mlp.forward(normed), x
 
@@ -108,7 +110,8 @@ class Decoder(LanguageModel):
         x = embeds
         with any_shape(x.device):
             for index, layer in enumerate(self.layers):
-                delta, x = layer(delta, x, turn, pages.k[index], pages.v[index], paged.slots, rows)
+                k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
+                delta, x = layer(delta, x, turn, k, v, paged.slots, rows, compact)
                 if deep is not None and index < deep.levels.shape[0]:
                     x = (x + delta).index_add(0, deep.index, deep.levels[index].to(x.dtype))
                     delta = None

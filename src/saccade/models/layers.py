@@ -16,6 +16,7 @@ from saccade.cache.pages import FixedPaged, KVShape, Paged
 from saccade.kernels.activation import silu_mul
 from saccade.kernels.add_norm import add_layer_norm, add_rms_norm
 from saccade.kernels.attention import paged_attention
+from saccade.kernels.compact import Compact
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish
 from saccade.kernels.rows import FixedRows, Rows
 from saccade.kernels.skinny import skinny_linear, skinny_linear_gated
@@ -197,12 +198,19 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(kv.head_dim, norm_eps, place) if norm_eps is not None else None
 
     def forward(
-        self, x: Tensor, turn: Turn, k_pages: Tensor, v_pages: Tensor, slots: Tensor, rows: Rows | FixedRows
+        self,
+        x: Tensor,
+        turn: Turn,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        slots: Tensor,
+        rows: Rows | FixedRows,
+        compact: Compact | None = None,  # the layer's blocks in 8 bits, where there are any
     ) -> Tensor:
         norm = None
         if self.q_norm is not None and self.k_norm is not None:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         qkv = self.qkv.forward(x)
-        q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages)
-        seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window)
+        q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages, compact)
+        seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window, compact)
         return self.out.forward(seen.flatten(1))
