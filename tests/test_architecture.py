@@ -23,6 +23,8 @@ TORCH_FREE = (
     "saccade.config",
     "saccade.errors",
     "saccade.metrics",
+    "saccade.stages",
+    "saccade.heap",
     "saccade.cli",
     "saccade.options",
     "saccade.chat",

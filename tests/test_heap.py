@@ -14,9 +14,9 @@ GLIBC = hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 # by a small one that keeps it from the heap's end, and freed.
 PROBE = """
 import ctypes, sys
-from saccade.heap import settle_heap
+from saccade.heap import FRONT, settle_heap
 if sys.argv[1] == "settled":
-    assert settle_heap()
+    assert settle_heap(FRONT)
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 def resident():
@@ -50,4 +50,4 @@ def test_a_large_block_that_is_freed_is_given_back() -> None:
 
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    assert not heap.settle_heap()
+    assert not heap.settle_heap(heap.FRONT)

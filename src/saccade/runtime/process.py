@@ -11,7 +11,7 @@ import sys
 import threading
 
 from saccade.errors import RequestError, SaccadeError
-from saccade.heap import settle_heap
+from saccade.heap import ENGINE, settle_heap
 from saccade.runtime.engine import Engine
 from saccade.runtime.wire import Cancel, Channel, Failed, News, Ready, Refused, Start, Stop, Submit, ToEngine
 
@@ -70,7 +70,7 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settle_heap()
+    settle_heap(ENGINE)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.receive(ToEngine)
     if not isinstance(start, Start):
