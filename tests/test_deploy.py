@@ -1,0 +1,155 @@
+"""Rules and dashboard name what the server exports, and nothing else."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.exposed import exposed, metrics_text, series
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+ALERTS = DEPLOY / "prometheus" / "alerts.yml"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "saccade.json").read_text())
+SCRAPED = {"job", "instance"}  # labels Prometheus adds
+OPEN = {"outcome", "route", "status"}  # labels whose values appear with use
+VARIABLES = {"$__rate_interval": "5m", "$job": "saccade", "$instance": ".*"}
+PROMTOOL = shutil.which("promtool")
+
+
+def rules() -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def faults(query: str) -> list[str]:
+    """What a query names that is not exported, and counters it reads as if they were states."""
+    for name, value in VARIABLES.items():
+        query = query.replace(name, value)
+    known, found = series(), []
+    labels = set(SCRAPED) | {"le"}
+    for match in re.finditer(r"\b(saccade_\w+)(?:\{([^}]*)\})?(\[)?", query):
+        name, matchers, ranged = match.groups()
+        if name not in known:
+            found.append(f"{name} is not exported")
+            continue
+        one = known[name]
+        labels |= set(one.values)
+        if (one.kind != "gauge") != bool(ranged):
+            found.append(f"{name} is a {one.kind}: only those that grow are read over a range")
+        for label, how, value in re.findall(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"', matchers or ""):
+            if label not in {*one.values, *SCRAPED}:
+                found.append(f"{name} has no label {label}")
+            elif how in ("=", "!=") and label not in SCRAPED | OPEN and value not in one.values[label]:
+                found.append(f"{name} has no {label} {value!r}")
+    for grouped in re.findall(r"\b(?:by|on|ignoring|without|group_left)\s*\(([^)]*)\)", query):
+        found += [f"no metric of it has {one}" for one in re.findall(r"\w+", grouped) if one not in labels]
+    if query.count("(") != query.count(")") or query.count("{") != query.count("}"):
+        found.append("its brackets do not match")
+    return found
+
+
+@pytest.mark.parametrize(("where", "query"), expressions(), ids=lambda value: str(value)[:40])
+def test_queries_name_what_is_exported(where: str, query: str) -> None:
+    assert "saccade_" in query or "up{" in query
+    assert faults(query) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "saccade_nothing",
+        'saccade_requests{state="sleeping"}',
+        'saccade_requests{colour="red"}',
+        "saccade_preemptions_total > 3",
+        "rate(saccade_requests[5m])",
+        "sum by (colour) (saccade_requests)",
+        "sum(saccade_requests",
+        "saccade_time_to_first_token_seconds > 1",
+    ],
+)
+def test_a_wrong_query_is_noticed(query: str) -> None:
+    assert faults(query)
+
+
+def test_every_alert_says_what_it_means() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names))
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert re.fullmatch(r"\d+m", rule["for"])
+        text = rule["annotations"]["summary"] + rule["annotations"]["description"]
+        assert set(re.findall(r"\$labels\.(\w+)", text)) <= SCRAPED  # what every expression keeps
+
+
+def test_panels_have_their_place_and_their_source() -> None:
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(numbers) == len(set(numbers))
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, f"{panel['title']} lies on another panel"
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    for panel in panels():
+        assert panel["description"]
+        for target in panel["targets"]:
+            assert (
+                target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            )
+    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource", "job", "instance"]
+
+
+def test_the_table_of_metrics_is_what_is_exported() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| ([^|]*)\|", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE
+    )
+    told = {}
+    for name, kind, label in rows:
+        labels, _, values = label.strip().partition(": ")
+        told[name] = (kind, set(re.findall(r"\w+", labels)), set(re.findall(r"\w+", values)))
+    assert len(told) == len(rows)
+    for name, one in exposed().items():
+        values = {value for label in one.values if label not in OPEN for value in one.values[label]}
+        assert told.pop(name, None) == (one.kind, set(one.values), values), f"docs/METRICS.md, {name}"
+    assert not told, "metrics that do not exist"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    "command",
+    ["check rules alerts.yml", "check config prometheus.yml", "test rules alerts_test.yml", "check metrics"],
+)
+def test_prometheus_own_tool_agrees(command: str) -> None:
+    done = subprocess.run(
+        [str(PROMTOOL), *command.split()],
+        cwd=DEPLOY / "prometheus",
+        input=metrics_text(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
