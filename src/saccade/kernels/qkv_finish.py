@@ -105,8 +105,8 @@ def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages
         theirs = slot - border * BLOCK
         if theirs >= 0:
             is_value = (head >= HEADS + KV_HEADS)[:, None]
-            _store_small(tl.where(is_value, low, y_low), tl.where(is_value, high, y_high), theirs, head, place,
-                         k_small, v_small, k_scale, v_scale, is_k, is_v, HEADS, KV_HEADS, DIM, BLOCK,
+            _store_small(tl.where(is_value, low, y_low), tl.where(is_value, high, y_high), theirs, head,
+                         place, k_small, v_small, k_scale, v_scale, is_k, is_v, HEADS, KV_HEADS, DIM, BLOCK,
                          WHOLE)  # fmt: skip
             slot = slot * 0 - 1
     if slot >= 0 and KIND != 2:
