@@ -14,9 +14,9 @@ GLIBC = hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 # by a small one that keeps it from the heap's end, and freed.
 PROBE = """
 import ctypes, sys
-from saccade.heap import FRONT, settle_heap
+from saccade.heap import MAPPING, Trimmer, settle_heap
 if sys.argv[1] == "settled":
-    assert settle_heap(FRONT)
+    assert settle_heap(MAPPING)
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 def resident():
@@ -29,6 +29,8 @@ libc.free(block(24 << 20))
 before = resident()
 large, small = block(16 << 20), block(4096)
 libc.free(large)
+if sys.argv[1] == "trimmed":
+    Trimmer(0.0).after_step()
 print(resident() - before)
 """
 
@@ -48,6 +50,21 @@ def test_a_large_block_that_is_freed_is_given_back() -> None:
     assert kept("unsettled") > 8192  # else the settings are needless here
 
 
+@pytest.mark.skipif(not GLIBC or not sys.platform.startswith("linux"), reason="needs glibc and /proc")
+def test_a_trimmer_gives_back_what_lies_in_the_middle_of_a_heap() -> None:
+    assert kept("trimmed") < 2048
+
+
+def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    trims: list[int] = []
+    trimmer = heap.Trimmer(10.0, clock=lambda: now[0])
+    monkeypatch.setattr(trimmer, "_trim", trims.append)
+    for now[0] in (5.0, 9.9, 10.0, 12.0, 19.9, 20.1):
+        trimmer.after_step()
+    assert len(trims) == 2
+
+
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    assert not heap.settle_heap(heap.FRONT)
+    assert not heap.settle_heap(heap.MAPPING)

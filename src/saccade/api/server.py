@@ -36,7 +36,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, ServeConfig
 from saccade.errors import ConfigError, EngineDied, NotFound, Overloaded, SaccadeError, WrongMethod
 from saccade.front import Front
-from saccade.heap import FRONT, settle_heap
+from saccade.heap import MAPPING, settle_heap
 from saccade.metrics import CONTENT_TYPE
 from saccade.runtime.link import EngineLink, ProcessLink
 
@@ -256,7 +256,7 @@ def run_server(engine: EngineConfig, config: ServeConfig) -> int:
     Everything has been answered and the engine has ended when this is over. A thread that is not (it decodes
     what nobody waits for) ends with the process, which then ends here.
     """
-    settle_heap(FRONT)
+    settle_heap(MAPPING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_run_server(engine, config))
     if not _threads_over(EXIT_SECONDS):

@@ -11,7 +11,7 @@ import sys
 import threading
 
 from saccade.errors import RequestError, SaccadeError
-from saccade.heap import ENGINE, settle_heap
+from saccade.heap import KEEPING, MAPPING, Trimmer, settle_heap
 from saccade.runtime.engine import Engine
 from saccade.runtime.wire import Cancel, Channel, Failed, News, Ready, Refused, Start, Stop, Submit, ToEngine
 
@@ -48,6 +48,7 @@ class Inbox:
 
 def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
     """Until the front says stop: listen, step, tell."""
+    heap = Trimmer()
     while True:
         for message in inbox.take(wait=engine.idle):
             match message:
@@ -65,12 +66,12 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
                     log.warning("a second start message was ignored")
         deltas = engine.step()
         channel.send(News(tuple(deltas), engine.stats()))
+        heap.after_step()
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settle_heap(ENGINE)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.receive(ToEngine)
     if not isinstance(start, Start):
@@ -80,6 +81,7 @@ def main() -> None:
     except SaccadeError as error:
         channel.send(Failed(error.message))
         return
+    settle_heap(KEEPING if engine.info.device == "cpu" else MAPPING)
     channel.send(Ready(engine.info, engine.stats()))
     serve(engine, Inbox(channel), channel)
 
