@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from saccade import cli
-from saccade.config import EngineConfig, MediaLimits, ServeConfig
+from saccade.config import EngineConfig, MediaLimits, ServeConfig, VisionCache
 from saccade.options import size_in_bytes
 from tests.parity.oracle import picture
 
@@ -52,7 +52,7 @@ ENGINE_OPTIONS = {
     "num-blocks": ("99", 99),
     "gpu-memory-utilization": ("0.5", 0.5),
     "kv-cache-bytes": ("2GiB", 2 << 30),
-    "vision-cache-bytes": ("0", 0),
+    "vision-cache": ("gpu=0,host=1GiB", VisionCache(gpu=0, host=1 << 30)),
     "prefix-caching": (None, False),
     "overlap": (None, False),
     "itl-target": ("12.5", 12.5),

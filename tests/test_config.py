@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from saccade.config import EngineConfig, MediaLimits, ServeConfig
+from saccade.config import EngineConfig, MediaLimits, ServeConfig, VisionCache
 from saccade.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ from saccade.errors import ConfigError
         (EngineConfig, "block_size", 4096),
         (EngineConfig, "num_blocks", 2.5),
         (EngineConfig, "kv_cache_bytes", 0),
-        (EngineConfig, "vision_cache_bytes", -1),
+        (EngineConfig, "vision_cache", "gpu=1GiB"),
         (EngineConfig, "gpu_memory_utilization", 1.5),
         (EngineConfig, "max_queue_bytes", 0),
         (EngineConfig, "itl_target", -1.0),
@@ -48,3 +48,32 @@ def test_nonsense_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
 def test_two_sizes_of_one_pool_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match="give one"):
         EngineConfig(model="m", num_blocks=4, kv_cache_bytes=4096)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("8GiB", "no part of a vision cache"),
+        ("gpu", "no part"),
+        ("gpu=", "no part"),
+        ("gpu=8GiB,ram=2GiB", "'ram=2GiB' is no part"),
+        ("gpu=much", "'much' is not a size"),
+        ("gpu=-1", "gpu is -1"),
+        ("host=nan", "'nan' is not a size"),
+        ("gpu=1,gpu=2", "gpu is given twice"),
+        ("disk=1GiB", "no dir"),
+        ("dir=/tmp", "disk is 0"),
+        ("ttl=soon", "ttl is 'soon'"),
+        ("ttl=0", "ttl is 0.0"),
+        ("", "no part"),
+    ],
+)
+def test_a_vision_cache_that_makes_no_sense_is_refused_with_what_to_write(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        VisionCache.parse(text)
+
+
+def test_every_tier_of_the_vision_cache_can_be_set() -> None:
+    parsed = VisionCache.parse("gpu=8GiB, host=32GiB,disk=1.5TiB,dir=/x,ttl=60")
+    assert parsed == VisionCache(gpu=8 << 30, host=32 << 30, disk=3 << 39, dir="/x", ttl=60.0)
+    assert VisionCache.parse("host=0") == VisionCache()

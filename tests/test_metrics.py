@@ -1,23 +1,28 @@
 """/metrics: every number of the engine is there, of the right kind, and belongs to one server."""
 
+from operator import attrgetter
+from typing import Any
+
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.metrics import CONTENT_TYPE, EngineStats, FrontMetrics
 
-GAUGES = {
+TIERS = ("gpu", "host", "disk")
+GAUGES: dict[tuple[str, str | None], str] = {
     ("saccade_requests", "waiting"): "waiting",
     ("saccade_requests", "running"): "running",
     ("saccade_kv_blocks", "used"): "blocks_used",
     ("saccade_kv_blocks", "cached"): "blocks_cached",
     ("saccade_kv_blocks", "free"): "blocks_free",
-    ("saccade_feature_cache_bytes", None): "feature_bytes",
+    **{("saccade_feature_cache_bytes", tier): f"features.{tier}.bytes" for tier in TIERS},
+    **{("saccade_feature_cache_entries", tier): f"features.{tier}.entries" for tier in TIERS},
     ("saccade_queue_choices", "encode"): "waiting_encode",
     ("saccade_queue_choices", "other"): "waiting_other",
     ("saccade_queue_oldest_seconds", None): "oldest_wait",
     ("saccade_step_error_ratio", None): "step_error",
 }
-COUNTERS = {
+COUNTERS: dict[tuple[str, str | None], str] = {
     ("saccade_tokens_total", "prompt"): "prompt_tokens",
     ("saccade_tokens_total", "cached"): "prefix_hit_tokens",
     ("saccade_tokens_total", "visual"): "visual_tokens",
@@ -25,8 +30,15 @@ COUNTERS = {
     ("saccade_prefix_cache_queried_tokens_total", None): "prefix_queried_tokens",
     ("saccade_prefix_cache_hit_tokens_total", None): "prefix_hit_tokens",
     ("saccade_prefix_cache_copied_tokens_total", None): "prefix_copied_tokens",
-    ("saccade_feature_cache_hits_total", None): "feature_hits",
-    ("saccade_feature_cache_misses_total", None): "feature_misses",
+    **{("saccade_feature_cache_hits_total", tier): f"features.{tier}.hits" for tier in TIERS},
+    **{("saccade_feature_cache_evictions_total", tier): f"features.{tier}.evictions" for tier in TIERS},
+    ("saccade_feature_cache_misses_total", None): "features.misses",
+    ("saccade_feature_cache_moves_total", "down"): "features.downs",
+    ("saccade_feature_cache_moves_total", "up"): "features.ups",
+    ("saccade_feature_cache_moves_total", "write"): "features.writes",
+    ("saccade_feature_cache_moves_total", "read"): "features.reads",
+    ("saccade_feature_cache_failed_reads_total", None): "features.failed_reads",
+    ("saccade_feature_cache_dropped_writes_total", None): "features.dropped_writes",
     ("saccade_preemptions_total", None): "preemptions",
     ("saccade_engine_steps_total", None): "steps",
     ("saccade_vision_encodes_total", None): "encodes",
@@ -37,8 +49,33 @@ COUNTERS = {
     ("saccade_step_seconds_total", "actual"): "step_seconds",
     ("saccade_step_seconds_total", "predicted"): "step_seconds_predicted",
 }
-FIELDS = [field.name for field in msgspec.structs.fields(EngineStats)]
-STATS = EngineStats(**{name: 100 + place for place, name in enumerate(FIELDS)})
+
+
+def leaves(kind: type[msgspec.Struct], name: str = "") -> list[str]:
+    """The numbers of a snapshot, by where they are in it."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        inner = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+        found += leaves(field.type, f"{name}{field.name}.") if inner else [name + field.name]
+    return found
+
+
+FIELDS = leaves(EngineStats)
+
+
+def snapshot() -> EngineStats:
+    """Every number another one."""
+    tree: dict[str, Any] = {}
+    for place, name in enumerate(FIELDS):
+        *branches, leaf = name.split(".")
+        inner = tree
+        for branch in branches:
+            inner = inner.setdefault(branch, {})
+        inner[leaf] = 100 + place
+    return msgspec.convert(tree, EngineStats)
+
+
+STATS = snapshot()
 
 
 def scrape(metrics: FrontMetrics) -> dict[tuple[str, str | None], tuple[str, float]]:
@@ -55,7 +92,7 @@ def test_every_field_of_the_snapshot_is_exported() -> None:
     found = scrape(FrontMetrics(lambda: STATS))
     for kind, table in (("gauge", GAUGES), ("counter", COUNTERS)):
         for key, name in table.items():
-            assert found[key] == (kind, getattr(STATS, name)), key
+            assert found[key] == (kind, attrgetter(name)(STATS)), key
 
 
 def test_scrape_shows_the_latest_snapshot() -> None:
@@ -87,4 +124,4 @@ def test_times_are_histograms() -> None:
 
 def test_snapshot_survives_the_wire() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(STATS), type=EngineStats) == STATS
-    assert EngineStats() == EngineStats(**dict.fromkeys(FIELDS, 0))
+    assert all(attrgetter(name)(EngineStats()) == 0 for name in FIELDS)

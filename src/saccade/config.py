@@ -18,6 +18,20 @@ LoadFormat = Literal["auto", "dummy"]
 GIB = 1 << 30
 
 
+_UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def parse_size(text: str) -> int:
+    """'2GiB', '512MiB' or a plain number of bytes."""
+    lower = text.strip().lower()
+    unit = next((unit for unit in _UNITS if lower.endswith(unit)), "")
+    try:
+        return int(float(lower.removesuffix(unit)) * _UNITS.get(unit, 1))
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{text!r} is not a size; write for example 2GiB or 512MiB") from None
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
@@ -47,6 +61,50 @@ def _one_of(config: object, name: str, known: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VisionCache:
+    """Where image features are kept for reuse, and how many bytes of them; 0 is none."""
+
+    gpu: int | None = None  # in the device's memory, whatever the device; None: 2 GiB on cuda, 256 MiB on cpu
+    host: int = 0  # in host memory, pinned on cuda
+    disk: int = 0  # in files; needs `dir`
+    dir: str | None = None  # a folder; several servers may share it
+    ttl: float | None = None  # seconds features may go unused; None: any
+
+    def __post_init__(self) -> None:
+        _whole(self, {"gpu": 0, "host": 0, "disk": 0})
+        for name in ("host", "disk"):
+            _require(getattr(self, name) is not None, f"vision cache: {name} is None; give a size, or 0")
+        if self.ttl is not None:
+            _seconds(self, ("ttl",))
+        if self.disk:
+            _require(bool(self.dir), f"vision cache: disk is {self.disk} bytes, but no dir says where")
+        else:
+            _require(self.dir is None, f"vision cache: dir is {self.dir!r}, but disk is 0; give it a size")
+
+    @classmethod
+    def parse(cls, text: str) -> "VisionCache":
+        """'gpu=8GiB,host=32GiB,disk=100GiB,dir=/var/cache/saccade,ttl=86400', any of them."""
+        found: dict[str, Any] = {}
+        for part in text.split(","):
+            name, _, value = (piece.strip() for piece in part.partition("="))
+            example = "write for example gpu=8GiB,host=32GiB,disk=100GiB,dir=/var/cache/saccade,ttl=86400"
+            _require(
+                name in ("gpu", "host", "disk", "dir", "ttl") and bool(value),
+                f"{part!r} is no part of a vision cache; {example}",
+            )
+            _require(name not in found, f"vision cache: {name} is given twice")
+            found[name] = value
+        for name in {"gpu", "host", "disk"} & set(found):
+            found[name] = parse_size(found[name])
+        if "ttl" in found:
+            try:
+                found["ttl"] = float(found["ttl"])
+            except ValueError:
+                raise ConfigError(f"vision cache: ttl is {found['ttl']!r}; give seconds") from None
+        return cls(**found)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What the engine process needs to know."""
 
@@ -63,7 +121,7 @@ class EngineConfig:
     num_blocks: int | None = None  # None: from the memory budget
     gpu_memory_utilization: float = 0.9  # share of the device's memory for weights, KV and caches (cuda)
     kv_cache_bytes: int | None = None  # None: what is left on cuda, 1 GiB on cpu
-    vision_cache_bytes: int | None = None  # features kept for reuse; None: 2 GiB on cuda, 256 MiB on cpu
+    vision_cache: VisionCache = field(default_factory=VisionCache)  # image features kept for reuse
     prefix_caching: bool = True
     overlap: bool | None = None  # plan step N+1 while N runs; None: on cuda
     # ms between two tokens of an answer that prompts and pictures of others may lead to; 0: any.
@@ -77,7 +135,9 @@ class EngineConfig:
         _one_of(self, "load_format", LoadFormat)
         least = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue": 1}
         least |= {"max_queue_bytes": 1, "block_size": 1, "num_blocks": 1, "kv_cache_bytes": 1}
-        _whole(self, {**least, "vision_cache_bytes": 0, "seed": -(1 << 63)})
+        _whole(self, {**least, "seed": -(1 << 63)})
+        cache = self.vision_cache
+        _require(isinstance(cache, VisionCache), f"vision_cache is {cache!r}; give a VisionCache")
         _require(self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, f"gpu_memory_utilization is {share}; it is a share of the memory, 0 to 1")

@@ -117,6 +117,7 @@ class LLM:
 
     def close(self) -> None:
         self.front.close()
+        self.engine.close()
 
     def _answer(
         self,

@@ -40,6 +40,34 @@ STAGES = (
 )
 
 
+class TierStats(msgspec.Struct, frozen=True):
+    """One tier of the feature store."""
+
+    bytes: int = 0
+    entries: int = 0
+    hits: int = 0  # views a step needed that this tier had
+    evictions: int = 0  # given up for others, or unused for too long
+
+
+class FeatureStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Visual features kept for reuse; totals but for bytes and entries."""
+
+    gpu: TierStats = TierStats()
+    host: TierStats = TierStats()
+    disk: TierStats = TierStats()  # its bytes are those of the folder, whoever wrote them
+    misses: int = 0  # views no tier had: they were encoded
+    downs: int = 0  # moves from the device to host memory
+    ups: int = 0  # and back
+    writes: int = 0  # files written
+    reads: int = 0  # files read, in vain or not
+    failed_reads: int = 0  # of those, files that were damaged or gone
+    dropped_writes: int = 0  # the writing thread had no room, or the disk refused
+
+    @property
+    def hits(self) -> int:
+        return self.gpu.hits + self.host.hits + self.disk.hits
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the engine. The first group are states, the second are totals that only grow."""
 
@@ -51,14 +79,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks_used: int = 0  # KV blocks held by requests
     blocks_cached: int = 0  # KV blocks kept only for the prefix cache
     blocks_free: int = 0
-    feature_bytes: int = 0  # visual features kept
     step_error: float = 0.0  # recent mean of |predicted - actual| / actual step time
 
     prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of those, found
     prefix_copied_tokens: int = 0  # of those found, the ones in a block that is shared only in part: copied
-    feature_hits: int = 0
-    feature_misses: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0  # prompt tokens of admitted requests, visual and cached ones included
     generated_tokens: int = 0
@@ -71,6 +96,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     timed_steps: int = 0  # measurements of step time; one may span steps that yield nothing to wait for
     step_seconds: float = 0.0  # all of them
     step_seconds_predicted: float = 0.0  # what the cost model expected of those
+
+    features: FeatureStats = FeatureStats()
 
 
 class _EngineCollector(Collector):
@@ -108,9 +135,7 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     blocks.add_metric(["cached"], stats.blocks_cached)
     blocks.add_metric(["free"], stats.blocks_free)
     yield blocks
-    yield GaugeMetricFamily(
-        "saccade_feature_cache_bytes", "Bytes of visual features kept for reuse.", stats.feature_bytes
-    )
+    yield from _feature_families(stats.features)
     for name, text, state in (
         ("queue_oldest_seconds", "How long the longest waiting request has waited.", stats.oldest_wait),
         ("step_error_ratio", "Recent mean relative error of predicted step times.", stats.step_error),
@@ -140,8 +165,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("prefix_cache_queried_tokens", "Prompt tokens looked up.", stats.prefix_queried_tokens),
         ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens),
         ("prefix_cache_copied_tokens", "Of those, inside a copied block.", stats.prefix_copied_tokens),
-        ("feature_cache_hits", "Views whose features were kept from before.", stats.feature_hits),
-        ("feature_cache_misses", "Views that had to be encoded.", stats.feature_misses),
+        ("feature_cache_misses", "Views that had to be encoded.", stats.features.misses),
         ("preemptions", "Times a request gave up its blocks to be computed again.", stats.preemptions),
         ("engine_steps", "Steps the engine ran.", stats.steps),
         ("timed_steps", "Measurements behind the step times.", stats.timed_steps),
@@ -151,6 +175,44 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("vision_encode_slices", "Pieces of views spread over several steps.", stats.encode_slices),
     ):
         yield CounterMetricFamily(f"saccade_{name}", text, total)
+
+
+def _feature_families(features: FeatureStats) -> Iterator[Metric]:
+    """By tier: gpu (the device's memory, on a CPU too), host, disk."""
+    tiers = {"gpu": features.gpu, "host": features.host, "disk": features.disk}
+    for name, text, kind in (
+        ("bytes", "Bytes of visual features kept for reuse.", GaugeMetricFamily),
+        ("entries", "Views whose features are kept.", GaugeMetricFamily),
+        (
+            "hits",
+            "Views a tier had kept from before.",
+            CounterMetricFamily,
+        ),
+        ("evictions", "Views given up for others, or unused for too long.", CounterMetricFamily),
+    ):
+        family = kind(f"saccade_feature_cache_{name}", text, labels=["tier"])
+        for tier, stats in tiers.items():
+            family.add_metric([tier], getattr(stats, name))
+        yield family
+    moves = CounterMetricFamily(
+        "saccade_feature_cache_moves",
+        "Views moved: down to host memory, up to the device, written to and read from disk.",
+        labels=["move"],
+    )
+    moves.add_metric(["down"], features.downs)
+    moves.add_metric(["up"], features.ups)
+    moves.add_metric(["write"], features.writes)
+    moves.add_metric(["read"], features.reads)
+    yield moves
+    for name, text, total in (
+        ("failed_reads", "Files of features that were damaged or gone.", features.failed_reads),
+        (
+            "dropped_writes",
+            "Features not written, for want of room.",
+            features.dropped_writes,
+        ),
+    ):
+        yield CounterMetricFamily(f"saccade_feature_cache_{name}", text, total)
 
 
 class FrontMetrics:

@@ -11,22 +11,26 @@ from typing import Any
 
 import click
 
-from saccade.config import EngineConfig, MediaLimits
+from saccade.config import EngineConfig, MediaLimits, VisionCache, parse_size
+from saccade.errors import ConfigError
 
 Command = Callable[..., Any]
 
 
-_UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
 def size_in_bytes(value: str) -> int:
     """'2GiB', '512MiB' or a plain number of bytes."""
-    text = value.strip().lower()
-    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     try:
-        return int(float(text.removesuffix(unit)) * _UNITS.get(unit, 1))
-    except (ValueError, OverflowError):
-        raise click.BadParameter(f"{value!r} is not a size; write for example 2GiB or 512MiB") from None
+        return parse_size(value)
+    except ConfigError as error:
+        raise click.BadParameter(error.message) from None
+
+
+def vision_cache(value: str) -> VisionCache:
+    """'gpu=8GiB,host=32GiB'."""
+    try:
+        return VisionCache.parse(value)
+    except ConfigError as error:
+        raise click.BadParameter(error.message) from None
 
 
 def counts(value: str) -> dict[str, int]:
@@ -98,10 +102,12 @@ ENGINE_OPTIONS = (
         help="Size of the KV cache. [default: what is left; 1GiB on a CPU]",
     ),
     option(
-        "--vision-cache-bytes",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="Image features kept for reuse. [default: 2GiB; CPU 256MiB]",
+        "--vision-cache",
+        type=vision_cache,
+        metavar="TIERS",
+        callback=lambda context, parameter, value: value or VisionCache(),
+        help="Image features kept for reuse: gpu=8GiB,host=32GiB,disk=100GiB,dir=PATH,ttl=SECONDS, any of "
+        "them; a size of 0 is off. On a CPU, gpu is its memory. [default: gpu=2GiB; CPU gpu=256MiB]",
     ),
     option(
         "--prefix-caching/--no-prefix-caching", default=True, help="Reuse the KV of equal prompt beginnings."

@@ -14,7 +14,7 @@ from PIL import Image
 
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
-from saccade.config import EngineConfig
+from saccade.config import EngineConfig, VisionCache
 from saccade.front import Front
 from saccade.request import Request
 from saccade.runtime.engine import Engine
@@ -135,7 +135,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "few blocks": {"max_num_batched_tokens": 33},
     "few blocks, small chunks": {"max_num_batched_tokens": 7},
     "no prefix cache": {"prefix_caching": False},
-    "no feature cache": {"vision_cache_bytes": 0},
+    "no feature cache": {"vision_cache": VisionCache(gpu=0)},
     "one token at a time": {"max_num_batched_tokens": 1},
     "bounded steps": {"itl_target": 2.0},
 }

@@ -390,7 +390,7 @@ def test_a_chunk_may_end_in_the_middle_of_a_picture_which_is_encoded_once() -> N
     engine.run()
     assert [rows(plan)[0][1:] for plan in engine.plans] == [(0, 4), (4, 4), (8, 1)]
     assert [len(plan.encodes) for plan in engine.plans] == [1, 0, 0]
-    assert not engine.store.stats.entries  # nothing is kept beyond its use in a budget of 0
+    assert not engine.store.stats.gpu.entries  # nothing is kept beyond its use in a budget of 0
 
 
 def test_equal_prefixes_with_different_pictures_share_exactly_what_is_before_the_picture() -> None:
@@ -418,7 +418,7 @@ def test_the_same_picture_behind_different_text_is_encoded_once() -> None:
     engine.add(question("b", [5, IMAGE_ID, 4], (picture(1, 1),), max_tokens=1))
     engine.run()
     stats = engine.scheduler.stats()
-    assert (stats.encodes, stats.feature_misses, stats.feature_hits) == (1, 1, 1)
+    assert (stats.encodes, stats.features.misses, stats.features.hits) == (1, 1, 1)
     assert stats.visual_tokens == 8
 
 

@@ -14,6 +14,7 @@ from saccade.config import EngineConfig
 from saccade.models.layers import LanguageModel
 from saccade.models.load import load
 from saccade.runtime.batch import Batch
+from saccade.runtime.features import build_store
 from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype
 from saccade.runtime.network import read_network
 from saccade.runtime.runner import Runner
@@ -36,6 +37,7 @@ class Machine:
     info: EngineInfo
     scheduler: Scheduler
     runner: Runner
+    store: FeatureStore[Tensor]
     overlap: bool
 
 
@@ -44,12 +46,13 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
     dtype = resolve_dtype(config, checkpoint, device)
     model = load(checkpoint, device, dtype, config.load_format, progress)
     shares = budget(config, checkpoint, model, device, dtype)
-    store: FeatureStore[Tensor] = FeatureStore(shares.feature_bytes)
+    store = build_store(config, shares.feature_bytes, model, device)
     unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
         scheduler=_scheduler(config, checkpoint, shares, store, unfinished, device, dtype),
         runner=_runner(config, checkpoint, model, shares, store, unfinished, device, dtype),
+        store=store,
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
     )
 

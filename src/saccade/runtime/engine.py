@@ -69,6 +69,7 @@ def launch(
 ) -> Launched | list[Delta]:
     """The running step, or the apologies to the requests of a step that could not be launched."""
     if plan is None:
+        scheduler.rest()
         return []
     watch.launch()
     try:
@@ -103,6 +104,7 @@ class Engine:
         machine = build_machine(config, checkpoint, progress=progress)
         self.info: EngineInfo = machine.info
         self._scheduler = machine.scheduler
+        self._store = machine.store
         loop = OverlappedLoop if machine.overlap else SerialLoop
         self._loop: Loop = loop(machine.scheduler, machine.runner)
 
@@ -126,6 +128,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return self._scheduler.stats()
+
+    def close(self) -> None:
+        """Features that wait to be written to disk are; the engine takes no more requests."""
+        self._store.close()
 
     def check(self) -> None:
         """Verify the bookkeeping of every cache; for tests and idle moments."""

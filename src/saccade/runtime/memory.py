@@ -69,7 +69,7 @@ def budget(
 ) -> Budget:
     on_gpu = device.type == "cuda"
     step_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
-    features = config.vision_cache_bytes
+    features = config.vision_cache.gpu
     if features is None:
         features = 2 * GIB if on_gpu else 256 * MIB
     if model.vision is None:

@@ -84,6 +84,7 @@ def main() -> None:
     settle_heap(KEEPING if engine.info.device == "cpu" else MAPPING)
     channel.send(Ready(engine.info, engine.stats()))
     serve(engine, Inbox(channel), channel)
+    engine.close()
 
 
 if __name__ == "__main__":

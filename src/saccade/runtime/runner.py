@@ -69,8 +69,9 @@ class Runner:
     def _encode(self, plan: StepPlan) -> None:
         if not plan.encodes or self._encoder is None:
             return
+        contents = {encode.key: encode.view.content for encode in plan.encodes}
         for key, features in self._encoder.encode(plan.encodes).items():
-            self._store.put(key, features, features.nbytes)
+            self._store.put(key, features, features.nbytes, contents[key])
 
     def _forward(self, inputs: Inputs) -> Tensor:
         model = self._model

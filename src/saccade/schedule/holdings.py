@@ -14,10 +14,12 @@ must wait for the *result* is sealing a block for others to find: only then are 
 
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from typing import Any
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
+from saccade.plan import Span
 from saccade.schedule.making import Making
 from saccade.schedule.policy import Limits
 from saccade.schedule.sequence import Sequence
@@ -55,11 +57,25 @@ class Holdings:
 
     def must_encode(self, sequence: Sequence) -> bool:
         """Whether a view of it is neither among the features nor in the part its prefix would spare."""
+        return not all(self._store.expects(span.key) for span in self._unspared(sequence))
+
+    def _unspared(self, sequence: Sequence) -> Ordered[Span]:
+        """Its views outside the part its prefix would spare."""
         if not sequence.group.layout.spans:
-            return False
+            return ()
         _, shared = self._known(sequence)
-        views = sequence.spans(shared, sequence.prompt_length)
-        return not all(self._store.expects(span.key) for span in views)
+        return sequence.spans(shared, sequence.prompt_length)
+
+    def queue(self, sequence: Sequence) -> bool:
+        """Whether views of it must be encoded. Those on disk will be in memory when its turn comes."""
+        for span in self._unspared(sequence):
+            self._store.fetch(span.key)
+        return self.must_encode(sequence)
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether a view of it is being fetched, and nothing is gained by letting it enter before."""
+        spans = sequence.group.layout.spans
+        return any(self._store.coming(span.key) and not self._store.ready(span.key) for span in spans)
 
     # Entering
 
@@ -127,16 +143,16 @@ class Holdings:
 
     def see(self, step: Step, sequence: Sequence, tokens: int, *, must: bool) -> int:
         """Pin the views among the next `tokens`, have those encoded that nobody has; gives how many of the
-        tokens may be computed: they stop before the first view that is not complete with what the step
-        affords. With `must` it affords something of one in any case."""
+        tokens may be computed: they stop before the first view that is being fetched, or not complete with
+        what the step affords. With `must` it affords something of one in any case."""
         start = sequence.computed
         for span in sequence.spans(start, start + tokens):
             if span.start in sequence.pins:
                 continue
-            pixels = sequence.group.pixels[span.key]
-            there = self._store.expects(span.key)
-            if not there and not self.making.carry_on(step, span, pixels, must=must):
-                return max(span.start - start, 0)
+            if not self._store.ready(span.key):
+                pixels = sequence.group.pixels[span.key]
+                if self._store.coming(span.key) or not self.making.carry_on(step, span, pixels, must=must):
+                    return max(span.start - start, 0)
             self._store.pin(span.key)
             sequence.pins[span.start] = span
         return tokens

@@ -93,7 +93,7 @@ class Scheduler:
     def _queue(self, sequence: Sequence) -> None:
         """Into the line of its class as things stand; choices of one request need its views once."""
         first = sequence.group.choices[0]
-        encoding = self._holdings.must_encode(first) if sequence is first else first.encoding
+        encoding = self._holdings.queue(first) if sequence is first else first.encoding
         self._places.queue(sequence, encoding=encoding)
 
     def cancel(self, request_id: str) -> list[Delta]:
@@ -118,6 +118,7 @@ class Scheduler:
             raise RuntimeError(
                 f"{len(self._in_flight)} steps are in flight; apply one before planning another"
             )
+        self._store.poll()
         step = Step(self._limits.max_step_tokens, self._limits.max_encode_patches, self._cost)
         prompts = self._stream(step)
         self._catch_up(step, prompts)
@@ -208,7 +209,7 @@ class Scheduler:
         place = 0
         while place < len(line) and step.tokens_left and allowance.tokens:
             sequence = line[place]
-            if not sequence.may_enter():
+            if not sequence.may_enter() or self._holdings.awaits(sequence):
                 place += 1
                 continue
             if not kind and not sequence.donor() and self._holdings.must_encode(sequence):
@@ -249,6 +250,10 @@ class Scheduler:
         self._holdings.extend(sequence, sequence.length)
         step.run(sequence, sequence.next_row(tokens))
         return True
+
+    def rest(self) -> None:
+        """For the loop, when there was nothing to plan: somebody may wait for features on disk."""
+        self._store.wait()
 
     def _send_off(self, step: Step) -> StepPlan | None:
         planned = step.planned
@@ -366,7 +371,6 @@ class Scheduler:
         return self._places.short_of
 
     def stats(self) -> EngineStats:
-        features = self._store.stats
         return EngineStats(
             waiting=len(self._groups) - self._places.running_requests,
             waiting_encode=len(self._places.waiting[True]),
@@ -376,9 +380,7 @@ class Scheduler:
             blocks_used=self._pool.used,
             blocks_cached=self._pool.kept,
             blocks_free=self._pool.free,
-            feature_bytes=features.bytes,
-            feature_hits=features.hits,
-            feature_misses=features.misses,
+            features=self._store.stats,
             step_error=self._cost.error,
             **self._totals.counted(),
         )

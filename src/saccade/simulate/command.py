@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from saccade.config import GIB
+from saccade.config import GIB, VisionCache
 from saccade.errors import ConfigError
 from saccade.runtime.network import read_network
 from saccade.schedule.cost import Coefficients, CostModel
@@ -47,7 +47,7 @@ class PlanOptions:
     memory: int = 139 * GIB
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
-    vision_cache_bytes: int = 2 * GIB
+    vision_cache: str = "gpu=2GiB"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_model_len: int = 32768
@@ -61,7 +61,7 @@ class PlanOptions:
     json: bool = False
 
     def __post_init__(self) -> None:
-        least = {"head_dim": 1, "value_bytes": 1, "memory": 1, "vision_cache_bytes": 0, "max_num_seqs": 1}
+        least = {"head_dim": 1, "value_bytes": 1, "memory": 1, "max_num_seqs": 1}
         least |= {"max_num_batched_tokens": 1, "max_model_len": 2, "block_size": 1, "seconds": 0}
         least |= {"layers": 1, "kv_heads": 1, "heads": 1, "hidden": 1, "weight_bytes": 1, "kv_cache_bytes": 1}
         for name, low in (least | {"itl_target": 0}).items():
@@ -72,7 +72,15 @@ class PlanOptions:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it is a share, 0 to 1"
             )
+        cache = VisionCache.parse(self.vision_cache)
+        if cache.host or cache.disk or cache.ttl:
+            raise ConfigError(f"vision_cache is {self.vision_cache}; a plan knows gpu=SIZE alone")
         self._refuse_mixture()
+
+    @property
+    def feature_bytes(self) -> int:
+        gpu = VisionCache.parse(self.vision_cache).gpu
+        return 2 * GIB if gpu is None else gpu
 
     def _refuse_mixture(self) -> None:
         """A model is named, or described by numbers."""
@@ -100,7 +108,7 @@ HELP = {
     "memory": "Of the device; the default is an H200's.",
     "gpu_memory_utilization": "Share of the memory to use.",
     "kv_cache_bytes": "Size of the KV pool. [default: what weights, features and workspace leave]",
-    "vision_cache_bytes": "For image features kept for reuse.",
+    "vision_cache": "gpu=SIZE, for image features kept for reuse.",
     "max_num_seqs": "Most sequences computed together.",
     "max_num_batched_tokens": "Most tokens in one step.",
     "max_model_len": "Longest prompt + answer in tokens.",
@@ -144,7 +152,7 @@ def make_report(options: PlanOptions) -> Report:
         encode_layers=max(network.vision_depth, 1),
     )
     memory = Memory(
-        options.memory, options.gpu_memory_utilization, options.vision_cache_bytes, options.kv_cache_bytes
+        options.memory, options.gpu_memory_utilization, options.feature_bytes, options.kv_cache_bytes
     )
     pool_bytes = memory.pool_bytes(network)
     blocks = pool_bytes // (network.kv_bytes * limits.block_size)
@@ -155,7 +163,7 @@ def make_report(options: PlanOptions) -> Report:
         machine = Machine(
             limits=limits,
             blocks=blocks,
-            feature_budget=options.vision_cache_bytes,
+            feature_budget=options.feature_bytes,
             feature_bytes=4
             * network.hidden
             * network.value_bytes,  # a view's tokens, and three deeper levels

@@ -1,105 +1,227 @@
 """The feature store: what the vision tower made of each view, kept for whoever asks again.
 
-takes   features by view key with their size in bytes; pins from the scheduler
-gives   features, and whether they are there
-owns    the byte budget and the order of eviction (least recently used first)
-never   looks into the features, which may be tensors of any device; evicts what is pinned
+takes   features by view key with their size in bytes; pins and holds from the scheduler
+gives   features on the device, and whether they are or will be there
+owns    the tiers (device, host memory, disk), who needs what in them, what is fetched ahead
+never   looks into the features; drops what is pinned or held; waits: moves begin here and go on elsewhere
 
-A pin says "a running sequence needs this view until it is computed". The scheduler may pin a key whose
-features are still to be put by the step it is planning. Pinned features are the working set and may
-exceed the budget; what exceeds it goes as soon as it is unpinned.
+Down: what leaves the device goes to host memory, and what leaves that is forgotten. With a disk, whatever is
+encoded is written there in the background, so that it outlives both, and the process. Up: a view found in
+host memory is on its way to the device as soon as it is pinned; one found on disk is fetched into host memory
+when a request that needs it is queued. A fetch that fails or is late is given up, and the view encoded.
+
+A pin says "a running sequence needs this view on the device until it is computed". The scheduler may pin
+a key whose features are still to be put by the step it is planning. A hold says "a request came without this
+picture's pixels": its features stay in some tier until that request has ended. Both may exceed the budgets;
+what exceeds them goes as soon as it is let go.
 """
 
-from collections import OrderedDict
-from typing import Generic, NamedTuple, TypeVar
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from saccade.metrics import FeatureStats, TierStats
+from saccade.vision.disk import Disk
+from saccade.vision.fetches import Fetches
+from saccade.vision.moves import Mover
+from saccade.vision.tiers import Known, Tiers
 
 T = TypeVar("T")
 
 
-class StoreStats(NamedTuple):
-    hits: int  # pins of a view that was there, or already on its way
-    misses: int  # pins of a view that had to be encoded
-    bytes: int
-    entries: int
-
-
 class FeatureStore(Generic[T]):
-    def __init__(self, budget: int) -> None:
-        self.budget = budget  # bytes
-        self._features: dict[bytes, tuple[T, int]] = {}
-        self._pins: dict[bytes, int] = {}
-        self._idle: OrderedDict[bytes, None] = OrderedDict()  # unpinned keys, least recently used first
-        self._bytes = 0
-        self._hits = 0
-        self._misses = 0
+    def __init__(
+        self,
+        budget: int,
+        *,
+        host: int = 0,
+        disk: Disk | None = None,
+        mover: Mover[T] | None = None,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Bytes of device and host memory; `ttl` is how many seconds features may go unused."""
+        self._tiers: Tiers[T] = Tiers(budget, host, disk, mover, ttl, clock)
+        self._device = self._tiers.device  # fixed there: pinned
+        self._host = self._tiers.host  # fixed there: held, or fetched ahead
+        self._disk = disk
+        self._fetches = Fetches(disk, clock)
+        self._holds: Counter[bytes] = Counter()
+        self._heeded: dict[bytes, float] = {}  # the deletions in the folder that have been followed here
+        self._misses = self._disk_hits = 0
 
-    @property
-    def stats(self) -> StoreStats:
-        return StoreStats(self._hits, self._misses, self._bytes, len(self._features))
+    # What there is
+
+    def has(self, key: bytes) -> bool:
+        return key in self._device
+
+    def ready(self, key: bytes) -> bool:
+        """Whether a pin finds it now: on the device, in host memory or, pinned by somebody, on its way."""
+        return key in self._device or self._device.is_fixed(key) or key in self._host
+
+    def coming(self, key: bytes) -> bool:
+        """Whether it is being fetched, and worth waiting for."""
+        return self._fetches.worth_waiting(key, must=key in self._holds)
+
+    def expects(self, key: bytes) -> bool:
+        return self.ready(key) or self.coming(key)
+
+    def keeps(self, key: bytes) -> bool:
+        """Whether somebody who asks for it later would find it, in any tier."""
+        return self._tiers.keeps(key)
+
+    def weight(self, key: bytes) -> int:
+        """Bytes of the features; 0 if they are nowhere."""
+        known = self._tiers.known.get(key)
+        on_disk = self._disk.size(key) if self._disk is not None else None
+        return known.nbytes if known else on_disk or 0
+
+    def find(self, content: bytes) -> dict[str, int]:
+        """How many views of a picture each tier keeps."""
+        views = self._tiers.views(content)
+        return {
+            "gpu": sum(key in self._device for key in views),
+            "host": sum(key in self._host for key in views),
+            "disk": len(self._disk.views(content)) if self._disk is not None else 0,
+        }
 
     @property
     def pins(self) -> dict[bytes, int]:
         """How often each key is pinned."""
-        return dict(self._pins)
+        return self._device.fixed
 
-    def has(self, key: bytes) -> bool:
-        return key in self._features
+    @property
+    def holds(self) -> dict[bytes, int]:
+        return dict(self._holds)
 
-    def expects(self, key: bytes) -> bool:
-        """Whether the features are there or, pinned by somebody, on their way."""
-        return key in self._features or key in self._pins
+    @property
+    def stats(self) -> FeatureStats:
+        disk = self._disk
+        counts = (disk.nbytes, disk.entries, self._disk_hits, disk.evictions) if disk is not None else ()
+        return FeatureStats(
+            gpu=self._device.stats,
+            host=self._host.stats,
+            disk=TierStats(*counts),
+            misses=self._misses,
+            downs=self._tiers.downs,
+            ups=self._tiers.ups,
+            reads=self._fetches.reads,
+            failed_reads=self._fetches.failed,
+            writes=disk.written if disk is not None else 0,
+            dropped_writes=disk.dropped_writes if disk is not None else 0,
+        )
+
+    # Needed
 
     def pin(self, key: bytes) -> None:
-        if self.expects(key):
-            self._hits += 1
+        ahead = self._fetches.used(key)
+        if key in self._device or self._device.is_fixed(key):
+            self._device.hits += 1
+            if key in self._device:
+                self._device.use(key)
+        elif key in self._host:
+            self._disk_hits += ahead
+            self._host.hits += not ahead
+            self._host.use(key)
+            self._tiers.promote(key)
         else:
             self._misses += 1
-        self._pins[key] = self._pins.get(key, 0) + 1
-        self._idle.pop(key, None)
+        self._device.fix(key)
+        if ahead:
+            self._host.loosen(key)
+        self._tiers.trim()
 
     def unpin(self, key: bytes) -> None:
-        if key not in self._pins:
-            raise RuntimeError(f"features {key.hex()[:12]} are not pinned")
-        self._pins[key] -= 1
-        if self._pins[key]:
-            return
-        del self._pins[key]
-        if key in self._features:
-            self._idle[key] = None
-            self._trim()
+        self._device.loosen(key)
+        self._tiers.let_go(key)
 
-    def put(self, key: bytes, features: T, nbytes: int) -> None:
-        """Keep the features, in place of any older ones of the same view."""
-        self._bytes += nbytes - self._features.get(key, (None, 0))[1]
-        self._features[key] = (features, nbytes)
-        if key not in self._pins:
-            self._idle.pop(key, None)
-            self._idle[key] = None
-        self._trim()
+    def hold(self, key: bytes) -> None:
+        self._holds[key] += 1
+        self._host.fix(key)
+
+    def release(self, key: bytes) -> None:
+        self._host.loosen(key)
+        self._holds[key] -= 1
+        if not self._holds[key]:
+            del self._holds[key]
+        self._tiers.let_go(key)
+
+    def fetch(self, key: bytes) -> None:
+        """A request that needs the view is queued: have it in memory when its turn comes."""
+        wanted = not self.ready(key) and key not in self._tiers.doomed
+        if wanted and self._fetches.begin(key, must=key in self._holds):
+            self._host.fix(key)
+
+    def put(self, key: bytes, features: T, nbytes: int, content: bytes = b"") -> None:
+        """Keep what was encoded, in place of any older features of the same view."""
+        self._tiers.encoded(key, features, nbytes, content)
 
     def get(self, key: bytes) -> T:
-        """The features of a view that is pinned or known to be there."""
-        if key in self._idle:
-            del self._idle[key]
-            self._idle[key] = None
-        return self._features[key][0]
+        """The features of a view that is pinned or known to be on the device."""
+        return self._tiers.on_device(key)
 
-    def _trim(self) -> None:
-        while self._bytes > self.budget and self._idle:
-            key = next(iter(self._idle))
-            del self._idle[key]
-            self._bytes -= self._features.pop(key)[1]
+    # Unwanted
+
+    def drop(self, content: bytes) -> int:
+        """Forget every view of a picture, in all tiers; gives how many there were. What is pinned or held
+        goes when it is let go."""
+        views = set(self._tiers.views(content))
+        if self._disk is not None:
+            views.update(self._disk.views(content))
+            self._disk.delete(content)
+        for key in views:
+            self._forget(key)
+        return len(views)
+
+    def _forget(self, key: bytes) -> None:
+        self._fetches.cancel(key)
+        self._unfetch(key)
+        self._tiers.forget(key)
+
+    # As time goes by
+
+    def poll(self) -> list[bytes]:
+        """Take in what was fetched, give up what is outlived; gives pictures other servers have deleted."""
+        for one, asked in self._fetches.landed():
+            if one.kept is None:
+                self._unfetch(one.key)
+            else:
+                self._tiers.fetched(one.key, one.kept, Known(one.content, one.nbytes, asked))
+        for key in self._fetches.outlived():
+            self._unfetch(key)
+        self._tiers.expire()
+        self._tiers.trim()
+        return self._heed()
+
+    def wait(self, seconds: float = 0.002) -> None:
+        """For a moment, or until a fetch is over; not at all if there is none going on."""
+        self._fetches.wait(seconds)
+
+    def close(self) -> None:
+        """What waits to be written to disk is; the rest is gone with the process."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def _unfetch(self, key: bytes) -> None:
+        if self._fetches.used(key):
+            self._host.loosen(key)
+
+    def _heed(self) -> list[bytes]:
+        """Follow deletions in the folder: what was made before them goes here too."""
+        if self._disk is None or self._disk.deleted is self._heeded:
+            return []
+        before, self._heeded = self._heeded, self._disk.deleted
+        news = {content: when for content, when in self._heeded.items() if before.get(content) != when}
+        for key, known in list(self._tiers.known.items()):
+            if known.made <= news.get(known.content, 0.0):
+                self._forget(key)
+        return list(news)
 
     def check(self) -> None:
-        """Raise unless bytes, pins, order and budget agree."""
-        faults = []
-        if self._bytes != sum(nbytes for _, nbytes in self._features.values()):
-            faults.append("the bytes do not add up")
-        if set(self._idle) != set(self._features) - set(self._pins):
-            faults.append("the unpinned features and the order of eviction differ")
-        if any(count < 1 for count in self._pins.values()):
-            faults.append("a pin is counted less than once")
-        if self._idle and self._bytes > self.budget:
-            faults.append(f"{self._bytes} bytes are kept over a budget of {self.budget}")
+        """Raise unless tiers, pins, holds and what is known of them agree."""
+        faults = self._tiers.faults()
+        if self._host.fixed != dict(self._holds + Counter(self._fetches.ahead)):
+            faults.append("what is fixed in host memory is neither held nor fetched ahead")
         if faults:
             raise RuntimeError("feature store: " + "; ".join(faults))
