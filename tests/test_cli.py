@@ -56,6 +56,10 @@ ENGINE_OPTIONS = {
     "prefix-caching": (None, False),
     "overlap": (None, False),
     "itl-target": ("12.5", 12.5),
+    "kernels": ("torch", "torch"),
+    "graphs": ("off", "off"),
+    "early-launch": ("off", "off"),
+    "deterministic": (None, True),
     "seed": ("4", 4),
 }
 
@@ -68,7 +72,8 @@ def test_the_table_above_has_every_engine_option() -> None:
 @pytest.mark.parametrize("name", ENGINE_OPTIONS)
 def test_an_engine_option_arrives(started: list[tuple[EngineConfig, ServeConfig]], name: str) -> None:
     text, value = ENGINE_OPTIONS[name]
-    words = [f"--no-{name}"] if text is None else [f"--{name}", text]
+    switch = f"--{name}" if value is True else f"--no-{name}"
+    words = [switch] if text is None else [f"--{name}", text]
     result = run("serve", "somewhere", *words)
     assert result.exit_code == 0, result.output
     engine, _ = started[0]

@@ -14,6 +14,8 @@ from saccade.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
+Kernels = Literal["auto", "torch", "triton"]
+Switch = Literal["auto", "on", "off"]
 
 GIB = 1 << 30
 
@@ -127,12 +129,19 @@ class EngineConfig:
     # ms between two tokens of an answer that prompts and pictures of others may lead to; 0: any.
     # None: 20 on cuda, any on cpu
     itl_target: float | None = None
+    kernels: Kernels = "auto"  # auto: those measured faster (kernels/choice.py); triton: all; torch: none
+    graphs: Switch = "auto"  # captured decode steps and short prompts; auto: on cuda with Triton attention
+    early_launch: Switch = "auto"  # kernels start while the one before ends; auto: on from sm_90, with graphs
+    deterministic: bool = False  # a request's tokens do not depend on what else is computed beside it
     seed: int = 0  # root of the seeds given to requests that name none
 
     def __post_init__(self) -> None:
         _one_of(self, "device", Device)
         _one_of(self, "dtype", Dtype)
         _one_of(self, "load_format", LoadFormat)
+        _one_of(self, "kernels", Kernels)
+        _one_of(self, "graphs", Switch)
+        _one_of(self, "early_launch", Switch)
         least = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue": 1}
         least |= {"max_queue_bytes": 1, "block_size": 1, "num_blocks": 1, "kv_cache_bytes": 1}
         _whole(self, {**least, "seed": -(1 << 63)})
@@ -141,7 +150,8 @@ class EngineConfig:
         _require(self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, f"gpu_memory_utilization is {share}; it is a share of the memory, 0 to 1")
-        for name in ("prefix_caching", "overlap"):
+        _require(self.deterministic is not None, "deterministic is None; it is true or false")
+        for name in ("prefix_caching", "overlap", "deterministic"):
             value = getattr(self, name)
             _require(value in (True, False, None), f"{name} is {value!r}; it is true or false")
         target = self.itl_target

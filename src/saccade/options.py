@@ -122,6 +122,29 @@ ENGINE_OPTIONS = (
         help="Milliseconds between two tokens of an answer that others' prompts and pictures may lead to; "
         "0: any. [default: 20 on a GPU, any on a CPU]",
     ),
+    option(
+        "--kernels",
+        type=click.Choice(["auto", "torch", "triton"]),
+        default="auto",
+        help="auto: Triton kernels where they were measured faster, else torch.",
+    ),
+    option(
+        "--graphs",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        help="Captured decode steps and short prompts. auto: on a GPU whose attention is Triton's.",
+    ),
+    option(
+        "--early-launch",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        help="A kernel starts while the one before it ends. auto: with graphs on a Hopper GPU or newer.",
+    ),
+    option(
+        "--deterministic/--no-deterministic",
+        default=False,
+        help="A request's tokens do not depend on its neighbours; slower.",
+    ),
     option("--seed", type=int, default=0, help="Root of the seeds of requests that name none."),
 )
 

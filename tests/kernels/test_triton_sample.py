@@ -6,7 +6,7 @@ from torch import Tensor
 
 from saccade.kernels.sample import ArgmaxTuning, DrawTuning, argmax, argmax_triton, draw_triton
 from saccade.runtime import noise
-from saccade.runtime.sampler import scale_and_bar
+from saccade.runtime.bars import scale_and_bar
 from tests.kernels.places import EXACT, PLACES, Place, poison
 
 SMALL = DrawTuning(block=128, tile=256, room=64)

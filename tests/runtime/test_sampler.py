@@ -172,7 +172,7 @@ def test_top_p_is_the_same_by_candidates_and_by_sorting(
     logits = logits_of(3, vocab=3000, scale=scale)[0]  # nearly flat: candidates cannot reach the mass
     sampling = Sampling(top_p=0.9)
     tokens = draws(sampling, logits, 300)
-    monkeypatch.setattr("saccade.runtime.sampler._CANDIDATES", 3000)
+    monkeypatch.setattr("saccade.runtime.bars._CANDIDATES", 3000)
     assert draws(sampling, logits, 300) == tokens
 
 

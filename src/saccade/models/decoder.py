@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.cache.pages import FixedPaged, KVShape, Paged
@@ -11,6 +10,7 @@ from saccade.kernels.attention import any_shape
 from saccade.kernels.compact import Compact
 from saccade.kernels.rope import interleaved_axes, rotary_angles
 from saccade.kernels.rows import FixedRows, Rows
+from saccade.kernels.skinny import skinny_linear
 from saccade.models.dims import DecoderDims, RopeDims
 from saccade.models.layers import (
     Attention,
@@ -121,9 +121,9 @@ class Decoder(LanguageModel):
         """The rotation at positions [3, T], in the weights' dtype."""
         return Turn(*rotary_angles(positions, self._frequencies, self._axes, self.embedding.weight.dtype))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def raw_logits(self, hidden: Tensor) -> Tensor:
         head = self.embedding if self.head is None else self.head
-        return F.linear(hidden, head.weight).float()
+        return skinny_linear(hidden, head.weight)
 
 
 def rows_of(paged: Paged | FixedPaged) -> Rows | FixedRows:

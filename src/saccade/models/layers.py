@@ -93,9 +93,13 @@ class LanguageModel(nn.Module):
         """[T, hidden] at positions [3, T] float32; gives the normalised last hidden states [T, hidden]."""
         raise NotImplementedError
 
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] to [S, vocab] of the weights' dtype."""
+        raise NotImplementedError
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, hidden] to [S, vocab] float32."""
-        raise NotImplementedError
+        return self.raw_logits(hidden).float()
 
 
 class Linear(nn.Module):

@@ -1,8 +1,8 @@
-"""A plan becomes tensors: one packed upload per step.
+"""A plan becomes tensors: one packed upload per step, none where the device knows everything already.
 
 takes   a StepPlan
-gives   the step's inputs on the device (`Inputs`), and the order its samples come out in
-owns    the block table of every device row, and the last token each row sampled
+gives   the step's inputs on the device (`Inputs`), or a captured step's buffers filled; the order its samples
+        come out in
 never   reads anything back from the device
 """
 
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from saccade.cache.pages import Paged, Pages
 from saccade.plan import Row, StepPlan
+from saccade.runtime.buckets import Division, Shape
+from saccade.runtime.fixed import FixedStep, pack
+from saccade.runtime.rows import DeviceRows
 
 Ints = NDArray[np.int32]
 
@@ -32,6 +35,7 @@ class Inputs:
     sample_rows: Tensor  # [S] int64, device rows
     output_positions: Tensor  # [S] int64
     sampled: tuple[Row, ...]  # the S rows on the host, in this order
+    ahead: Tensor  # [3, S] int32: what these rows go on from, as `DeviceRows.settle` takes it
 
 
 class Upload:
@@ -55,50 +59,78 @@ class Upload:
 
 
 class Batch:
-    """Fixed rows on the device, and the way from a plan to `Inputs`."""
+    """The way from a plan to what a step reads."""
 
-    def __init__(self, pages: Pages, rows: int, blocks_per_row: int, device: torch.device) -> None:
+    def __init__(self, pages: Pages, rows: DeviceRows, device: torch.device) -> None:
         self._pages = pages
+        self._rows = rows
         self._block_size = pages.k.shape[2]
         self._device = device
-        self._tables = torch.zeros(rows, blocks_per_row, dtype=torch.int32, device=device)
-        self._last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def prepare(self, plan: StepPlan) -> Inputs:
         """Apply the plan's table changes and block copies, and lay out its rows."""
+        host = _HostInputs(plan.rows)
+        return self._inputs(host, self._send(plan, host.arrays()))
+
+    def settle(self, inputs: Inputs, tokens: Tensor) -> None:
+        """After an ordinary step: keep what its rows go on from; the next step may not wait for the host."""
+        if inputs.sampled:
+            self._rows.settle(inputs.sample_rows, tokens, inputs.ahead)
+        for row in inputs.rows:
+            self._rows.ran(row, told=True)
+
+    def fill(
+        self, plan: StepPlan, divided: Division, shape: Shape, step: FixedStep
+    ) -> tuple[int, ...] | None:
+        """Ready the buffers of a captured step; gives the lines of the plan's samples, None if in order."""
+        unknown = [row for row in divided.decodes if not self._rows.knows(row)]
+        parts: dict[str, Sequence[int] | Ints] = {}
+        if unknown:
+            parts["corrections"] = self._rows.corrections(unknown)
+        rows = (*[row.row for row in divided.decodes], *[-1] * (shape.decodes - len(divided.decodes)))
+        if step.held != rows:
+            parts["rows"] = rows
+        if divided.chunks:
+            parts["feed"] = pack(divided.chunks, shape)
+        sent = self._send(plan, parts) if parts or plan.table or plan.copies else {}
+        if "corrections" in sent:
+            self._rows.correct(sent["corrections"].view(-1, 5))
+        if "rows" in sent:
+            step.step_rows[: len(rows)].copy_(sent["rows"])
+            step.held = rows
+        if "feed" in sent:
+            step.feed[: len(sent["feed"])].copy_(sent["feed"])
+        told = {row.row for row in (*unknown, *divided.chunks)}
+        for row in plan.rows:
+            self._rows.ran(row, told=row.row in told)
+        return sample_lines(plan.rows, divided, shape) if divided.chunks else None
+
+    def _send(self, plan: StepPlan, arrays: dict[str, Sequence[int] | Ints]) -> dict[str, Tensor]:
+        """The arrays on the device, in one copy with the plan's table changes and block copies, made here."""
         upload = Upload()
         table = upload.add([number for entry in plan.table for number in entry])
         ordered, plain = self._pages.in_order(plan.copies)
         copies = upload.add([block for pair in ordered for block in pair])
-        host = _HostInputs(plan.rows)
-        pieces = {name: upload.add(values) for name, values in host.arrays().items()}
+        pieces = {name: upload.add(values) for name, values in arrays.items()}
         packed = upload.send(self._device)
-        self._change_tables(packed[table].view(-1, 3).long())
+        self._rows.change_tables(packed[table].view(-1, 3))
         if plan.copies:
             pairs = packed[copies].view(-1, 2).long()
             self._pages.copy_blocks(pairs[:, 0], pairs[:, 1], plain)
-        return self._inputs(host, {name: packed[piece] for name, piece in pieces.items()})
-
-    def remember(self, rows: Tensor, tokens: Tensor) -> None:
-        """Keep the tokens just sampled for the next step, which may not wait for the host."""
-        self._last_tokens[rows] = tokens
-
-    def _change_tables(self, entries: Tensor) -> None:
-        if len(entries):
-            self._tables[entries[:, 0], entries[:, 1]] = entries[:, 2].int()
+        return {name: packed[piece] for name, piece in pieces.items()}
 
     def _inputs(self, host: "_HostInputs", piece: dict[str, Tensor]) -> Inputs:
-        tokens = piece["tokens"].long()
+        tokens, state = piece["tokens"].long(), self._rows.state
         if len(host.unknown_at):
-            tokens[piece["unknown_at"].long()] = self._last_tokens[piece["unknown_rows"].long()]
+            tokens[piece["unknown_at"].long()] = state.last[piece["unknown_rows"].long()]
         block_size = self._block_size
         index = piece["index"].long()
-        blocks = self._tables[piece["token_rows"].long(), index // block_size].long()
+        blocks = state.tables[piece["token_rows"].long(), index // block_size].long()
         width = -(-max(host.contexts) // block_size)
         paged = Paged(
             pages=self._pages,
             slots=blocks * block_size + index % block_size,
-            tables=self._tables[piece["rows"].long(), :width],
+            tables=state.tables[piece["rows"].long(), :width],
             lengths=piece["lengths"],
             offsets=piece["offsets"],
             counts=host.counts,
@@ -114,6 +146,7 @@ class Batch:
             sample_rows=piece["sample_rows"].long(),
             output_positions=piece["output_positions"].long(),
             sampled=host.sampled,
+            ahead=piece["ahead"].view(3, -1),
         )
 
 
@@ -137,12 +170,16 @@ class _HostInputs:
         device_rows = np.array([row.row for row in rows], dtype=np.int32)
         starts = np.array([row.start for row in rows], dtype=np.int32)
         within = np.arange(self.offsets[-1], dtype=np.int32) - np.repeat(self.offsets[:-1], self.counts)
+        positions = np.concatenate([row.positions for row in rows], axis=1)
+        outputs = np.array([row.output_position for row in self.sampled], dtype=np.int32)
+        lengths = np.array([row.start + row.count for row in self.sampled], dtype=np.int32)
+        behind = (positions[0, self.sample_at] + 1).astype(np.float32).view(np.int32)
         return {
             "tokens": [
                 token for row in rows for token in (*row.tokens, *[0] * (row.count - len(row.tokens)))
             ],
             # Bits of float32 among the integers: one upload for all.
-            "positions": np.concatenate([row.positions for row in rows], axis=1).view(np.int32),
+            "positions": positions.view(np.int32),
             "index": within + np.repeat(starts, self.counts),
             "token_rows": np.repeat(device_rows, self.counts),
             "rows": device_rows,
@@ -150,7 +187,16 @@ class _HostInputs:
             "offsets": self.offsets,
             "sample_at": self.sample_at,
             "sample_rows": [row.row for row in self.sampled],
-            "output_positions": [row.output_position for row in self.sampled],
+            "output_positions": outputs,
+            "ahead": np.concatenate((lengths, behind, outputs + 1)),
             "unknown_at": self.unknown_at,
             "unknown_rows": self.unknown_rows,
         }
+
+
+def sample_lines(rows: Sequence[Row], divided: Division, shape: Shape) -> tuple[int, ...]:
+    """Where a captured step leaves the samples of a plan's rows: decodes first, then behind their padding the
+    prompts."""
+    lines = {row.row: line for line, row in enumerate(divided.decodes)}
+    lines |= {row.row: shape.decodes + line for line, row in enumerate(divided.chunks)}
+    return tuple(lines[row.row] for row in rows if row.sample)

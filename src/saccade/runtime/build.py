@@ -11,14 +11,19 @@ from saccade.cache.pages import Pages
 from saccade.cache.prefix import PrefixCache
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
+from saccade.kernels.choice import running
 from saccade.models.layers import LanguageModel
 from saccade.models.load import load
 from saccade.runtime.batch import Batch
 from saccade.runtime.features import build_store
+from saccade.runtime.fixed import FixedStep
+from saccade.runtime.graphs import CudaRecorder, Graphs, PlainRecorder
 from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype
 from saccade.runtime.network import read_network
+from saccade.runtime.rows import DeviceRows
 from saccade.runtime.runner import Runner
 from saccade.runtime.sampler import Sampler
+from saccade.runtime.way import Way, resolve_way
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
 from saccade.schedule.prior import CHIPS, CPU, coefficients, copy_tokens
@@ -45,13 +50,15 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
     device = resolve_device(config)
     dtype = resolve_dtype(config, checkpoint, device)
     model = load(checkpoint, device, dtype, config.load_format, progress)
-    shares = budget(config, checkpoint, model, device, dtype)
+    way = resolve_way(config, device, dtype)
+    with running(way.mode):
+        shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     store = build_store(config, shares.feature_bytes, model, device)
     unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
         scheduler=_scheduler(config, checkpoint, shares, store, unfinished, device, dtype),
-        runner=_runner(config, checkpoint, model, shares, store, unfinished, device, dtype),
+        runner=_runner(config, checkpoint, model, shares, store, unfinished, device, dtype, way, progress),
         store=store,
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
     )
@@ -102,6 +109,8 @@ def _runner(
     unfinished: Unfinished[Halfway],
     device: torch.device,
     dtype: torch.dtype,
+    way: Way,
+    progress: bool,
 ) -> Runner:
     pages = Pages.allocate(model.kv_shape, shares.blocks, config.block_size, dtype, device)
     encoder = None
@@ -109,9 +118,21 @@ def _runner(
     if model.vision is not None and processing:
         encoder = Encoder(model.vision, processing, device, dtype, unfinished)
     blocks_per_row = -(-shares.max_model_len // config.block_size)
-    batch = Batch(pages, config.max_num_seqs, blocks_per_row, device)
+    rows = DeviceRows(config.max_num_seqs, blocks_per_row, device)
+    batch = Batch(pages, rows, device)
     sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
-    return Runner(model, encoder, pages, store, batch, sampler)
+    captured = None
+    if way.graphs:
+        step = FixedStep(model, pages, rows, sampler, config.max_num_seqs, device, early=way.early)
+        most, longest = config.max_num_seqs, shares.max_model_len
+        if device.type == "cuda":
+            graphs = Graphs(step, CudaRecorder(device), sampler, most, longest)
+            with torch.inference_mode(), running(way.mode):
+                graphs.warm(progress)
+        else:
+            graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
+        captured = step, graphs
+    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured)
 
 
 def _info(

@@ -105,6 +105,7 @@ class Engine:
         self.info: EngineInfo = machine.info
         self._scheduler = machine.scheduler
         self._store = machine.store
+        self._runner = machine.runner
         loop = OverlappedLoop if machine.overlap else SerialLoop
         self._loop: Loop = loop(machine.scheduler, machine.runner)
 
@@ -125,6 +126,11 @@ class Engine:
     def idle(self) -> bool:
         """No request is waiting, running or in flight."""
         return self._scheduler.idle
+
+    @property
+    def captured_steps(self) -> int:
+        """Steps so far that ran as captured ones."""
+        return self._runner.replays
 
     def stats(self) -> EngineStats:
         return self._scheduler.stats()

@@ -13,10 +13,13 @@ from saccade.cache.pages import Paged, Pages
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.errors import ConfigError
+from saccade.kernels.paged_decode import DecodeTuning, default_splits
 from saccade.kernels.rows import MOST_GATHERED
 from saccade.models.layers import LanguageModel
+from saccade.runtime.buckets import CHUNKS, MOST, TOKENS, most_lines
 
 MIB = 1 << 20
+GRAPH_BYTES = 8 * MIB  # of the driver's memory, for one captured step
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -66,6 +69,8 @@ def budget(
     model: LanguageModel,
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    graphs: bool = False,
 ) -> Budget:
     on_gpu = device.type == "cuda"
     step_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
@@ -81,7 +86,8 @@ def budget(
             f"{checkpoint.max_position_embeddings}; lower --max-model-len"
         )
     per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
-    blocks = config.num_blocks or _kv_bytes(config, model, device, step_tokens, features) // per_block
+    reserve = features + (graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0)
+    blocks = config.num_blocks or _kv_bytes(config, model, device, step_tokens, reserve) // per_block
     if config.num_blocks is None and config.kv_cache_bytes is None:
         # Nobody asked for more than every row at its longest, twice over for the prefix cache.
         blocks = min(blocks, 2 * config.max_num_seqs * -(-wanted_len // config.block_size))
@@ -95,7 +101,7 @@ def budget(
 
 
 def _kv_bytes(
-    config: EngineConfig, model: LanguageModel, device: torch.device, step_tokens: int, features: int
+    config: EngineConfig, model: LanguageModel, device: torch.device, step_tokens: int, reserve: int
 ) -> int:
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
@@ -103,14 +109,25 @@ def _kv_bytes(
         return GIB
     workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
     free, total = torch.cuda.mem_get_info(device)
-    left = int(total * config.gpu_memory_utilization) - (total - free) - workspace - features
+    left = int(total * config.gpu_memory_utilization) - (total - free) - workspace - reserve
     if left <= 0:
         raise ConfigError(
-            f"weights, workspace ({workspace / GIB:.1f} GiB) and vision cache ({features / GIB:.1f} GiB) "
-            "leave no memory for the KV cache at "
+            f"weights, workspace ({workspace / GIB:.1f} GiB), vision cache and captured steps "
+            f"({reserve / GIB:.1f} GiB) leave no memory for the KV cache at "
             f"gpu_memory_utilization {config.gpu_memory_utilization}; raise it"
         )
     return left
+
+
+def graph_bytes(model: LanguageModel, rows: int, longest: int, dtype: torch.dtype) -> int:
+    """What captured steps hold: they share one pool as large as the largest needs, long contexts included,
+    and the driver keeps each one's list of kernels."""
+    kv, rows = model.kv_shape, most_lines(rows)
+    splits = default_splits(rows, kv.kv_heads, longest, DecodeTuning().chunk)
+    attention = rows * splits * model.hidden_size * 4 * 2  # float32 sums; heads may be wider than the stream
+    activations = 16 * (rows + TOKENS[-1]) * model.hidden_size * dtype.itemsize
+    logits = 2 * (rows + CHUNKS) * model.vocab_size * dtype.itemsize  # one of them for rows that ask for more
+    return attention + activations + logits + MOST * GRAPH_BYTES
 
 
 @torch.inference_mode()

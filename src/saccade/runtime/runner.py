@@ -11,11 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from saccade.cache.pages import Pages
+from saccade.kernels.choice import Mode, running
+from saccade.kernels.device_rows import advance_rows
 from saccade.models.layers import LanguageModel
-from saccade.plan import StepPlan, StepResult
+from saccade.plan import Row, StepPlan, StepResult
 from saccade.runtime.batch import Batch, Inputs
-from saccade.runtime.sampler import HostSample, Sampler
+from saccade.runtime.buckets import Division, Shape
+from saccade.runtime.fixed import FixedStep
+from saccade.runtime.graphs import Graphs, Replay
+from saccade.runtime.history import send
+from saccade.runtime.rows import DeviceRows
+from saccade.runtime.sampler import HostSample, SampleOutput, Sampler
 from saccade.vision.encode import Encoder
 from saccade.vision.splice import splice
 from saccade.vision.store import FeatureStore
@@ -40,31 +46,77 @@ class Runner:
         self,
         model: LanguageModel,
         encoder: Encoder | None,
-        pages: Pages,
         store: FeatureStore[Tensor],
+        rows: DeviceRows,
         batch: Batch,
         sampler: Sampler,
+        mode: Mode = Mode(),
+        captured: tuple[FixedStep, Graphs] | None = None,  # None: every step takes the ordinary way
     ) -> None:
         self._model = model
         self._encoder = encoder
-        self._pages = pages
         self._store = store
+        self._rows = rows
         self._batch = batch
         self._sampler = sampler
+        self._mode = mode
+        self._captured = captured
+        self.replays = 0  # steps that ran captured
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        for entry in plan.enter:
-            self._sampler.enter(entry)
+        with running(self._mode):
+            for entry in plan.enter:
+                self._sampler.enter(entry)
+                self._rows.forget(entry.row)
+            if self._captured is not None:
+                step, graphs = self._captured
+                found = graphs.find(plan.rows)
+                if found is not None:
+                    return self._replay(plan, step, *found)
+            return self._ordinary(plan)
+
+    def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)
         self._encode(plan)
         hidden = self._forward(inputs)
         if not inputs.sampled:
+            self._batch.settle(inputs, inputs.sample_rows)
             return Launched(plan, None)
         logits = self._model.logits(hidden[inputs.sample_at])
         sampled = self._sampler.sample(logits, inputs.sampled, inputs.sample_rows, inputs.output_positions)
-        self._batch.remember(inputs.sample_rows, sampled.tokens)
+        self._batch.settle(inputs, sampled.tokens)
         return Launched(plan, sampled.to_host())
+
+    def _replay(
+        self, plan: StepPlan, step: FixedStep, divided: Division, shape: Shape, replay: Replay
+    ) -> Launched:
+        lines = self._batch.fill(plan, divided, shape, step)
+        self._encode(plan)
+        replay()
+        self.replays += 1
+        sampled = [row for row in plan.rows if row.sample]
+        if shape.ending == "logits":
+            return Launched(plan, self._sample_logits(step, shape, sampled, lines))
+        if not sampled:
+            return Launched(plan, None)
+        count = shape.decodes + shape.chunks if lines is not None else len(sampled)
+        output = SampleOutput(step.tokens[:count], step.sound[:count], (None,) * len(sampled), None)
+        return Launched(plan, output.to_host(lines))
+
+    def _sample_logits(
+        self, step: FixedStep, shape: Shape, sampled: list[Row], lines: tuple[int, ...] | None
+    ) -> HostSample:
+        """Where the graph leaves sampling to us: rows that ask for more than a captured step can do."""
+        logits, rows, outputs = step.logits(shape), step.all_rows(shape), step.outputs(shape)
+        which: slice | Tensor = slice(len(sampled))
+        if lines is not None:
+            which = send(torch.tensor(lines), logits.device)
+        output = self._sampler.sample(logits[which].float(), sampled, rows[which].long(), outputs[which])
+        tokens = step.tokens[: len(rows)]
+        tokens[which] = output.tokens
+        advance_rows(rows, tokens, self._rows.state)
+        return output.to_host()
 
     def _encode(self, plan: StepPlan) -> None:
         if not plan.encodes or self._encoder is None:

@@ -20,7 +20,6 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,13 +28,10 @@ from saccade.kernels.sample import argmax, draw_triton
 from saccade.plan import Enter, Row
 from saccade.request import Sampling, TokenLogprobs
 from saccade.runtime import noise
+from saccade.runtime.bars import GREEDY_BELOW, KEY_LOW, REPETITION, TEMPERATURE, TOP_K, TOP_P, scale_and_bar
 from saccade.runtime.history import History, RowLists, send, write
 
-# Columns of the parameter table, [max_rows, 9] float64 (the 32-bit key halves are exact in it).
-TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, KEY_LOW, KEY_HIGH = range(9)
-GREEDY_BELOW = 1e-5  # temperatures under this are greedy: dividing by them says nothing else
 _CHUNK_VALUES = 1 << 24  # logits worked on at once by everything beyond argmax: bounds the workspace
-_CANDIDATES = 1024  # on the CPU, top-p looks at so many tokens before it sorts them all
 
 
 class Use(NamedTuple):
@@ -110,6 +106,43 @@ class Sampler:
         logprobs = None if raw is None else raw.of(tokens)
         return SampleOutput(tokens, sound, tuple(use.logprobs for use in uses), logprobs)
 
+    def ending(self, rows: Sequence[Row]) -> str:
+        """How a captured step of these rows may end: "greedy" by `greedy`, "drawn" by `draw`, or "logits"
+        where a row asks for more, which `sample` then does."""
+        uses = [self._uses[row.row] for row in rows if row.sample]
+        if all(use == _PLAIN for use in uses):
+            return "greedy"
+        more = any(
+            use.penalties or use.bias or use.logprobs is not None or row.output_position < use.min_tokens
+            for use, row in zip(uses, (row for row in rows if row.sample), strict=True)
+        )
+        by_twin = self._device.type == "cuda" and not runs_triton("draw", self._parameters)
+        return "logits" if more or by_twin else "drawn"
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The best token of each line [S, vocab], and whether the line was of numbers."""
+        return argmax(logits), logits.sum(dim=-1, dtype=torch.float32).isfinite()
+
+    def draw(self, logits: Tensor, device_rows: Tensor, output_positions: Tensor) -> tuple[Tensor, Tensor]:
+        """As device_rows [S] int32 ask (-1: nobody does): greedy, or drawn under top-k, top-p and min-p.
+
+        Looks at nothing on the host but the CPU's own tensors, so it can be captured where it is a kernel.
+        """
+        tokens, sound = self.greedy(logits)
+        parameters = self._parameters[device_rows.clamp(min=0).long()]
+        random, k, p = parameters[:, TEMPERATURE] > 0, parameters[:, TOP_K], parameters[:, TOP_P]
+        words = noise.words(parameters[:, KEY_LOW:].long(), output_positions)
+        narrow = (k > 0) & (k < self._vocab)
+        kinds = {"free": ~narrow & (p >= 1), "top_p": ~narrow & (p < 1), "top_k": narrow}
+        for kind, asked in kinds.items():
+            some = (random & asked).nonzero().flatten()
+            if len(some):
+                largest = int(k[some].max())
+                scaled = scale_and_bar(logits[some].float(), parameters[some], kind, largest)
+                bits = noise.random_bits(self._spread, words[some])
+                tokens[some] = scaled.sub_(noise.log_exponential(bits)).argmax(dim=-1)
+        return tokens, sound
+
     def _edit(self, logits: Tensor, steps: "_Steps", device_rows: Tensor, parameters: Tensor) -> None:
         """Everything that changes logits whether or not the row is greedy, in place."""
         for name, lists in (("bias", self._bias), ("ends", self._ends)):
@@ -175,7 +208,7 @@ _PLAIN = Use()
 def _line(sampling: Sampling, seed: int) -> list[float]:
     """One line of the parameter table."""
     return [
-        max(sampling.temperature, GREEDY_BELOW),
+        sampling.temperature if sampling.temperature >= GREEDY_BELOW else 0.0,
         sampling.top_k,
         sampling.top_p,
         sampling.min_p,
@@ -231,58 +264,6 @@ class _Steps:
         }
 
 
-# -- which tokens may be drawn: each rule gives the least logit it keeps, [n, 1]
-
-
-def scale_and_bar(logits: Tensor, parameters: Tensor, kind: str, largest_k: int) -> Tensor:
-    """[n, V] logits over the temperature, less the best (which stands at 0), -inf where barred; in place."""
-    line = parameters.float().unsqueeze(-1)  # [n, 9, 1]
-    scaled = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(line[:, TEMPERATURE])
-    least = line[:, MIN_P].log()  # a share of the best one's probability is a distance from it
-    if kind == "top_k":
-        k = parameters[:, TOP_K].long()
-        least = torch.maximum(least, top_k_least(scaled, k, line[:, TOP_P], largest_k))
-    elif kind == "top_p":
-        least = torch.maximum(least, top_p_least(scaled, line[:, TOP_P]))
-    return scaled.masked_fill_(scaled < least, -torch.inf)
-
-
-def top_k_least(logits: Tensor, k: Tensor, top_p: Tensor, largest_k: int) -> Tensor:
-    """The k-th best logit of each row (ties stay in), or the least that top-p keeps of those, if more.
-
-    logits [n, V]; k [n], all at most largest_k; top_p [n, 1]. The best stands at 0.
-    """
-    best = logits.topk(largest_k, dim=-1).values  # descending
-    least = best.gather(1, k.unsqueeze(1) - 1)
-    inside = best >= least
-    # Tokens tied with the k-th beyond the largest_k found: they are kept too, so they share in the mass.
-    ties = (logits >= least).sum(dim=-1, keepdim=True) - inside.sum(dim=-1, keepdim=True)
-    weights = torch.where(inside, best.exp(), 0.0)
-    total = weights.sum(dim=-1, keepdim=True) + ties * least.exp()
-    return torch.where(top_p < 1, _nucleus(best, weights / total, top_p).maximum(least), least)
-
-
-def top_p_least(logits: Tensor, top_p: Tensor) -> Tensor:
-    """The least logit of the smallest set of best tokens whose mass reaches top_p [n, 1] (ties stay in)."""
-    total = logits.exp().sum(dim=-1, keepdim=True)
-    if logits.device.type != "cpu":
-        best = logits.sort(dim=-1, descending=True).values
-        return _nucleus(best, best.exp() / total, top_p)
-    best = logits.topk(min(_CANDIDATES, logits.shape[1]), dim=-1).values
-    shares = best.exp() / total
-    if bool((shares.sum(dim=-1, keepdim=True) >= top_p).all()):  # reading this back costs nothing here
-        return _nucleus(best, shares, top_p)
-    best = torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)  # sorts no indices: thrice as fast
-    return _nucleus(best, best.exp() / total, top_p)
-
-
-def _nucleus(best: Tensor, shares: Tensor, top_p: Tensor) -> Tensor:
-    """Tokens [n, m], best first, are kept while the mass before them is below top_p; the first always is."""
-    before = shares.cumsum(dim=-1) - shares
-    kept = (before < top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
-    return best.gather(1, kept - 1)
-
-
 # -- log-probabilities and the way to the host
 
 
@@ -317,32 +298,41 @@ class SampleOutput:
     asked: tuple[int | None, ...]  # alternatives each of the S rows wants reported
     logprobs: Logprobs | None
 
-    def to_host(self) -> "HostSample":
-        """Begin the copy to the host; `HostSample.wait` ends it."""
+    def to_host(self, lines: Sequence[int] | None = None) -> "HostSample":
+        """Begin the copy to the host; `HostSample.wait` ends it. `lines`: which of the tokens are wanted,
+        where there are others among them; None: all. The tensors may be written again right after this."""
         wanted = [self.tokens, self.sound, *(self.logprobs or ())]
         if self.tokens.device.type != "cuda":
-            return HostSample(wanted, self.asked, None)
+            return HostSample([part.clone() for part in wanted], self.asked, None, lines)
         copies = [torch.empty_like(part, device="cpu", pin_memory=True) for part in wanted]
         for copy, part in zip(copies, wanted, strict=True):
             copy.copy_(part, non_blocking=True)
-        return HostSample(copies, self.asked, torch.cuda.current_stream(self.tokens.device).record_event())
+        done = torch.cuda.current_stream(self.tokens.device).record_event()
+        return HostSample(copies, self.asked, done, lines)
 
 
 class HostSample:
     """A step's samples on their way to the host."""
 
     def __init__(
-        self, parts: list[Tensor], asked: tuple[int | None, ...], done: "torch.cuda.Event | None"
+        self,
+        parts: list[Tensor],
+        asked: tuple[int | None, ...],
+        done: "torch.cuda.Event | None",
+        lines: Sequence[int] | None = None,
     ) -> None:
         self._parts = parts
         self._asked = asked
         self._done = done
+        self._lines = lines
 
     def wait(self) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Tokens and log-probabilities of the S rows, in their order; blocks until the device is done."""
         if self._done is not None:
             self._done.synchronize()
         tokens: list[int] = self._parts[0].tolist()
+        if self._lines is not None:
+            tokens = [tokens[line] for line in self._lines]
         if len(self._parts) == 2:
             return tokens, [None] * len(tokens)
         lines = zip(*(part.tolist() for part in self._parts[2:]), strict=True)
@@ -350,7 +340,7 @@ class HostSample:
 
     def unsound(self) -> tuple[int, ...]:
         """Which of the S tokens mean nothing; call it after `wait`."""
-        sound = self._parts[1]
+        sound = self._parts[1] if self._lines is None else self._parts[1][list(self._lines)]
         return () if bool(sound.all()) else tuple((~sound).nonzero().flatten().tolist())
 
 

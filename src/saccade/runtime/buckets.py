@@ -1,0 +1,104 @@
+"""Which sizes a step is padded to, so that few captured steps serve all: plain numbers, no device.
+
+takes   a plan's rows
+gives   the `Shape` of the captured step that can run them, or None where the ordinary way must
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from saccade.plan import Row
+
+# Rows of one token where a step has nothing else; beside prompts fewer sizes: each costs a capture.
+DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+BESIDE = (0, 8, 32, 64, 128, 256)
+TOKENS = (64, 128, 256, 512)  # of short prompts, all rows together
+CHUNKS = 8  # rows of prompts
+TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
+SMALL = 64  # rows: decode steps up to this many are captured before serving begins
+MOST = 96  # captured steps
+SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
+
+
+class Shape(NamedTuple):
+    """Sizes of a captured step, and how it ends."""
+
+    decodes: int  # rows of one token, padding included
+    tokens: int  # of prompts
+    chunks: int  # rows of prompts
+    longest: int
+    ending: str  # greedy, drawn, logits
+
+
+class Division(NamedTuple):
+    """A plan's rows as a captured step takes them; lines are counted over decodes, then chunks."""
+
+    decodes: tuple[Row, ...]
+    chunks: tuple[Row, ...]
+
+
+def divide(rows: Sequence[Row]) -> Division | None:
+    """Rows of one token that yield one, then the others; None where a row needs what no captured step has."""
+    decodes, chunks = [], []
+    for row in rows:
+        if row.spans:
+            return None
+        if row.count == 1 and row.sample and _straight(row):
+            decodes.append(row)
+        elif len(row.tokens) == row.count:
+            chunks.append(row)
+        else:  # a token only the device knows, at the end of others
+            return None
+    return Division(tuple(decodes), tuple(chunks))
+
+
+def _straight(row: Row) -> bool:
+    """Whether its one token stands at one number on all three axes, which is all a device row keeps."""
+    positions = row.positions
+    return positions.strides[0] == 0 or bool(positions[0, 0] == positions[1, 0] == positions[2, 0])
+
+
+def tiers(longest: int) -> tuple[int, ...]:
+    """The context tiers of a model whose sequences end at `longest`."""
+    return (*(tier for tier in TIERS if tier < longest), longest)
+
+
+def row_sizes(rows: int, *, prompts: bool) -> tuple[int, ...]:
+    """Of rows of one token, up to the least that holds `rows`, the device rows there are."""
+    sizes = BESIDE if prompts else DECODES
+    return sizes[: bisect_left(sizes, rows) + 1]
+
+
+def most_lines(rows: int) -> int:
+    """Rows of one token of the largest captured step."""
+    return max(row_sizes(rows, prompts=False)[-1], row_sizes(rows, prompts=True)[-1])
+
+
+def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Shape | None:
+    """The least shape that holds the rows; `most_rows`: device rows there are."""
+    decodes, chunks = divided
+    tokens = sum(row.count for row in chunks)
+    rows = _least(row_sizes(most_rows, prompts=bool(chunks)), len(decodes))
+    if rows is None or len(chunks) > CHUNKS:
+        return None
+    context = max((row.start + 1 for row in decodes), default=1)
+    tier = _least(tiers(longest), context)
+    if tier is None:
+        return None
+    if not chunks:
+        return Shape(rows, 0, 0, tier, ending)
+    padded = _least(TOKENS, tokens)
+    return None if padded is None else Shape(rows, padded, CHUNKS, tier, ending)
+
+
+def small_shapes(most_rows: int, longest: int) -> list[Shape]:
+    """What is captured before serving begins, the largest first: the others then fit into its memory."""
+    tier = tiers(longest)[0]
+    sizes = [size for size in row_sizes(most_rows, prompts=False) if size <= SMALL]
+    return [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
+
+
+def _least(sizes: Sequence[int], needed: int) -> int | None:
+    place = bisect_left(sizes, needed)
+    return sizes[place] if place < len(sizes) else None

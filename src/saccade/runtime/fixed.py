@@ -1,0 +1,196 @@
+"""A step over static buffers: the function a graph records, and the buffers it reads and writes.
+
+takes   the device rows of the step (`step_rows`), short prompts as one packed array (`feed`)
+gives   sampled tokens in a buffer that is always the same; the rows moved on by one token
+owns    those buffers
+never   looks at the host while it runs: the same call does the same work whatever is in the buffers
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from saccade.cache.pages import FixedPaged, Pages
+from saccade.kernels.choice import mode, running
+from saccade.kernels.device_rows import advance_rows, gather_rows
+from saccade.models.layers import LanguageModel
+from saccade.plan import Row
+from saccade.runtime.buckets import CHUNKS, TOKENS, Shape, most_lines
+from saccade.runtime.rows import DeviceRows
+from saccade.runtime.sampler import Sampler
+
+Ints = NDArray[np.int32]
+
+
+class Feed(NamedTuple):
+    """Short prompts as they lie in the packed array, int32: T tokens of R rows, padding included."""
+
+    tokens: Tensor  # [T]
+    positions: Tensor  # [3 * T], bits of float32
+    rows: Tensor  # [T] device row of each token; -1: padding
+    places: Tensor  # [T] in its sequence
+    chunks: Tensor  # [R] device rows; -1: padding
+    lengths: Tensor  # [R] tokens of the sequence after the step
+    ends: Tensor  # [R + 1] where each row's tokens begin among all tokens of the step
+    outputs: Tensor  # [R] output position of what it samples
+    last: Tensor  # [R] position of the row's last token, bits of float32
+
+
+def _sizes(tokens: int, chunks: int) -> list[int]:
+    return [tokens, 3 * tokens, tokens, tokens, chunks, chunks, chunks + 1, chunks, chunks]
+
+
+def pack(rows: Sequence[Row], shape: Shape) -> Ints:
+    """The rows of a step's prompts as one array."""
+    counts = np.array([row.count for row in rows], dtype=np.int32)
+    used, spare = int(counts.sum()), shape.chunks - len(rows)
+
+    def padded(values: Sequence[int] | Ints, size: int, filler: int) -> Ints:
+        out = np.full(size, filler, dtype=np.int32)
+        out[: len(values)] = values
+        return out
+
+    positions = np.zeros((3, shape.tokens), dtype=np.float32)
+    positions[:, :used] = np.concatenate([row.positions for row in rows], axis=1)
+    ends = shape.decodes + np.concatenate(([0], np.cumsum(counts), [used] * spare)).astype(np.int32)
+    parts = (
+        padded([token for row in rows for token in row.tokens], shape.tokens, 0),
+        positions.reshape(-1).view(np.int32),
+        padded(np.repeat([row.row for row in rows], counts).astype(np.int32), shape.tokens, -1),
+        padded([place for row in rows for place in range(row.start, row.start + row.count)], shape.tokens, 0),
+        padded([row.row for row in rows], shape.chunks, -1),
+        padded([row.start + row.count for row in rows], shape.chunks, 0),
+        ends,
+        padded([row.output_position for row in rows], shape.chunks, 0),
+        padded(positions[0, np.cumsum(counts) - 1].view(np.int32), shape.chunks, 0),
+    )
+    return np.concatenate(parts)
+
+
+class FixedStep:
+    def __init__(
+        self,
+        model: LanguageModel,
+        pages: Pages,
+        rows: DeviceRows,
+        sampler: Sampler,
+        most_rows: int,
+        device: torch.device,
+        *,
+        early: bool = False,  # kernels are launched while the one before them ends
+    ) -> None:
+        self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
+        self._device, self._early = device, early
+        lines = most_lines(most_rows) + CHUNKS
+        self.step_rows = torch.full((lines - CHUNKS,), -1, dtype=torch.int32, device=device)
+        self.held: tuple[int, ...] | None = None  # what step_rows begins with, as far as the host knows
+        self.feed = torch.zeros(sum(_sizes(TOKENS[-1], CHUNKS)), dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(lines, dtype=torch.int64, device=device)
+        self.sound = torch.zeros(lines, dtype=torch.bool, device=device)
+        self._logits: Tensor | None = None  # [lines, vocab] of the model's dtype; made when first needed
+        self._outputs = torch.zeros(lines, dtype=torch.int64, device=device)
+
+    def clear(self, shape: Shape) -> None:
+        """Padding alone: running the shape then touches no row and no page."""
+        self.step_rows.fill_(-1)
+        self.held = None
+        if shape.chunks:
+            empty = torch.zeros(sum(_sizes(shape.tokens, shape.chunks)), dtype=torch.int32)
+            feed = self._cut(empty, shape)
+            for part in (feed.rows, feed.chunks):
+                part.fill_(-1)
+            feed.ends.fill_(shape.decodes)
+            self.feed[: len(empty)] = empty.to(self._device)
+        if shape.ending == "logits":
+            self.logits(shape)
+
+    def logits(self, shape: Shape) -> Tensor:
+        """[lines, vocab] of the last step that ended in logits."""
+        if self._logits is None:
+            dtype = next(self._model.parameters()).dtype
+            size = len(self.tokens), self._model.vocab_size
+            self._logits = torch.zeros(size, dtype=dtype, device=self._device)
+        return self._logits[: shape.decodes + shape.chunks]
+
+    def run(self, shape: Shape) -> None:
+        """What is recorded."""
+        with running(mode()._replace(early=self._early)):
+            self._run(shape)
+
+    def _run(self, shape: Shape) -> None:
+        rows = self.all_rows(shape)
+        hidden, outputs = self._forward(shape)
+        logits = self._model.raw_logits(hidden)
+        lines = len(rows)
+        self._outputs[:lines].copy_(outputs)
+        if shape.ending == "logits":
+            self.logits(shape).copy_(logits)
+            return
+        if shape.ending == "greedy":
+            tokens, sound = self._sampler.greedy(logits)
+        else:
+            tokens, sound = self._sampler.draw(logits, rows, outputs)
+        self.tokens[:lines].copy_(tokens)
+        self.sound[:lines].copy_(sound)
+        advance_rows(rows, tokens, self._rows.state)
+
+    def all_rows(self, shape: Shape) -> Tensor:
+        """[lines] int32: the device row of each line, -1 for padding."""
+        decodes = self.step_rows[: shape.decodes]
+        return torch.cat((decodes, self._cut(self.feed, shape).chunks)) if shape.chunks else decodes
+
+    def outputs(self, shape: Shape) -> Tensor:
+        """[lines] int64: output positions of the step that ran last."""
+        return self._outputs[: shape.decodes + shape.chunks]
+
+    def _forward(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        """Hidden states [lines, width] and output positions [lines] of what is sampled."""
+        state, block_size = self._rows.state, self._pages.block_size
+        if not shape.chunks:
+            step = self.step_rows[: shape.decodes]
+            got = gather_rows(step, state, block_size)
+            paged = FixedPaged(
+                self._pages, got.slots, state.tables, step, got.contexts, None, shape.decodes, shape.longest
+            )
+            embeds = self._model.embed(got.tokens)
+            return self._model(embeds, got.positions.expand(3, -1), paged, None), got.outputs
+        return self._forward_mixed(shape)
+
+    def _forward_mixed(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        state, block_size, feed = self._rows.state, self._pages.block_size, self._cut(self.feed, shape)
+        self._enter(feed)
+        places, real = feed.places.long(), feed.rows >= 0
+        blocks = state.tables[feed.rows.clamp(min=0).long(), places // block_size].long()
+        slots = torch.where(real, blocks * block_size + places % block_size, -1)
+        tokens, positions = feed.tokens.long(), feed.positions.view(torch.float32).view(3, -1)
+        index, lengths, outputs = feed.chunks, feed.lengths, feed.outputs.long()
+        at = (feed.ends[1:] - 1).clamp(min=0).long()
+        if shape.decodes:
+            step = self.step_rows[: shape.decodes]
+            got = gather_rows(step, state, block_size)
+            slots, tokens = torch.cat((got.slots, slots)), torch.cat((got.tokens, tokens))
+            positions = torch.cat((got.positions.expand(3, -1), positions), dim=1)
+            index, lengths = torch.cat((step, index)), torch.cat((got.contexts, lengths))
+            outputs = torch.cat((got.outputs, outputs))
+        paged = FixedPaged(
+            self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
+        )
+        hidden: Tensor = self._model(self._model.embed(tokens), positions, paged, None)
+        lines = hidden.index_select(0, at)
+        return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
+
+    def _enter(self, feed: Feed) -> None:
+        """Prompt rows as if their last token were a decode: the end of the step then moves all rows alike."""
+        state = self._rows.state
+        rows = torch.where(feed.chunks < 0, len(state.last) - 1, feed.chunks).long()
+        state.lengths.index_copy_(0, rows, feed.lengths - 1)
+        state.positions.index_copy_(0, rows, feed.last.view(torch.float32))
+        state.outputs.index_copy_(0, rows, feed.outputs)
+
+    def _cut(self, packed: Tensor, shape: Shape) -> Feed:
+        sizes = _sizes(shape.tokens, shape.chunks)
+        return Feed(*torch.split(packed[: sum(sizes)], sizes))
