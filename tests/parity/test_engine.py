@@ -39,7 +39,9 @@ class Bench:
 
     folder: Path
     oracle: Oracle
-    known: dict[int, list[int]] = field(default_factory=dict)
+    known: dict[int, tuple[Question, list[int]]] = field(
+        default_factory=dict
+    )  # by id, of questions kept alive
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def tight_engine(self, questions: Sequence[Question], **options: Any) -> Engine:
@@ -63,8 +65,9 @@ class Bench:
 
     def expected(self, question: Question) -> list[int]:
         if id(question) not in self.known:
-            self.known[id(question)] = self.oracle.greedy(self.request(question), question.pictures)
-        return self.known[id(question)]
+            answer = self.oracle.greedy(self.request(question), question.pictures)
+            self.known[id(question)] = question, answer
+        return self.known[id(question)][1]
 
     def continued(self, request: Request, tokens: Sequence[int]) -> Request:
         """The same beginning, and more behind it."""
