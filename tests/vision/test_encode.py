@@ -52,6 +52,7 @@ class MeanTower(VisionTower):
     merge = 2
     depth = 4
     hidden_dim = patch_dim
+    deep = (1,)
     depth_levels = 1
     out_dim = patch_dim
 
@@ -66,7 +67,13 @@ class MeanTower(VisionTower):
         return patches
 
     def carry(
-        self, stream: Tensor, grids: Sequence[tuple[int, int]], first: int, stop: int
+        self,
+        stream: Tensor,
+        grids: Sequence[tuple[int, int]],
+        first: int,
+        stop: int,
+        *,
+        recurring: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         levels = []
         for layer in range(first, stop):

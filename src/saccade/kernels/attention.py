@@ -33,6 +33,13 @@ def any_shape(device: torch.device) -> AbstractContextManager[None]:
     return sdpa_kernel(ANY_SHAPE) if device.type == "cuda" else nullcontext()
 
 
+def recurring_shape(device: torch.device) -> AbstractContextManager[None]:
+    """Within: the fastest attention for a shape that comes again; the first time a plan is made for it. In
+    the vision tower (16 heads of 72, 4,096 patches) an H200 reaches 360 TFLOP/s by cuDNN, 229 by flash."""
+    order = [SDPBackend.CUDNN_ATTENTION, *ANY_SHAPE]
+    return sdpa_kernel(order, set_priority=True) if device.type == "cuda" else nullcontext()
+
+
 class Stored(NamedTuple):
     """One layer's keys and values."""
 

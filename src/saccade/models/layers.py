@@ -48,7 +48,8 @@ class VisionTower(nn.Module):
     merge: int  # patches per token along each side
     depth: int  # layers
     hidden_dim: int  # width of the stream between layers
-    depth_levels: int  # D
+    deep: tuple[int, ...]  # layers behind which a level branches off
+    depth_levels: int  # D: how many those are
     out_dim: int
 
     def forward(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
@@ -63,14 +64,25 @@ class VisionTower(nn.Module):
         raise NotImplementedError
 
     def carry(
-        self, stream: Tensor, grids: Sequence[tuple[int, int]], first: int, stop: int
+        self,
+        stream: Tensor,
+        grids: Sequence[tuple[int, int]],
+        first: int,
+        stop: int,
+        *,
+        recurring: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """Through layers `first` .. `stop`; gives the stream and those deep levels [tokens, out_dim] that
-        branch off on the way."""
+        branch off on the way. `recurring`: these grids will come again, so plans made for them pay."""
         raise NotImplementedError
 
+    def tables(self, grids: Sequence[tuple[int, int]]) -> object:
+        """What is kept by grid and read by the pieces above; who captures those keeps this as long."""
+        return None
+
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
-        """The features, of the stream behind the last layer and all D levels in order."""
+        """The features, of the stream behind the last layer and all D levels in order; with no levels given,
+        the first out_dim columns alone."""
         raise NotImplementedError
 
 

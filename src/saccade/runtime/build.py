@@ -12,23 +12,26 @@ from saccade.cache.prefix import PrefixCache
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.kernels.choice import running
+from saccade.kernels.record import CudaRecorder, PlainRecorder
 from saccade.models.layers import LanguageModel
 from saccade.models.load import load
 from saccade.runtime.batch import Batch
 from saccade.runtime.features import build_store
 from saccade.runtime.fixed import FixedStep
-from saccade.runtime.graphs import CudaRecorder, Graphs, PlainRecorder
+from saccade.runtime.graphs import Graphs
 from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype
 from saccade.runtime.network import read_network
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.runner import Runner
 from saccade.runtime.sampler import Sampler
+from saccade.runtime.warm import warm_pictures
 from saccade.runtime.way import Way, resolve_way
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
 from saccade.schedule.prior import CHIPS, CPU, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.vision.encode import Encoder, Halfway
+from saccade.vision.graphs import tower_graphs, unit
 from saccade.vision.store import FeatureStore
 from saccade.vision.unfinished import Unfinished
 
@@ -87,6 +90,7 @@ def _scheduler(
         itl_target=_itl_target(config, device),
         copy_tokens=copy_tokens(network, chip, config.block_size),
         encode_layers=max(network.vision_depth, 1),
+        encode_unit=unit(network.vision_depth) if device.type == "cuda" else 1,  # graphs: on cuda alone
     )
     pool = BlockPool(shares.blocks)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
@@ -116,7 +120,11 @@ def _runner(
     encoder = None
     processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
     if model.vision is not None and processing:
-        encoder = Encoder(model.vision, processing, device, dtype, unfinished)
+        tower = tower_graphs(model.vision, device, dtype) if way.tower else None
+        encoder = Encoder(model.vision, processing, device, dtype, unfinished, tower)
+        if tower is not None and device.type == "cuda" and checkpoint.image is not None:
+            with running(way.mode):
+                warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
     blocks_per_row = -(-shares.max_model_len // config.block_size)
     rows = DeviceRows(config.max_num_seqs, blocks_per_row, device)
     batch = Batch(pages, rows, device)

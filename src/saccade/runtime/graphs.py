@@ -5,19 +5,16 @@ gives   the captured step that can run them, recorded when first needed
 owns    the graphs and the memory pool they share
 never   lets a capture that fails end a request: the step then takes the ordinary way, and the shape is tried
         again much later
-
-A recorder turns the call of a function into something that can be repeated: `CudaRecorder` a CUDA graph,
-`PlainRecorder` the call itself, so that padding, write-back and bookkeeping are the same on the CPU.
 """
 
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from saccade.kernels.record import Recorder, Replay
 from saccade.plan import Row
 from saccade.runtime.buckets import MOST, SIGHTINGS, Division, Shape, divide, shape_of, small_shapes
 from saccade.runtime.fixed import FixedStep
@@ -25,57 +22,8 @@ from saccade.runtime.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
-Replay = Callable[[], None]
 RETRY_AFTER = 2000  # steps until a shape whose capture failed is tried again
 MOST_TRIES = 3
-
-
-class Recorder(Protocol):
-    def record(self, function: Callable[[], None]) -> Replay:
-        """Call it once or twice now, and give what repeats it; raises where that is not possible."""
-        ...
-
-
-class PlainRecorder:
-    def record(self, function: Callable[[], None]) -> Replay:
-        function()
-        return function
-
-
-class CudaRecorder:
-    """CUDA graphs in one memory pool: they never run at the same time, so they may share every byte."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, function: Callable[[], None]) -> Replay:
-        function()  # compiles kernels, makes library handles: none of that may happen while capturing
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            # Other threads may go on with what they do to the device.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                function()
-            except BaseException:
-                _abandon(graph)
-                raise
-            graph.capture_end()
-        current.wait_stream(self._stream)
-        return graph.replay
-
-
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture that has failed; what is wrong with it has been said already."""
-    for end in (graph.capture_end, graph.reset):
-        try:
-            end()
-        except RuntimeError as error:
-            log.debug("ending a failed capture: %s", error)
 
 
 class Graphs:
@@ -134,7 +82,9 @@ class Graphs:
     def _capture(self, shape: Shape) -> Replay | None:
         try:
             self._step.clear(shape)
-            replay = self._recorder.record(lambda: self._step.run(shape))
+            run = partial(self._step.run, shape)
+            run()  # compiles kernels, makes library handles: none of that may happen while capturing
+            replay = self._recorder.record(run)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             tries = self._failed.get(shape, (0, 0))[0] + 1
             self._failed[shape] = tries, self._steps

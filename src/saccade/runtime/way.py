@@ -19,6 +19,7 @@ EARLIEST = (9, 0)  # compute capability from which kernels can be launched early
 class Way(NamedTuple):
     mode: Mode = Mode()
     graphs: bool = False
+    tower: bool = False  # captured stretches of the vision tower; it needs no kernel of ours to be captured
     early: bool = False  # inside captured steps alone: elsewhere kernels are long, or the host is late anyway
 
 
@@ -37,7 +38,8 @@ def resolve_way(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
                 f"graphs is on, but attention in {str(dtype).removeprefix('torch.')} with kernels "
                 f"{config.kernels} runs on torch, which cannot be captured; use --kernels triton and 16 bits"
             )
-    return Way(mode, graphs, _early(config, device, graphs))
+    tower = config.graphs == "on" or (device.type == "cuda" and config.graphs == "auto")
+    return Way(mode, graphs, tower, _early(config, device, graphs))
 
 
 def _capturable(mode: Mode, device: torch.device, dtype: torch.dtype) -> bool:

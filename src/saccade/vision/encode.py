@@ -7,6 +7,7 @@ never   keeps features, or decides what to encode; what is between two slices is
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 from saccade.models.layers import VisionTower
 from saccade.plan import Encode
 from saccade.request import Pixels
+from saccade.vision.graphs import Carrier, Shape, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
+from saccade.vision.staging import Staging
 from saccade.vision.unfinished import Unfinished
 
 PATCHES_PER_CALL = 16384  # bounds the tower's activations; a larger view goes alone
@@ -39,50 +42,72 @@ class Encoder:
         device: torch.device,
         dtype: torch.dtype,
         unfinished: Unfinished[Halfway] | None = None,
+        graphs: TowerGraphs | None = None,
         patches_per_call: int = PATCHES_PER_CALL,
     ) -> None:
         """`processing` is what the checkpoint does to pictures, or that and what it does to video frames.
-        Without `unfinished` every view must go in one slice."""
+        Without `unfinished` every view must go in one slice; without `graphs` none is captured."""
         self._tower = tower
         self._device = device
         self._dtype = dtype
         self._unfinished = unfinished if unfinished is not None else Unfinished(0)
+        self._graphs = graphs
+        self._staging = Staging(device) if device.type == "cuda" else None
         self._patches_per_call = patches_per_call
         known = processing if isinstance(processing, Sequence) else (processing,)
         tables = ResampleTables(device)
         self._preprocessors = {one.digest: Preprocessor(one, device, tables) for one in known}
 
     @torch.inference_mode()
-    def encode(self, encodes: Sequence[Encode]) -> dict[bytes, Tensor]:
+    def encode(self, encodes: Sequence[Encode], *, capture: bool = False) -> dict[bytes, Tensor]:
         """The features of each view that is complete, by its key. After an error none of them can be carried
-        on: the scheduler gives them up."""
+        on: the scheduler gives them up. `capture`: at once what is not captured yet."""
         features: dict[bytes, Tensor] = {}
-        for group in self._groups(encodes):
+        for group, carrier in self._calls(encodes, capture=capture):
             first, stop = group[0].first, group[0].stop
             grids = [encode.view.grid for encode in group]
             levels: list[Tensor] = []
             if first:
                 stream, levels = self._resume(group)
             else:
-                stream = self._tower.begin(self._packed(group), grids)
+                stream = carrier.begin(self._packed(group), grids)
             end = self._tower.depth if stop is None else stop
-            stream, more = self._tower.carry(stream, grids, first, end)
+            stream, more = carrier.carry(stream, grids, first, end)
             levels += more
             if stop is None:
-                result = self._tower.finish(stream, levels)
-                sizes = [encode.view.tokens for encode in group]
-                parts = _split(result, sizes)
+                parts = _split(carrier.finish(stream, levels), [encode.view.tokens for encode in group])
                 features |= {encode.key: part for encode, part in zip(group, parts, strict=True)}
             else:
-                self._leave(group, stop, stream, levels)
+                self._leave(group, stop, stream, levels, lent=carrier is not self._tower)
         return features
 
+    def _calls(self, encodes: Sequence[Encode], *, capture: bool) -> Iterator[tuple[list[Encode], Carrier]]:
+        """Alike views in the graphs of their shape; what has none is packed, alike or not."""
+        rest: list[Encode] = []
+        for _, alike in groupby(sorted(encodes, key=_likeness), key=_likeness):
+            views = list(alike)
+            while views:
+                grid, count, found = views[0].view.grid, len(views), None
+                if self._graphs is not None:
+                    count = self._graphs.together(grid, count)
+                    found = self._graphs.find(Shape(grid, count), now=capture)
+                if found is not None:
+                    yield views[:count], found
+                else:
+                    rest += views[:count]
+                views = views[count:]
+        for group in self._groups(rest):
+            yield group, self._tower
+
+    def together(self, grid: tuple[int, int], views: int) -> int:
+        """How many of so many views of a grid would go in one captured call."""
+        return self._graphs.together(grid, views) if self._graphs is not None else 1
+
     def _groups(self, encodes: Sequence[Encode]) -> Iterator[list[Encode]]:
-        """Views that pass the same layers and fit the patch budget of one call together; alike ones are
-        neighbours, for their attention goes in one batch."""
+        """Neighbours that pass the same layers and fit the patch budget of one call together."""
         group: list[Encode] = []
         patches = 0
-        for encode in sorted(encodes, key=_likeness):
+        for encode in encodes:
             other = group and (group[0].first, group[0].stop) != (encode.first, encode.stop)
             if group and (other or patches + encode.patches > self._patches_per_call):
                 yield group
@@ -104,10 +129,13 @@ class Encoder:
         levels = [list(level) for level in zip(*(half.levels for half in halves), strict=True)]
         return _join(streams), [_join(level) for level in levels]
 
-    def _leave(self, group: Sequence[Encode], stop: int, stream: Tensor, levels: Sequence[Tensor]) -> None:
+    def _leave(
+        self, group: Sequence[Encode], stop: int, stream: Tensor, levels: Sequence[Tensor], *, lent: bool
+    ) -> None:
+        """`lent`: stream and levels may be buffers that the next call overwrites."""
         tokens = [encode.view.tokens for encode in group]
-        streams = _split(stream, [encode.patches for encode in group])
-        split = [_split(level, tokens) for level in levels]
+        streams = _split(stream, [encode.patches for encode in group], copy=lent)
+        split = [_split(level, tokens, copy=lent) for level in levels]
         for place, encode in enumerate(group):
             own = tuple(level[place] for level in split)
             self._unfinished.keep(encode.key, Halfway(stop, streams[place], own))
@@ -121,7 +149,12 @@ class Encoder:
     def _upload(self, group: Sequence[Encode]) -> dict[int, Tensor]:
         """The pixels of a group on the device, by identity of the array: views of one picture share it."""
         distinct = {id(encode.pixels): encode.pixels for encode in group}
-        return {name: _to_device(pixels, self._device) for name, pixels in distinct.items()}
+        return {name: self._send(pixels) for name, pixels in distinct.items()}
+
+    def _send(self, pixels: Pixels) -> Tensor:
+        if self._staging is not None:
+            return self._staging.send(pixels)
+        return torch.from_numpy(pixels.copy())  # a read-only array is not one torch would wrap
 
     def _patches(self, frames: Tensor, encode: Encode) -> Tensor:
         preprocessor = self._preprocessors.get(encode.view.processing)
@@ -142,14 +175,8 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _split(packed: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """A copy each, or none would be freed before its neighbours are."""
-    return [packed] if len(sizes) == 1 else [part.clone() for part in torch.split(packed, list(sizes))]
-
-
-def _to_device(pixels: Pixels, device: torch.device) -> Tensor:
-    """A copy on the device that does not wait for it."""
-    pinned = device.type == "cuda"
-    host = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=pinned)
-    host.numpy()[...] = pixels  # the array may be read-only shared memory, which torch will not wrap
-    return host.to(device, non_blocking=True) if pinned else host
+def _split(packed: Tensor, sizes: Sequence[int], *, copy: bool = False) -> list[Tensor]:
+    """A copy each where there are several, or none would be freed before its neighbours are."""
+    if len(sizes) == 1 and not copy:
+        return [packed]
+    return [part.clone() for part in torch.split(packed, list(sizes))]

@@ -1,0 +1,54 @@
+"""Before the first request: everything that is slow the first time a picture of a common size comes.
+
+takes   an encoder, and what the checkpoint does to pictures
+gives   nothing; the kernels are compiled, plans and tables made, staging memory pinned, the tower captured
+never   fails a start: what cannot be captured runs without
+"""
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from saccade.media.geometry import ImageProcessing, plain_view
+from saccade.plan import Encode
+from saccade.vision.encode import Encoder
+
+# Width, height. Sizes that fit to one grid are captured once. The last is the largest that is captured.
+SIZES = (
+    (448, 448),
+    (512, 512),
+    (640, 480),
+    (480, 640),
+    (768, 768),
+    (1024, 768),
+    (1024, 1024),
+    (1280, 720),
+    (1920, 1080),
+)
+TOGETHER = (1, 2, 4)  # views of one size; larger ones go alone
+
+
+def warm_pictures(encoder: Encoder, processing: ImageProcessing, most_tokens: int, *, progress: bool) -> int:
+    """Pictures of common sizes that fit a context of `most_tokens`; gives how many kinds of call there were.
+    Each runs twice: captured, then replayed."""
+    calls = [call for size in SIZES for call in _calls(encoder, size, processing, most_tokens)]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = progress and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        for call in bar.track(calls, description="pictures"):
+            for _ in range(2):
+                encoder.encode(call, capture=True)
+    return len(calls)
+
+
+def _calls(
+    encoder: Encoder, size: tuple[int, int], processing: ImageProcessing, most_tokens: int
+) -> list[list[Encode]]:
+    width, height = size
+    pixels = np.zeros((1, height, width, 3), dtype=np.uint8)
+    views = [plain_view(index.to_bytes(16, "little"), size, processing) for index in range(max(TOGETHER))]
+    if views[0].tokens >= most_tokens:
+        return []
+    counts = [count for count in TOGETHER if encoder.together(views[0].grid, count) == count]
+    return [[Encode(view, view.key, pixels) for view in views[:count]] for count in counts]

@@ -1,0 +1,88 @@
+"""Pinned buffers are used again, and never while the device may be reading them."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.vision.staging import LEAST_BYTES, Staging
+
+
+class Mark:
+    """A copy the device has not made until told so."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.waited = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.waited = self.done = True
+
+
+class Bench:
+    def __init__(self, most_bytes: int) -> None:
+        self.allocated: list[int] = []
+        self.marks: list[Mark] = []
+        self.staging = Staging(torch.device("cpu"), most_bytes, allocate=self.allocate, mark=self.mark)
+
+    def allocate(self, nbytes: int) -> Tensor:
+        self.allocated.append(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def mark(self) -> Mark:
+        self.marks.append(Mark())
+        return self.marks[-1]
+
+    def send(self, megabytes: float, value: int = 0) -> Tensor:
+        height = int(megabytes * LEAST_BYTES) // 192
+        return self.staging.send(np.full((1, height, 64, 3), value, dtype=np.uint8))
+
+
+def test_a_buffer_is_used_again_once_the_device_has_read_it() -> None:
+    bench = Bench(64 << 20)
+    bench.send(0.9)
+    bench.marks[0].done = True
+    bench.send(0.4)
+    assert bench.allocated == [1 << 20]
+    bench.send(0.4)  # the one before is still being read
+    assert bench.allocated == [1 << 20, 1 << 20]
+    assert not any(mark.waited for mark in bench.marks)
+
+
+def test_what_was_sent_is_a_copy_that_later_pictures_leave_alone() -> None:
+    bench = Bench(64 << 20)
+    first = bench.send(0.5, 7)
+    bench.marks[0].done = True
+    second = bench.send(0.5, 9)
+    assert bench.allocated == [1 << 20]
+    assert bool((first == 7).all())
+    assert bool((second == 9).all())
+
+
+def test_beyond_the_bound_it_waits_for_the_oldest() -> None:
+    bench = Bench(3 << 20)
+    for _ in range(3):
+        bench.send(0.9)
+    bench.send(0.9)
+    assert bench.allocated == [1 << 20] * 3
+    assert [mark.waited for mark in bench.marks] == [True, False, False, False]
+    assert bench.staging.nbytes == 3 << 20
+
+
+def test_a_picture_larger_than_the_bound_still_goes() -> None:
+    bench = Bench(2 << 20)
+    bench.send(0.9)
+    assert bench.send(5.0, 3).nbytes > 2 << 20
+    assert bench.staging.nbytes == 8 << 20
+    bench.marks[-1].done = True
+    bench.send(0.9)
+    assert bench.staging.nbytes <= 8 << 20
+
+
+def test_a_read_only_picture_of_one_pixel_goes_too() -> None:
+    bench = Bench(2 << 20)
+    pixels = np.full((1, 1, 1, 3), 5, dtype=np.uint8)
+    pixels.setflags(write=False)
+    assert bench.staging.send(pixels).flatten().tolist() == [5, 5, 5]
