@@ -17,13 +17,14 @@ from saccade.errors import ConfigError
 from saccade.front import Front
 from saccade.kernels.choice import Mode
 from saccade.models.load import load
+from saccade.kernels.record import PlainRecorder, Replay
 from saccade.plan import Row, Span
 from saccade.request import View
 from saccade.runtime import way
 from saccade.runtime.batch import Upload
 from saccade.runtime.buckets import CHUNKS, DECODES, TOKENS, Shape, divide, shape_of, small_shapes
 from saccade.runtime.engine import Engine
-from saccade.runtime.graphs import MOST_TRIES, RETRY_AFTER, Graphs, PlainRecorder, Replay
+from saccade.runtime.graphs import MOST_TRIES, RETRY_AFTER, Graphs
 from saccade.runtime.memory import graph_bytes
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.way import Way, resolve_way

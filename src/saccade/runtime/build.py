@@ -60,7 +60,7 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
     unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
-        scheduler=_scheduler(config, checkpoint, shares, store, unfinished, device, dtype),
+        scheduler=_scheduler(config, checkpoint, shares, store, unfinished, device, dtype, way),
         runner=_runner(config, checkpoint, model, shares, store, unfinished, device, dtype, way, progress),
         store=store,
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
@@ -75,6 +75,7 @@ def _scheduler(
     unfinished: Unfinished[Halfway],
     device: torch.device,
     dtype: torch.dtype,
+    way: Way,
 ) -> Scheduler:
     network = read_network(checkpoint.config, dtype.itemsize)
     chip = CHIPS.get(device.type, CPU)
@@ -90,7 +91,7 @@ def _scheduler(
         itl_target=_itl_target(config, device),
         copy_tokens=copy_tokens(network, chip, config.block_size),
         encode_layers=max(network.vision_depth, 1),
-        encode_unit=unit(network.vision_depth) if device.type == "cuda" else 1,  # graphs: on cuda alone
+        encode_unit=unit(network.vision_depth) if way.tower else 1,
     )
     pool = BlockPool(shares.blocks)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None

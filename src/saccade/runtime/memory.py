@@ -17,6 +17,7 @@ from saccade.kernels.paged_decode import DecodeTuning, default_splits
 from saccade.kernels.rows import MOST_GATHERED
 from saccade.models.layers import LanguageModel
 from saccade.runtime.buckets import CHUNKS, MOST, TOKENS, most_lines
+from saccade.runtime.workspace import PictureBytes, picture_bytes
 
 MIB = 1 << 20
 GRAPH_BYTES = 8 * MIB  # of the driver's memory, for one captured step
@@ -86,8 +87,16 @@ def budget(
             f"{checkpoint.max_position_embeddings}; lower --max-model-len"
         )
     per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
-    reserve = features + (graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0)
-    blocks = config.num_blocks or _kv_bytes(config, model, device, step_tokens, reserve) // per_block
+    encode_patches = 4 * max(step_tokens, 4096)
+    pictures = PictureBytes(0, 0)
+    sized = config.num_blocks is not None or config.kv_cache_bytes is not None  # by the user: nothing to ask
+    if on_gpu and model.vision is not None and not sized:
+        processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
+        pictures = picture_bytes(model.vision, processing, device, dtype, wanted_len, encode_patches)
+    reserve = features + pictures.kept
+    reserve += graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0
+    free = _kv_bytes(config, model, device, step_tokens, reserve, pictures.peak)
+    blocks = config.num_blocks or free // per_block
     if config.num_blocks is None and config.kv_cache_bytes is None:
         # Nobody asked for more than every row at its longest, twice over for the prefix cache.
         blocks = min(blocks, 2 * config.max_num_seqs * -(-wanted_len // config.block_size))
@@ -97,23 +106,29 @@ def budget(
             f"the KV pool of {blocks} blocks holds {blocks * config.block_size} tokens, fewer than "
             f"max_model_len {wanted_len}; give it more memory or lower --max-model-len"
         )
-    return Budget(step_tokens, 4 * max(step_tokens, 4096), features, blocks, longest)
+    return Budget(step_tokens, encode_patches, features, blocks, longest)
 
 
 def _kv_bytes(
-    config: EngineConfig, model: LanguageModel, device: torch.device, step_tokens: int, reserve: int
+    config: EngineConfig,
+    model: LanguageModel,
+    device: torch.device,
+    step_tokens: int,
+    reserve: int,
+    largest_view: int,
 ) -> int:
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    if device.type != "cuda":
+    if device.type != "cuda" or config.num_blocks is not None:
         return GIB
     workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
+    workspace = max(workspace, largest_view)
     free, total = torch.cuda.mem_get_info(device)
     left = int(total * config.gpu_memory_utilization) - (total - free) - workspace - reserve
     if left <= 0:
         raise ConfigError(
-            f"weights, workspace ({workspace / GIB:.1f} GiB), vision cache and captured steps "
-            f"({reserve / GIB:.1f} GiB) leave no memory for the KV cache at "
+            f"weights, workspace ({workspace / GIB:.1f} GiB), vision cache, captured steps and views half "
+            f"made ({reserve / GIB:.1f} GiB) leave no memory for the KV cache at "
             f"gpu_memory_utilization {config.gpu_memory_utilization}; raise it"
         )
     return left
@@ -154,9 +169,6 @@ def _measure_workspace(
     for _ in range(3):  # the sampler keeps up to three copies of the logits
         logits = model.logits(hidden[:rows])
         hidden = hidden + logits.mean() * 0
-    if model.vision is not None:
-        patches = torch.zeros(_LARGEST_VIEW**2, model.vision.patch_dim, dtype=dtype, device=device)
-        model.vision(patches, [(_LARGEST_VIEW, _LARGEST_VIEW)])
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     kv = model.kv_shape
@@ -164,8 +176,3 @@ def _measure_workspace(
     penalties = 5 * rows * model.vocab_size  # token counts and prompt marks, should every row ask for them
     slack = 512 * MIB  # the allocator's, and library handles
     return max(peak, gathered) + 3 * rows * model.vocab_size * 4 + penalties + slack
-
-
-_LARGEST_VIEW = (
-    128  # patches along each side of the view the workspace is measured with (2048 px at patch 16)
-)

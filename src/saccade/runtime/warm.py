@@ -5,6 +5,8 @@ gives   nothing; the kernels are compiled, plans and tables made, staging memory
 never   fails a start: what cannot be captured runs without
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,10 +30,17 @@ SIZES = (
 TOGETHER = (1, 2, 4)  # views of one size; larger ones go alone
 
 
-def warm_pictures(encoder: Encoder, processing: ImageProcessing, most_tokens: int, *, progress: bool) -> int:
+def warm_pictures(
+    encoder: Encoder,
+    processing: ImageProcessing,
+    most_tokens: int,
+    *,
+    progress: bool,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+) -> int:
     """Pictures of common sizes that fit a context of `most_tokens`; gives how many kinds of call there were.
     Each runs twice: captured, then replayed."""
-    calls = [call for size in SIZES for call in _calls(encoder, size, processing, most_tokens)]
+    calls = [call for size in sizes for call in _calls(encoder, size, processing, most_tokens)]
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = progress and console.is_terminal
