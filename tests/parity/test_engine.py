@@ -179,7 +179,7 @@ def test_pictures_equal_transformers(
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize(
-    "cache", [{}, {"vision_cache_bytes": 0}, {"num_blocks": 90, "block_size": 4}], ids=str
+    "cache", [{}, {"vision_cache": VisionCache(gpu=0)}, {"num_blocks": 90, "block_size": 4}], ids=str
 )
 def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
     bench: Callable[[str], Bench], cache: dict[str, Any], overlap: bool

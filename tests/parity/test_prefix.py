@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from saccade.config import VisionCache
 from tests.parity.oracle import Oracle, picture
 from tests.parity.test_engine import IMAGE, Bench, Question
 
@@ -43,7 +44,7 @@ def test_a_text_that_goes_on_differently_inside_a_block(peers: Bench, block_size
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 def test_other_questions_about_a_picture_whose_features_are_gone(peers: Bench, overlap: bool) -> None:
-    engine = peers.engine(block_size=16, overlap=overlap, vision_cache_bytes=0)
+    engine = peers.engine(block_size=16, overlap=overlap, vision_cache=VisionCache(gpu=0))
     for question in QUESTIONS[:3]:
         peers.check(engine, [question])
     stats = engine.stats()
