@@ -179,14 +179,16 @@ def test_pictures_equal_transformers(
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize(
-    "cache", [{}, {"vision_cache": VisionCache(gpu=0)}, {"num_blocks": 90, "block_size": 4}], ids=str
+    "options",
+    [{}, {"vision_cache": VisionCache(gpu=0)}, {"num_blocks": 90, "block_size": 4}, {"graphs": "on"}],
+    ids=["roomy", "no feature cache", "few blocks", "captured"],
 )
 def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
-    bench: Callable[[str], Bench], cache: dict[str, Any], overlap: bool
+    bench: Callable[[str], Bench], options: dict[str, Any], overlap: bool
 ) -> None:
     """An answer is streaming under a target no step can meet: every view is spread over steps."""
     peers = bench("qwen3_vl")
-    engine = peers.engine(itl_target=0.001, overlap=overlap, **cache)
+    engine = peers.engine(itl_target=0.001, overlap=overlap, **options)
     stream = peers.request(LONG)
     engine.submit(stream)
     answers: dict[tuple[str, int], list[int]] = {}

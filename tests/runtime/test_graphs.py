@@ -16,8 +16,8 @@ from saccade.config import EngineConfig
 from saccade.errors import ConfigError
 from saccade.front import Front
 from saccade.kernels.choice import Mode
-from saccade.models.load import load
 from saccade.kernels.record import PlainRecorder, Replay
+from saccade.models.load import load
 from saccade.plan import Row, Span
 from saccade.request import View
 from saccade.runtime import way

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.device_rows import advance_rows
+from saccade.kernels.record import Replay
 from saccade.models.layers import LanguageModel
 from saccade.plan import Row, StepPlan, StepResult
 from saccade.runtime.batch import Batch, Inputs
 from saccade.runtime.buckets import Division, Shape
 from saccade.runtime.fixed import FixedStep
-from saccade.runtime.graphs import Graphs, Replay
+from saccade.runtime.graphs import Graphs
 from saccade.runtime.history import send
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.sampler import HostSample, SampleOutput, Sampler
