@@ -64,8 +64,8 @@ def test_strokes_are_text_and_a_rule_or_an_outline_is_not() -> None:
     rule[60:62] = 20
     outline[:, 64:] = 20
     likeness = [float(texture(one)[TEXT, 60, 60]) for one in (strokes, rule, outline)]
-    assert likeness[0] > 0.02
-    assert max(likeness[1:]) < 1e-4
+    assert likeness[0] > 0.5
+    assert max(likeness[1:]) < 1e-3
 
 
 def test_entropy_counts_shades() -> None:

@@ -10,7 +10,7 @@ never   knows a question or a token grid; waits for the device
     8, 9  y, x of the place           -1..1
     10    distance from the middle    0..1
     11    local entropy of L*         0..1: how many shades a neighbourhood has
-    12    likeness to text            >= 0: fine strokes in both directions, dark beside light and back
+    12    likeness to text            0..1: edges in all directions, as writing has them
 """
 
 import math
@@ -28,6 +28,7 @@ RED, LIGHT, GREEN_RED, EDGE_X, EDGE_Y, EDGE, Y, ENTROPY, TEXT = 0, 3, 4, 5, 6, 7
 SHADES = 8  # bins of L* for the entropy
 PATCH = 16  # pixels along the neighbourhood of entropy and text
 ROOTS = 4095
+FAINT = 1e-3  # squared change of L*/100 per pixel: half of `text`
 STEP = 4  # pixels between places where these two are computed
 # linear RGB (D65) to X / white and Y
 _X = (0.4339, 0.3762, 0.1899)
@@ -115,9 +116,9 @@ def _entropy(light: Tensor) -> Tensor:
 
 
 def _text(gx: Tensor, gy: Tensor) -> Tensor:
-    """Edges that are undone nearby, in both directions: a stroke has two sides, an outline one, a rule one
-    direction."""
-    mean = _around(torch.stack([gx.abs(), gx, gy.abs(), gy]))
-    across = (mean[0] - mean[1].abs()).clamp(min=0)
-    down = (mean[2] - mean[3].abs()).clamp(min=0)
-    return (across * down).sqrt()
+    """How evenly the directions of the edges around a place are mixed, where there are edges: writing has all
+    directions, a rule or an outline has one."""
+    xx, yy, xy = _around(torch.stack([gx * gx, gy * gy, gx * gy]))
+    energy = xx + yy
+    one_way = ((xx - yy).square() + 4 * xy.square()).sqrt() / (energy + 1e-9)
+    return (1 - one_way).clamp(0, 1) * energy / (energy + FAINT)
