@@ -142,12 +142,19 @@ def _best(
 
 
 def _region(field: Field, pick: _Pick) -> Region:
-    """The window in source pixels, centred on the cells it covers, inside the picture."""
+    """The window in source pixels, inside the picture; its middle is as near to that of the relevance as the
+    centres of the covered cells let it be."""
+    (row, column), (high, wide) = pick.at, pick.window.cells
+    seen = field.relevance[row : row + high, column : column + wide].astype(np.float64)
     width, height = field.size
     spans = []
     for axis, length in ((1, width), (0, height)):
         cells, share = field.relevance.shape[axis], pick.window.share[axis]
-        middle = (pick.at[axis] + pick.window.cells[axis] / 2) / cells
+        count = pick.window.cells[axis]
+        slack = max(0.0, (share * cells - (count - 1)) / 2)  # to either side, in cells
+        profile = seen.sum(1 - axis)
+        off = float((profile * (np.arange(count) + 0.5)).sum() / max(profile.sum(), 1e-12)) - count / 2
+        middle = (pick.at[axis] + count / 2 + min(max(off, -slack), slack)) / cells
         first = min(max(middle - share / 2, 0.0), 1.0 - share)
         low = min(int(first * length + 0.5), length - 1)
         spans.append((low, min(max(int((first + share) * length + 0.5), low + 1), length)))

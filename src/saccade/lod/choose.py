@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from saccade.lod.allocate import Field, allocate
-from saccade.lod.balance import Balanced, balance
+from saccade.lod.balance import Balanced, balance, shares, spread
 from saccade.lod.values import Choice, LodParams, Picture, ViewRule
 
 PRICE = (2e-3, 5e-4)  # relevance a token must bring in: when compressing, when particularising
-GATE = 0.15  # lost contrast where the question looks, below which the global view suffices
+SHOWN = 0.08  # lost detail where the question looks, below which the global view suffices
+SPREAD = 0.65  # of the question's map (balance.spread), above which no window holds what matters
 
 
 def choose(pictures: Sequence[Picture], budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
@@ -44,9 +45,14 @@ def _gate(picture: Picture, found: Balanced, params: LodParams) -> str | None:
         return "the global view is the whole picture at full detail"
     if not found.relevance.any():
         return "nothing in the picture is relevant"
+    if not params.gate:
+        return None
     lost = float((found.relevance * np.clip(picture.look.lost, 0, 1)).sum(dtype=np.float64))
-    if params.gate and lost < GATE:
-        return f"the global view shows all but {lost:.2f} of the contrast where the question looks"
+    if lost < SHOWN:
+        return f"the global view loses {lost:.2f} of the detail where the question looks, less than {SHOWN}"
+    wide = spread(shares(picture.look.participatory)) if "participatory" in params.scorers else 0.0
+    if wide > SPREAD:
+        return f"the question looks everywhere: the spread of its map is {wide:.2f}, above {SPREAD}"
     return None
 
 

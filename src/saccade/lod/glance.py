@@ -13,8 +13,11 @@ import msgspec
 from saccade.lod.values import Grid, LodParams, ViewRule
 
 MEDIUM = 0.25  # of the tokens of full detail
-AUTO = 0.5  # most that `auto` may spend; the gate and the price of a token keep it lower
-LOOK = 0.6  # of a picture's budget: what the global view may take of it, where it may choose
+AUTO = (0.25, 0.5)  # of the tokens of full detail: the first look's, and the most in all
+PLAIN = 1.25  # a picture of at most so many times its budget is not worth two views
+LEAST_LOOK = 32  # tokens below which a global view no longer tells where things are
+# tokens kept for zooming, from so large a budget on; what is not kept goes into the global view
+RESERVES = ((512, 256), (128, 64), (0, 16))
 
 
 class Glance(msgspec.Struct, frozen=True):
@@ -29,28 +32,52 @@ def glance(frames: Sequence[Grid], params: LodParams, rule: ViewRule) -> Glance:
         raise ValueError(f"budget is {params.budget} for {len(frames)} pictures; each needs a token at least")
     if params.detail == "high" and params.budget is None:
         return Glance(sum(full), tuple(frames))
-    budget = _budget(full, params, rule)
-    if sum(full) <= budget:
-        return Glance(budget, tuple(frames))
-    parts = divide(budget, full)
-    share = 1.0 if params.detail == "low" else LOOK
-    grids = tuple(_look(f, part, share, rule) for f, part in zip(frames, parts, strict=True))
-    return Glance(budget, grids)
-
-
-def _budget(full: list[int], params: LodParams, rule: ViewRule) -> int:
-    least, most = rule.global_tokens
     if params.budget is not None:
-        return min(params.budget, sum(full))
+        parts = divide(min(params.budget, sum(full)), full)
+    else:
+        parts = [_part(tokens, params, rule) for tokens in full]
     if params.detail == "low":
-        return sum(min(tokens, max(least, min(most, tokens // 4))) for tokens in full)
-    share = MEDIUM if params.detail == "medium" else AUTO
-    return sum(min(tokens, max(least, int(tokens * share))) for tokens in full)
+        looks = [min(part, rule.global_tokens[1]) for part in parts]
+    elif params.detail == "auto" and params.budget is None:
+        looks = [_bounded(int(tokens * AUTO[0]), rule) for tokens in full]
+    else:
+        looks = [_look(part, rule) for part in parts]
+    grids = [
+        frame if tokens <= part else shrink(frame, min(look, part))
+        for frame, tokens, part, look in zip(frames, full, parts, looks, strict=True)
+    ]
+    return Glance(sum(parts), tuple(grids))
+
+
+def _part(tokens: int, params: LodParams, rule: ViewRule) -> int:
+    """What a picture of `tokens` at full detail may cost where the request has no budget of its own."""
+    if params.detail == "low":
+        return min(tokens, _bounded(int(tokens * MEDIUM), rule))
+    if params.detail == "medium":
+        part = max(int(tokens * MEDIUM), rule.global_tokens[0])
+    else:
+        part = max(int(tokens * AUTO[1]), rule.global_tokens[0] + min(rule.zoom_tokens, default=0))
+    return tokens if tokens <= part * PLAIN else part
+
+
+def _bounded(tokens: int, rule: ViewRule) -> int:
+    least, most = rule.global_tokens
+    return min(max(tokens, least), most)
+
+
+def _look(part: int, rule: ViewRule) -> int:
+    """Tokens of the global view of a picture that may spend `part`."""
+    kept = next(tokens for budget, tokens in RESERVES if part >= budget)
+    cheapest = min(rule.zoom_tokens, default=0)
+    kept = kept if kept >= cheapest else cheapest
+    if part - kept < LEAST_LOOK:
+        return part  # too little for two views
+    return min(part - kept, rule.global_tokens[1])
 
 
 def divide(budget: int, full: Sequence[int]) -> list[int]:
-    """Whole parts of a budget in proportion to `full`, none above it, each at least 1; sums to the budget at
-    most."""
+    """Whole parts of a budget in proportion to `full`, none above it, each at least 1; they sum to the budget
+    at most."""
     total = sum(full)
     parts = [max(1, min(tokens, budget * tokens // total)) for tokens in full]
     for i in sorted(range(len(parts)), key=lambda i: (-parts[i], i)):
@@ -58,29 +85,17 @@ def divide(budget: int, full: Sequence[int]) -> list[int]:
     return parts
 
 
-def _look(frame: Grid, part: int, share: float, rule: ViewRule) -> Grid:
-    """The global view of one picture that may spend `part` tokens."""
-    full = frame[0] * frame[1]
-    if full <= part and full <= rule.global_tokens[1]:
-        return frame
-    least, most = rule.global_tokens
-    wanted = min(max(int(part * share), least), most, part)
-    return shrink(frame, wanted)
-
-
 def shrink(frame: Grid, tokens: int) -> Grid:
     """The grid nearest in shape to `frame` of at most `tokens` tokens, as many of them as the shape lets."""
     rows, columns = frame
     if rows * columns <= tokens:
         return frame
-    ratio = math.sqrt(tokens / (rows * columns))
-    best = (1, min(columns, tokens)) if columns >= rows else (min(rows, tokens), 1)
-    best_cost = math.inf
+    best, best_cost = (1, 1), math.inf
     for high in range(1, min(rows, tokens) + 1):
         wide = min(columns, tokens // high, max(1, round(columns * high / rows)))
         for near in (wide, min(columns, tokens // high, wide + 1)):
             shape = abs(math.log(near / high * rows / columns))
-            cost = shape * 2 + abs(math.log(high * near / (rows * columns * ratio * ratio)))
+            cost = 2 * shape + math.log(tokens / (high * near))
             if cost < best_cost:
                 best, best_cost = (high, near), cost
     return best

@@ -52,7 +52,8 @@ def _surround(mean: Tensor, width: int) -> Tensor:
 
 
 def lost(texture: Tensor, grid: Grid) -> Tensor:
-    """Share of the contrast around each token that a view of this grid is too coarse to show, 0..1."""
+    """How much of what is around each token a view of this grid is too coarse to show, 0..1: the share of the
+    contrast that is finer than its pixels, or writing made smaller, whichever is more."""
     light = texture[LIGHT]
     size = [min(side, count * UNIT) for side, count in zip(light.shape, grid, strict=True)]
     small = F.interpolate(light[None, None], size=size, mode="area")
@@ -61,7 +62,9 @@ def lost(texture: Tensor, grid: Grid) -> Tensor:
     mean = F.adaptive_avg_pool2d(light[None], grid)
     level = F.interpolate(mean[None], size=light.shape, mode="nearest")[0, 0]
     whole = F.adaptive_avg_pool2d((light - level).square()[None], grid)[0]
-    return (fine / (whole + fine + GRAIN**2)).clamp(0, 1)
+    contrast = fine / (whole + fine + GRAIN**2)
+    smaller = 1 - (size[0] * size[1] / (light.shape[0] * light.shape[1])) ** 0.5
+    return torch.maximum(contrast, pooled(texture[TEXT : TEXT + 1], grid)[0] * smaller).clamp(0, 1)
 
 
 def still(texture: Tensor, grid: Grid) -> Tensor:

@@ -121,4 +121,5 @@ def _text(gx: Tensor, gy: Tensor) -> Tensor:
     xx, yy, xy = _around(torch.stack([gx * gx, gy * gy, gx * gy]))
     energy = xx + yy
     one_way = ((xx - yy).square() + 4 * xy.square()).sqrt() / (energy + 1e-9)
-    return (1 - one_way).clamp(0, 1) * energy / (energy + FAINT)
+    mixed: Tensor = (1 - one_way).clamp(0, 1) * energy / (energy + FAINT)
+    return mixed
