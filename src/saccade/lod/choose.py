@@ -14,7 +14,7 @@ from saccade.lod.balance import Balanced, balance, shares, spread
 from saccade.lod.values import Choice, LodParams, Picture, ViewRule
 
 PRICE = (2e-3, 5e-4)  # relevance a token must bring in: when compressing, when particularising
-SHOWN = 0.08  # lost detail where the question looks, below which the global view suffices
+SHOWN = 0.05  # lost detail where the question looks, below which the global view suffices
 SPREAD = 0.65  # of the question's map (balance.spread), above which no window holds what matters
 
 
