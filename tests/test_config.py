@@ -80,4 +80,5 @@ def test_a_vision_cache_that_makes_no_sense_is_refused_with_what_to_write(text: 
 def test_every_tier_of_the_vision_cache_can_be_set() -> None:
     parsed = VisionCache.parse("gpu=8GiB, host=32GiB,disk=1.5TiB,dir=/x,ttl=60")
     assert parsed == VisionCache(gpu=8 << 30, host=32 << 30, disk=3 << 39, dir="/x", ttl=60.0)
+    assert VisionCache.parse(str(parsed)) == parsed
     assert VisionCache.parse("host=0") == VisionCache()

@@ -7,7 +7,6 @@ in the front process.
 import asyncio
 import logging
 import sys
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -97,10 +96,10 @@ def chat(pictures: tuple[str, ...], model: str, max_tokens: int, temperature: fl
       saccade chat receipt.png "What is the total?"
       saccade chat left.jpg right.jpg
     """
-    config = asdict(engine_config(model, given))
+    config = engine_config(model, given)
     files, question = _split_question(pictures)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    engine = AsyncEngine(config.pop("model"), media=media_limits(given), **config)
+    engine = AsyncEngine(config.model, media=media_limits(given), **config.options())
     asyncio.run(converse(engine, files, question, params))
 
 

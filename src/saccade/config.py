@@ -5,7 +5,7 @@ next to the field.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -83,6 +83,11 @@ class VisionCache:
         else:
             _require(self.dir is None, f"vision cache: dir is {self.dir!r}, but disk is 0; give it a size")
 
+    def __str__(self) -> str:
+        """What `parse` reads."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+
     @classmethod
     def parse(cls, text: str) -> "VisionCache":
         """'gpu=8GiB,host=32GiB,disk=100GiB,dir=/var/cache/saccade,ttl=86400', any of them."""
@@ -134,6 +139,10 @@ class EngineConfig:
     early_launch: Switch = "auto"  # kernels start while the one before ends; auto: on from sm_90, with graphs
     deterministic: bool = False  # a request's tokens do not depend on what else is computed beside it
     seed: int = 0  # root of the seeds given to requests that name none
+
+    def options(self) -> dict[str, Any]:
+        """Everything but the model, as `LLM` and `AsyncEngine` take it."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
 
     def __post_init__(self) -> None:
         _one_of(self, "device", Device)

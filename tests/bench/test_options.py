@@ -11,7 +11,7 @@ from saccade.bench.anchors import ANCHORS, anchored_scale, anchors_apply, chosen
 from saccade.bench.options import ON_CPU, ON_GPU, BenchOptions, default_workloads, parse_workload
 from saccade.bench.server import engine_flags
 from saccade.checkpoint import open_checkpoint
-from saccade.config import EngineConfig
+from saccade.config import EngineConfig, VisionCache
 from saccade.errors import ConfigError
 from saccade.text.tokens import Tokens
 
@@ -78,11 +78,13 @@ def test_every_anchor_belongs_to_a_workload_that_runs_on_a_gpu_by_default() -> N
 
 
 def test_a_server_gets_every_option_of_the_engine() -> None:
-    config = EngineConfig(model="m", prefix_caching=False, overlap=True, num_blocks=7)
+    cache = VisionCache(gpu=5)
+    config = EngineConfig(model="m", prefix_caching=False, overlap=True, num_blocks=7, vision_cache=cache)
     flags = engine_flags(config)
     assert "--no-prefix-caching" in flags
     assert "--overlap" in flags
     assert flags[flags.index("--num-blocks") + 1] == "7"
+    assert flags[flags.index("--vision-cache") + 1] == "gpu=5,host=0,disk=0"
     assert "--model" not in flags
     assert "--kv-cache-bytes" not in flags
 

@@ -87,8 +87,7 @@ def _measure(
     inside = [workload for workload in workloads if workload.kind not in ON_PROCESS]
     if not inside:
         return
-    given = {name: value for name, value in asdict(engine).items() if name != "model"}
-    with contextlib.closing(LLM(engine.model, progress=False, **given)) as llm:
+    with contextlib.closing(LLM(engine.model, progress=False, **engine.options())) as llm:
         session = Session(llm, checkpoint, options, bar)
         other: PeerEngine | None = None
         for workload in inside:

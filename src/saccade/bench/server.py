@@ -27,12 +27,13 @@ LOG_LINES = 15  # shown when the server does not start
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
-    """The engine's options as flags of `saccade serve`; None is left to the server."""
+    """The engine's options as flags of `saccade serve`, those that are not the server's own choice anyway."""
     flags = []
+    plain = EngineConfig(model=config.model)
     for field in fields(config):
         value = getattr(config, field.name)
         name = field.name.replace("_", "-")
-        if field.name == "model" or value is None:
+        if value == getattr(plain, field.name):
             continue
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")

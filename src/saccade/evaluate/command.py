@@ -150,8 +150,7 @@ def _checked(
 
 @contextlib.contextmanager
 def _engine(config: EngineConfig) -> Iterator[LLM]:
-    given = {name: value for name, value in asdict(config).items() if name != "model"}
-    llm = LLM(config.model, progress=False, **given)
+    llm = LLM(config.model, progress=False, **config.options())
     try:
         yield llm
     finally:

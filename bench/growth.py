@@ -1,0 +1,113 @@
+"""Does memory grow? Some thousand mixed requests on an engine in this process, memory read now and then.
+
+    python -m bench.growth [MODEL] [--requests 2000] [options of saccade serve's engine]
+
+Host memory is what is anonymous and resident, after free pages were given back; on CUDA also what tensors
+take (`allocated`) and what torch keeps (`reserved`). The first fifth warms caches up to their budgets. Fails
+if the rest grew by more than --allowed, or if anything is still held.
+"""
+
+import ctypes
+import gc
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from bench.questions import Questions, Scope
+from saccade.llm import LLM
+from saccade.options import ENGINE_OPTIONS, engine_config, option, size_in_bytes, with_options
+from saccade.sampling import SamplingParams
+
+MIB = 1 << 20
+CHUNK = 50  # requests between two looks
+WARM = 0.2  # of the requests
+
+
+@dataclass(frozen=True)
+class Look:
+    requests: int
+    host: int  # bytes
+    allocated: int
+    reserved: int
+
+
+def look(requests: int) -> Look:
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    status = Path("/proc/self/status").read_text()
+    host = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
+    if not torch.cuda.is_available():
+        return Look(requests, host, 0, 0)
+    torch.cuda.synchronize()
+    return Look(requests, host, torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+
+
+def measure(llm: LLM, requests: int, seed: int, scope: Scope) -> list[Look]:
+    questions = Questions(llm, seed, scope)
+    looks = []
+    for done in range(0, requests, CHUNK):
+        count = min(CHUNK, requests - done)
+        params = SamplingParams(max_tokens=4 + done // CHUNK % 13, temperature=0.7, seed=done)
+        llm.generate(questions.take(count), params, progress=False)
+        llm.engine.check()
+        looks.append(look(done + count))
+    return looks
+
+
+def grown(looks: list[Look]) -> dict[str, int]:
+    """Bytes from the end of the warm-up to the end, medians of a few looks against single peaks."""
+    first = max(int(len(looks) * WARM), 1)
+
+    def middle(part: list[Look], name: str) -> int:
+        values = sorted(getattr(one, name) for one in part)
+        return int(values[len(values) // 2])
+
+    names = ("host", "allocated", "reserved")
+    return {name: middle(looks[-3:], name) - middle(looks[first - 1 : first + 2], name) for name in names}
+
+
+def faults(looks: list[Look], llm: LLM, allowed: int) -> list[str]:
+    found = [
+        f"{name} memory grew by {value / MIB:.1f} MiB"
+        for name, value in grown(looks).items()
+        if value > allowed
+    ]
+    stats = llm.engine.stats()
+    if stats.blocks_used or stats.running or stats.waiting:
+        found.append(f"something is still held: {stats}")
+    return found
+
+
+@click.command(help=__doc__)
+@click.argument("model", default="embedded")
+@option("--requests", type=int, default=2000)
+@option("--allowed", type=size_in_bytes, default="24MiB", metavar="SIZE", help="growth that is no fault")
+@option("--picture-share", type=float, default=0.3)
+@option("--questions-seed", type=int, default=0)
+@with_options(ENGINE_OPTIONS)
+def main(
+    model: str, requests: int, allowed: int, picture_share: float, questions_seed: int, **given: Any
+) -> None:
+    llm = LLM(model, progress=False, **engine_config(model, given).options())
+    looks = measure(llm, requests, questions_seed, Scope(pictures=picture_share))
+    print(f"{model} on {llm.engine.info.device}, {llm.engine.info.dtype}; {requests} requests")
+    print(f"{'requests':>9} {'host MiB':>9} {'allocated':>10} {'reserved':>9}")
+    for one in looks[:: max(1, len(looks) // 10)] + looks[-1:]:
+        sizes = (one.host, one.allocated, one.reserved)
+        print(f"{one.requests:9} " + " ".join(f"{size / MIB:9.1f}" for size in sizes))
+    print("grew after the warm-up, MiB: " + ", ".join(f"{k} {v / MIB:.1f}" for k, v in grown(looks).items()))
+    wrong = faults(looks, llm, allowed)
+    llm.close()
+    for fault in wrong:
+        print(f"FAULT: {fault}", file=sys.stderr)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Mixed questions for the tools that ask an engine in this process: text and pictures, all new, by a seed.
+
+takes   an engine (`LLM`), a seed
+gives   prompts as the library takes them; None of them longer than the engine holds
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.bench.inputs import Inputs
+from saccade.llm import LLM
+
+PICTURE_SHARE = 0.3
+SIDES = (64, 640)  # of pictures, log-uniform
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How long prompts are and how large pictures."""
+
+    text: tuple[int, int] = (4, 200)  # tokens
+    sides: tuple[int, int] = SIDES
+    pictures: float = PICTURE_SHARE
+
+
+class Questions:
+    def __init__(self, llm: LLM, seed: int, scope: Scope | None = None) -> None:
+        checkpoint = llm.front.checkpoint
+        self._inputs = Inputs(checkpoint, llm.front.tokens, seed)
+        self._rng = np.random.default_rng([seed, 1])
+        self._scope = scope or Scope()
+        self._sees = checkpoint.image is not None and checkpoint.image_token_id is not None
+        self._most = llm.engine.info.max_model_len
+
+    def take(self, count: int) -> list[dict[str, Any]]:
+        return [self._one() for _ in range(count)]
+
+    def _one(self) -> dict[str, Any]:
+        low, high = self._scope.text
+        length = int(self._rng.integers(low, min(high, self._most // 2)))
+        if not self._sees or self._rng.random() >= self._scope.pictures:
+            return {"prompt_token_ids": self._inputs.text(length)}
+        smallest, largest = np.log(self._scope.sides)
+        width, height = (int(side) for side in np.exp(self._rng.uniform(smallest, largest, 2)))
+        picture = self._inputs.picture((width, height))
+        return {"prompt_token_ids": self._inputs.about_picture(length), "images": [picture]}
