@@ -21,11 +21,11 @@ from bench.soak.verdict import held_faults, idle_faults, memory_faults, request_
 from bench.soak.watch import MIB, Watch, engine_of, metrics, running
 
 SERVED = re.compile(rb"at (http://127\.0\.0\.1:(\d+))")
-FEATURE_BYTES = 3 * MIB
-# Budgets of a few MB: a pool in which two long requests do not fit together, features of a few pictures.
+# Features of a few pictures in each tier.
+FEATURE_BYTES = {"gpu": 3 * MIB, "host": 2 * MIB, "disk": 4 * MIB}
+# Budgets of a few MB: a pool in which two long requests do not fit together.
 OPTIONS = {
     "--kv-cache-bytes": "24MiB",
-    "--vision-cache-bytes": str(FEATURE_BYTES),
     "--max-num-seqs": "12",
     "--max-queue": "24",
     "--max-queue-bytes": "32MiB",
@@ -47,16 +47,20 @@ class Server:
     port: int
     log: Path
     scratch: Path  # its own folder for temporary files
+    kept: Path  # and for features
 
 
 @contextlib.contextmanager
 def serving(model: str, extra: Sequence[str]) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="saccade-soak-") as folder:
         log, scratch = Path(folder) / "log", Path(folder) / "scratch"
+        kept = Path(folder) / "features"
         scratch.mkdir()
+        kept.mkdir()
+        cache = ",".join(f"{tier}={size}" for tier, size in FEATURE_BYTES.items())
         given = [word for pair in OPTIONS.items() for word in pair if pair[0] not in extra]
         command = [sys.executable, "-m", "saccade.cli", "serve", model, "--port", "0", *given, *extra]
-        command += ["--served-model-name", MODEL, "--device", "cpu"]
+        command += ["--served-model-name", MODEL, "--device", "cpu", "--vision-cache", f"{cache},dir={kept}"]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command,
@@ -67,7 +71,7 @@ def serving(model: str, extra: Sequence[str]) -> Iterator[Server]:
             )
         try:
             url, port = _await(process, log)
-            yield Server(process, url, port, log, scratch)
+            yield Server(process, url, port, log, scratch, kept)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -182,7 +186,10 @@ def _left_behind(server: Server, engine: int, status: int) -> list[str]:
     if running(engine):
         found.append(f"the engine, process {engine}, still runs")
     files = sorted(path.name for path in server.scratch.rglob("*") if path.is_file())
-    return found + ([f"files are left: {', '.join(files[:5])}"] if files else [])
+    found += [f"files are left: {', '.join(files[:5])}"] if files else []
+    kept = sum(path.stat().st_size for path in server.kept.rglob("*") if path.is_file())
+    most = FEATURE_BYTES["disk"]
+    return found + ([f"{kept} bytes of features lie on disk over a budget of {most}"] if kept > most else [])
 
 
 def _report(faults: list[str], log: Path) -> int:

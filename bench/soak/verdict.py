@@ -58,7 +58,7 @@ def memory_faults(samples: Sequence[Sample]) -> list[str]:
     return found
 
 
-def idle_faults(idle: Mapping[str, float], blocks: float, feature_budget: int) -> list[str]:
+def idle_faults(idle: Mapping[str, float], blocks: float, features: Mapping[str, int]) -> list[str]:
     """Of the server's own metrics, once nobody asks any more."""
     empty = [name for name in idle if name.startswith(("saccade_requests{", "saccade_queue_choices{"))]
     empty += ["saccade_http_requests_in_flight", 'saccade_kv_blocks{state="used"}']
@@ -66,9 +66,10 @@ def idle_faults(idle: Mapping[str, float], blocks: float, feature_budget: int) -
     pool = sum(value for name, value in idle.items() if name.startswith("saccade_kv_blocks{"))
     if pool != blocks:
         found.append(f"the pool has {pool:g} blocks, and had {blocks:g}")
-    kept = sum(value for name, value in idle.items() if name.startswith("saccade_feature_cache_bytes"))
-    if kept > feature_budget:
-        found.append(f"{kept:g} bytes of features are kept over a budget of {feature_budget}")
+    for tier, budget in features.items():
+        kept = idle[f'saccade_feature_cache_bytes{{tier="{tier}"}}']
+        if kept > budget:
+            found.append(f"{kept:g} bytes of features are kept in {tier} over a budget of {budget}")
     return found
 
 
