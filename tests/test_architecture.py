@@ -41,6 +41,7 @@ TORCH_FREE = (
     "saccade.lod.balance",
     "saccade.lod.allocate",
     "saccade.lod.choose",
+    "saccade.lod.draw",
     "saccade.runtime.link",
     "saccade.runtime.wire",
     "saccade.runtime.network",
