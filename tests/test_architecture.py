@@ -32,6 +32,7 @@ TORCH_FREE = (
     "saccade.bench.options",
     "saccade.evaluate.options",
     "saccade.cache.blocks",
+    "saccade.cache.kinds",
     "saccade.cache.prefix",
     "saccade.vision.store",
     "saccade.vision.unfinished",
@@ -86,6 +87,7 @@ MAY_IMPORT = {
     "saccade.schedule": (
         "saccade.schedule",
         "saccade.cache.blocks",
+        "saccade.cache.kinds",
         "saccade.cache.prefix",
         "saccade.vision.store",
         "saccade.vision.unfinished",

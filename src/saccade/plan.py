@@ -5,11 +5,16 @@ phases: a row says "compute positions start .. start+count of this sequence", wh
 prompt, a piece of one, or the next token.
 """
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from saccade.request import Pixels, Sampling, TokenLogprobs, View
+
+# Of a view: a whole picture or frame, a whole picture at less than full detail, a part of one.
+Role = Literal["whole", "global", "zoom"]
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -19,6 +24,7 @@ class Span(msgspec.Struct, frozen=True):
     view: View
     key: bytes  # view.key, computed once
     place: bytes = b""  # what its positions depend on beside view and start; part of the prefix cache's keys
+    role: Role = "whole"
 
     @property
     def stop(self) -> int:

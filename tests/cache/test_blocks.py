@@ -63,12 +63,28 @@ def test_misuse_is_an_error_and_not_a_leak() -> None:
     pool.check()
 
 
+def test_a_full_pool_takes_nothing_from_the_other() -> None:
+    pool = BlockPool(3, vision=1)
+    picture = pool.take(vision=True)
+    with pytest.raises(RuntimeError, match="all 1 KV blocks"):
+        pool.take(vision=True)
+    assert [pool.take(), pool.take()] == [0, 1]
+    with pytest.raises(RuntimeError, match="all 2 KV blocks"):
+        pool.take()
+    pool.release(picture)
+    assert (pool.left(), pool.left(vision=True)) == (0, 1)
+    with pytest.raises(ValueError, match="others need some too"):
+        BlockPool(3, vision=3)
+
+
 class PoolAgainstModel(RuleBasedStateMachine):
     """The pool beside the plainest description of it: how often each block is held, and which are sealed."""
 
+    vision = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(6)
+        self.pool = BlockPool(6, self.vision)
         self.pool.forget = self.forget
         self.held: dict[int, int] = {}
         self.sealed: set[int] = set()
@@ -77,10 +93,15 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert block not in self.held, "a block was given up while it was held"
         self.sealed.remove(block)
 
-    @precondition(lambda self: self.pool.available)
-    @rule()
-    def take(self) -> None:
-        block = self.pool.take()
+    @rule(vision=st.booleans())
+    def take(self, vision: bool) -> None:
+        vision = vision and bool(self.vision)
+        if not self.pool.left(vision=vision):
+            with pytest.raises(RuntimeError, match="are held"):
+                self.pool.take(vision=vision)
+            return
+        block = self.pool.take(vision=vision)
+        assert (block >= 6 - self.vision) == vision, "a block of the other pool was handed out"
         assert block not in self.held, "a block was handed out twice"
         assert self.pool.writable(block)
         self.held[block] = 1
@@ -113,11 +134,24 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.pool.check()
         assert self.pool.used == len(self.held)
         assert self.pool.kept == len(self.sealed - set(self.held))
+        for kind, mine in ((False, range(6 - self.vision)), (True, range(6 - self.vision, 6))):
+            used, kept = (
+                sum(block in mine for block in blocks) for blocks in (self.held, self.sealed - set(self.held))
+            )
+            assert self.pool.gauges(vision=kind) == (used, kept, len(mine) - used - kept)
         for block in range(6):
             assert self.pool.holders(block) == self.held.get(block, 0)
             assert self.pool.writable(block) == (self.held.get(block) == 1 and block not in self.sealed)
 
 
+class TwoPoolsAgainstModel(PoolAgainstModel):
+    vision = 2
+
+
+TestTwoPoolsAgainstModel = TwoPoolsAgainstModel.TestCase
+TestTwoPoolsAgainstModel.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+)
 TestPoolAgainstModel = PoolAgainstModel.TestCase
 TestPoolAgainstModel.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, derandomize=True

@@ -279,3 +279,32 @@ def test_what_is_found_is_what_was_sealed_whatever_is_given_up(seed: int) -> Non
         cache.check()
         pool.check()
     assert pool.used == 0
+
+
+def test_what_stood_on_a_block_of_the_other_pool_is_given_up_with_it() -> None:
+    pool = BlockPool(6, vision=2, roles=frozenset({"whole"}))
+    cache = PrefixCache(pool, 4)
+    chain = cache.chain(b"", [span(4, 1, tokens=8)])
+    chain.grow([*TEXT[:4], *[0] * 8, *TEXT[4:]])  # text, two blocks of a picture, two of text
+    blocks = [pool.take(vision=index in (1, 2)) for index in range(5)]
+    for index, block in enumerate(blocks):
+        cache.seal(chain, index, block)
+    for block in reversed(blocks):
+        pool.release(block)
+    cache.check()
+    pool.release(pool.take(vision=True))  # the picture's second block goes; what is behind it is text
+    cache.check()
+    assert cache.match(chain) == blocks[:2]
+    assert pool.gauges(vision=False) == (0, 1, 3)
+    assert pool.gauges(vision=True) == (0, 1, 1)
+
+
+def test_a_view_whose_blocks_are_kept_apart_has_keys_of_its_own() -> None:
+    tokens, view = [0] * 8, span(0, 1, tokens=8)
+    plain = keys(tokens, view)
+    chain = Chain(b"", [view], 4, frozenset({"whole"}))
+    chain.grow(tokens)
+    assert not set(plain) & set(chain.keys)
+    other = Chain(b"", [view], 4, frozenset({"global"}))
+    other.grow(tokens)
+    assert other.keys == plain

@@ -5,15 +5,17 @@ cell that is stale, foreign or overwritten breaks the chain of whoever reads it,
 a wrong chain is a wrong token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from saccade.cache.blocks import BlockPool
+from saccade.cache.kinds import SCOPES
 from saccade.cache.prefix import PrefixCache
-from saccade.plan import Encode, Enter, Layout, Row, StepPlan, StepResult
+from saccade.lod.values import Grid
+from saccade.plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
 from saccade.schedule.cost import Coefficients, CostModel, Work
 from saccade.schedule.scheduler import Limits, Scheduler
@@ -50,11 +52,11 @@ class Cell(NamedTuple):
     value: int
 
 
-def picture(name: int, slot: int, rows: int = 2, columns: int = 2) -> Media:
-    """A picture of rows x columns tokens; all its pixels are its name."""
+def picture(name: int, slot: int, rows: int = 2, columns: int = 2, frame: Grid | None = None) -> Media:
+    """A picture of rows x columns tokens; all its pixels are its name. With a frame: a global view."""
     content = name.to_bytes(16, "little")
     view = View(content, (0, 0, columns, rows), (2 * rows, 2 * columns), 2, b"test")
-    return Media(slot, view, np.full((1, rows, columns, 3), name, dtype=np.uint8))
+    return Media(slot, view, np.full((1, rows, columns, 3), name, dtype=np.uint8), frame)
 
 
 def question(
@@ -78,8 +80,9 @@ def question(
     )
 
 
-def next_cell(before: int, content: int, positions: tuple[int, ...]) -> Cell:
-    return Cell(before, hash((before, content, *positions)))
+def next_cell(before: int, content: int, positions: tuple[int, ...], apart: bool) -> Cell:
+    """A block in the vision pool may be of another precision: what is computed of it differs."""
+    return Cell(before, hash((before, content, *positions, *[apart] * apart)))
 
 
 def sample(last: Cell, seed: int, output_position: int) -> int:
@@ -90,13 +93,15 @@ def visual_input(name: int, offset: int) -> int:
     return -2 - 1000 * name - offset  # apart from every token id
 
 
-def answer_alone(request: Request, index: int, limits: Limits) -> list[int]:
+def answer_alone(request: Request, index: int, limits: Limits, roles: Set[Role] = frozenset()) -> list[int]:
     """What the request's choice gets with the engine to itself: the whole truth, without blocks or steps."""
     layout = lay_out(request)
     sampling = request.sampling
     seed = derive_seed(sampling, limits.seed, request.id, index)
     names = {media.view.key: int(media.pixels.flat[0]) for media in request.media}
     inputs: list[int] = list(layout.tokens)
+    views = {token for span in layout.spans if span.role in roles for token in range(span.start, span.stop)}
+    size = limits.block_size
     for span in layout.spans:
         for offset in range(span.view.tokens):
             inputs[span.start + offset] = visual_input(names[span.key], offset)
@@ -108,7 +113,9 @@ def answer_alone(request: Request, index: int, limits: Limits) -> list[int]:
             if len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
                 break
         content = output[-1] if index >= len(inputs) else inputs[index]
-        cell = next_cell(cell.value, content, true_positions(layout, index))
+        first = index // size * size
+        apart = views.issuperset(range(first, first + size))
+        cell = next_cell(cell.value, content, true_positions(layout, index), apart)
     return output
 
 
@@ -181,6 +188,9 @@ class Device:
     def copy(self, plan: StepPlan) -> None:
         sources, targets = {source for source, _ in plan.copies}, [target for _, target in plan.copies]
         assert not sources & set(targets), "the order of copies would matter"
+        assert all(
+            self.pool.in_vision(source) == self.pool.in_vision(target) for source, target in plan.copies
+        )
         assert len(set(targets)) == len(targets)
         for source, target in plan.copies:
             for offset in range(self.limits.block_size):
@@ -207,7 +217,8 @@ class Device:
             place = self.place(row.row, index)
             assert self.pool.writable(place[0]), f"sequence {row.sequence} writes a block that is not its own"
             positions = tuple(int(axis[offset]) for axis in row.positions)
-            last = next_cell(last.value, self.look(row, index, token), positions)
+            apart = self.pool.in_vision(place[0])
+            last = next_cell(last.value, self.look(row, index, token), positions, apart)
             self.cells[place] = last
         if not row.sample:
             return None
@@ -232,13 +243,15 @@ class Engine:
         overlap: bool = False,
         prefix_caching: bool = True,
         blocks: int = 64,
+        vision: int = 0,  # of the blocks
+        roles: Set[Role] = SCOPES["all"],
         feature_bytes: int = 1000,
         limits: Limits | None = None,
     ) -> None:
         self.now = 0.0
         self.truth = CostModel(COSTS, learning=False)
         self.limits = limits or small_limits()
-        self.pool = BlockPool(blocks)
+        self.pool = BlockPool(blocks, vision, roles)
         self.store: FeatureStore[int] = FeatureStore(feature_bytes)
         prefix = PrefixCache(self.pool, self.limits.block_size) if prefix_caching else None
         self.unfinished: Unfinished[tuple[int, ...]] = Unfinished(self.limits.max_encode_patches)

@@ -1,13 +1,14 @@
 """Whatever arrives, in whatever order, under whatever limits: everyone gets what they would get alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.cache.kinds import SCOPES
 from saccade.errors import RequestError
 from saccade.request import Media, Request
 from saccade.schedule.scheduler import Limits
@@ -23,9 +24,13 @@ class World:
     feature_bytes: int
     overlap: bool
     prefix_caching: bool
+    vision: float = 0.0  # share of the blocks that is the vision pool
+    scope: str = "all"
 
     def engine(self) -> Engine:
         return Engine(
+            vision=int(self.blocks * self.vision),
+            roles=SCOPES[self.scope],
             overlap=self.overlap,
             prefix_caching=self.prefix_caching,
             blocks=self.blocks,
@@ -58,13 +63,17 @@ worlds = st.builds(
     feature_bytes=st.sampled_from([0, 50, 10_000]),
     overlap=st.booleans(),
     prefix_caching=st.sampled_from([True, True, False]),
+    vision=st.sampled_from([0.0, 0.0, 0.3, 0.5, 0.8]),
+    scope=st.sampled_from(["all", "all", "global"]),
 )
 
 # Prompts are beginnings of few texts, so that they share prefixes; pieces are texts and pictures.
 text = st.builds(
     lambda kind, length: [2 + (kind * 7 + i) % 6 for i in range(length)], st.integers(0, 1), st.integers(0, 9)
 )
-look = st.tuples(st.integers(1, 3), st.sampled_from([(1, 1), (2, 2), (2, 3)]))
+look = st.tuples(
+    st.integers(1, 3), st.sampled_from([(1, 1), (2, 2), (2, 3), (3, 3)]), st.sampled_from([None, (4, 4)])
+)
 
 
 @st.composite
@@ -75,8 +84,8 @@ def requests(draw: st.DrawFn) -> Callable[[str], Request]:
         if isinstance(piece, list):
             prompt += piece
         else:
-            name, (rows, columns) = piece
-            pictures.append(picture(name, len(prompt), rows, columns))
+            name, (rows, columns), frame = piece
+            pictures.append(picture(name, len(prompt), rows, columns, frame))
             prompt.append(IMAGE_ID)
     sampling = {
         "max_tokens": draw(st.integers(1, 14)),
@@ -135,7 +144,8 @@ def verify(engine: Engine, accepted: dict[str, Request]) -> None:
     """Every choice has ended with the tokens it would have had alone, and nothing is held any more."""
     for name, request in accepted.items():
         for index in range(request.sampling.n):
-            alone, got = answer_alone(request, index, engine.limits), engine.tokens(name, index)
+            alone = answer_alone(request, index, engine.limits, engine.pool.roles)
+            got = engine.tokens(name, index)
             finish = engine.finish(name, index)
             if finish in ("cancelled", "error"):
                 assert got == alone[: len(got)]
@@ -164,7 +174,9 @@ def test_everyone_gets_what_they_would_get_alone(world: World, script: list[Acti
     verify(engine, accepted)
 
 
-def crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, dict[str, Request]]:
+def crowd(
+    seed: int, *, overlap: bool, prefix_caching: bool, pools: bool = False
+) -> tuple[Engine, dict[str, Request]]:
     """Forty requests about three pictures, some cancelled, in a pool that holds a few of them at a time."""
     draw = Random(seed)
     limits = Limits(
@@ -179,7 +191,11 @@ def crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, di
         encode_layers=draw.choice([1, 6]),
     )
     blocks = 48 // limits.block_size + draw.randrange(12)
-    engine = World(limits, blocks, draw.choice([0, 60, 1000]), overlap, prefix_caching).engine()
+    world = World(limits, blocks, draw.choice([0, 60, 1000]), overlap, prefix_caching)
+    if pools:  # as many for text alone, and the views of the largest question beside them
+        more = 12 // limits.block_size + draw.randrange(3)
+        world = replace(world, blocks=blocks + more, vision=(more + 0.5) / (blocks + more))
+    engine = world.engine()
     accepted: dict[str, Request] = {}
     for number in range(40):
         prompt, pictures = [2, 3, 4, 5, 6, 7][: draw.randrange(7)], []
@@ -226,3 +242,17 @@ def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, p
     assert copies > 100
     assert slices > 50
     assert (hits > 500) == prefix_caching
+
+
+def test_a_crowd_over_two_pools_gets_what_each_would_get_alone() -> None:
+    preemptions = hits = pictures = 0
+    for seed in range(36):
+        engine, accepted = crowd(seed, overlap=bool(seed % 2), prefix_caching=True, pools=True)
+        verify(engine, accepted)
+        stats = engine.scheduler.stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hit_tokens
+        pictures += sum(engine.pool.in_vision(block) for plan in engine.plans for _, _, block in plan.table)
+    assert preemptions > 30
+    assert hits > 200
+    assert pictures > 300

@@ -2,7 +2,7 @@
 
 takes   requests for blocks; word from the prefix cache that a block's content is worth finding again
 gives   block numbers, and the three gauges: used, kept, free
-owns    the reference counts, the free list, the order in which kept blocks are given up
+owns    the reference counts, the free lists, the order in which kept blocks are given up
 never   knows what a block contains
 
 Every block is in exactly one state:
@@ -12,39 +12,74 @@ Every block is in exactly one state:
     free   held by nobody, content worthless
 
 A block may be written only by its single holder, and only while it is not sealed.
+
+The last `vision` blocks can be a pool of their own, for blocks that hold nothing but views of certain roles
+(cache/kinds.py): then neither kind ever takes the other's place.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from typing import NamedTuple
+
+from saccade.plan import Role
+
+
+class Gauges(NamedTuple):
+    used: int
+    kept: int
+    free: int
 
 
 class BlockPool:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, vision: int = 0, roles: Set[Role] = frozenset()) -> None:
+        if not 0 <= vision < max(count, 1):
+            raise ValueError(f"{vision} of {count} blocks are to be for views; others need some too")
         self.count = count
+        self.vision = vision
+        self.roles = roles if vision else frozenset[Role]()  # of the views that pool is for
         self.forget: Callable[[int], None] | None = None  # told of every sealed block that is given up
+        self._border = count - vision
         self._holders = [0] * count
         self._sealed: set[int] = set()
-        self._free = list(reversed(range(count)))
+        self._free = (list(reversed(range(self._border))), list(reversed(range(self._border, count))))
         # In order of release: the first is given up first. Finding the first of a plain dict takes a walk
         # over all that were deleted before it.
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._kept: tuple[OrderedDict[int, None], OrderedDict[int, None]] = (OrderedDict(), OrderedDict())
+
+    @property
+    def split(self) -> bool:
+        return self.vision > 0
+
+    def in_vision(self, block: int) -> bool:
+        return block >= self._border
+
+    def size(self, *, vision: bool) -> int:
+        return self.vision if vision else self._border
+
+    def gauges(self, *, vision: bool) -> Gauges:
+        free, kept = len(self._free[vision]), len(self._kept[vision])
+        return Gauges(self.size(vision=vision) - kept - free, kept, free)
 
     @property
     def used(self) -> int:
-        return self.count - len(self._kept) - len(self._free)
+        return self.count - self.kept - self.free
 
     @property
     def kept(self) -> int:
-        return len(self._kept)
+        return len(self._kept[0]) + len(self._kept[1])
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free[0]) + len(self._free[1])
 
     @property
     def available(self) -> int:
-        """How many times `take` succeeds from here."""
-        return len(self._free) + len(self._kept)
+        """Blocks that nobody holds, of both kinds together."""
+        return self.kept + self.free
+
+    def left(self, *, vision: bool = False) -> int:
+        """How many times `take` of that kind succeeds from here."""
+        return len(self._free[vision]) + len(self._kept[vision])
 
     def holders(self, block: int) -> int:
         return self._holders[block]
@@ -55,21 +90,24 @@ class BlockPool:
     def writable(self, block: int) -> bool:
         return self._holders[block] == 1 and block not in self._sealed
 
-    def take(self) -> int:
+    def take(self, *, vision: bool = False) -> int:
         """A block for the caller alone: a free one, else the kept one released longest ago."""
-        if not self.available:
-            raise RuntimeError(f"all {self.count} KV blocks are held; look at `available` before taking")
-        if not self._free:
-            self._give_up(next(iter(self._kept)))
-        block = self._free.pop()
+        free, kept = self._free[vision], self._kept[vision]
+        if not free and not kept:
+            size = self.size(vision=vision)
+            raise RuntimeError(f"all {size} KV blocks are held; look at `left` before taking")
+        if not free:
+            self.give_up(next(iter(kept)))
+        block = free.pop()
         self._holders[block] = 1
         return block
 
     def share(self, block: int) -> None:
         """One more holder, of a block that is used or kept."""
-        if not self._holders[block] and block not in self._kept:
+        kept = self._kept[self.in_vision(block)]
+        if not self._holders[block] and block not in kept:
             raise RuntimeError(f"block {block} is free; there is nothing in it to share")
-        self._kept.pop(block, None)
+        kept.pop(block, None)
         self._holders[block] += 1
 
     def release(self, block: int) -> None:
@@ -81,9 +119,9 @@ class BlockPool:
         if self._holders[block]:
             return
         if block in self._sealed:
-            self._kept[block] = None
+            self._kept[self.in_vision(block)][block] = None
         else:
-            self._free.append(block)
+            self._free[self.in_vision(block)].append(block)
 
     def seal(self, block: int) -> None:
         """The block's content is final from here on: it may be found again, and never be written."""
@@ -91,24 +129,28 @@ class BlockPool:
             raise RuntimeError(f"block {block} is held by nobody; only a held block can be sealed")
         self._sealed.add(block)
 
-    def _give_up(self, block: int) -> None:
-        del self._kept[block]
+    def give_up(self, block: int) -> None:
+        """A kept block's content is worth nothing any more: the block is free."""
+        kind = self.in_vision(block)
+        if block not in self._kept[kind]:
+            raise RuntimeError(f"block {block} is not kept; only a kept block can be given up")
+        del self._kept[kind][block]
         self._sealed.discard(block)
-        self._free.append(block)
+        self._free[kind].append(block)
         if self.forget is not None:
             self.forget(block)
 
     @property
     def kept_order(self) -> tuple[int, ...]:
-        """The kept blocks, next to be given up first."""
-        return tuple(self._kept)
+        """The kept blocks, of each kind the next to be given up first."""
+        return (*self._kept[0], *self._kept[1])
 
     def check(self) -> None:
         """Raise if any block is in no state, in two, or has a count that contradicts its state."""
-        free, kept = set(self._free), set(self._kept)
+        free, kept = {*self._free[0], *self._free[1]}, {*self._kept[0], *self._kept[1]}
         used = {block for block, holders in enumerate(self._holders) if holders}
         faults = []
-        if len(free) != len(self._free):
+        if len(free) != self.free:
             faults.append("a block is free twice")
         if any(holders < 0 for holders in self._holders):
             faults.append("a block has fewer than no holders")
@@ -118,6 +160,12 @@ class BlockPool:
             faults.append("a block is in no state")
         if not kept <= self._sealed or self._sealed & free:
             faults.append("kept blocks are sealed and free ones are not")
+        for kind in (False, True):
+            if any(self.in_vision(block) != kind for block in (*self._free[kind], *self._kept[kind])):
+                faults.append("a block is in the other kind's pool")
+            mine = sum(self.in_vision(block) == kind for block in used)
+            if self.gauges(vision=kind).used != mine:
+                faults.append("a gauge is wrong")
         if (self.used, self.kept, self.free) != (len(used), len(kept), len(free)):
             faults.append("a gauge is wrong")
         if faults:

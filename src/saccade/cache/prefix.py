@@ -22,13 +22,13 @@ place of a full block of somebody else. It is not worth its place.
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from blake3 import blake3
 
 from saccade.cache.blocks import BlockPool
-from saccade.plan import Span
+from saccade.plan import Role, Span
 
 
 def overlapping(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
@@ -41,11 +41,14 @@ def overlapping(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
 class Chain:
     """The keys of one sequence's full blocks, first to last; grows with its known tokens, never rehashes."""
 
-    def __init__(self, salt: bytes, spans: Sequence[Span], block_size: int) -> None:
+    def __init__(
+        self, salt: bytes, spans: Sequence[Span], block_size: int, roles: Set[Role] = frozenset()
+    ) -> None:
         self.keys: list[bytes] = []
         self.contents: list[bytes] = []  # of the same blocks, as `cells` writes them
         self._spans = spans
         self._block_size = block_size
+        self._roles = roles  # of views whose blocks are kept apart, and perhaps in another precision
         self._root = blake3(salt, derive_key_context="saccade prefix cache: root of a tenant").digest()
 
     def before(self, index: int) -> bytes:
@@ -78,7 +81,7 @@ class Chain:
             span = first.get(place)
             content += array("i", [token if span is None else -1 - token]).tobytes()
             if span is not None:
-                name = span.key + span.place
+                name = span.key + span.place + (b"apart" if span.role in self._roles else b"")
                 content += len(name).to_bytes(8, "little") + name
                 content += (place - span.start).to_bytes(8, "little")
             ends.append(len(content))
@@ -117,7 +120,7 @@ class PrefixCache:
 
     def chain(self, salt: bytes, spans: Sequence[Span]) -> Chain:
         """The still empty chain of a sequence with these views."""
-        return Chain(salt, spans, self._block_size)
+        return Chain(salt, spans, self._block_size, self._pool.roles)
 
     def match(self, chain: Chain) -> list[int]:
         """The blocks that hold the beginning of the chain, as many as there are. The caller shares them."""
@@ -148,7 +151,7 @@ class PrefixCache:
 
         That is an older one if the same content was sealed before: the caller moves over to it. So whoever
         holds a sealed block also holds the sealed blocks before it, parents are released after their
-        children, and the pool's order of giving up never cuts a chain in the middle.
+        children, and a pool's order of giving up never cuts a chain in the middle.
         """
         key = chain.keys[index]
         known = self._blocks.get(key)
@@ -162,12 +165,25 @@ class PrefixCache:
         return block
 
     def _forget(self, block: int) -> None:
+        for follower in reversed(self._behind(self._entries[block].key)):
+            self._pool.give_up(follower)
         entry = self._entries.pop(block)
         del self._blocks[entry.key]
         following = self._following[entry.parent]
         del following[bisect_left(following, (entry.content, block))]
         if not following:
             del self._following[entry.parent]
+
+    def _behind(self, key: bytes) -> list[int]:
+        """The blocks that stand on a given one, each behind what it stands on. With one pool there are none
+        left when it is given up; with two, one pool may give up what the other's blocks stand on."""
+        found: list[int] = []
+        parents = [key]
+        while parents:
+            following = [block for _, block in self._following.get(parents.pop(), ())]
+            found += following
+            parents += [self._entries[block].key for block in following]
+        return found
 
     def check(self) -> None:
         """Raise unless keys and sealed blocks match one to one and no block outlives the one before it."""
@@ -191,7 +207,8 @@ class PrefixCache:
                 continue
             if self._pool.holders(parent) < self._pool.holders(block):
                 faults.append(f"block {block} has more holders than block {parent} before it")
-            if parent in order and order[parent] < order.get(block, -1):
+            alike = self._pool.in_vision(parent) == self._pool.in_vision(block)
+            if alike and parent in order and order[parent] < order.get(block, -1):
                 faults.append(f"block {parent} would be given up before block {block} that follows it")
         if faults:
             raise RuntimeError("prefix cache: " + "; ".join(faults))

@@ -18,11 +18,12 @@ from collections.abc import Sequence as Ordered
 from typing import Any
 
 from saccade.cache.blocks import BlockPool
+from saccade.cache.kinds import Kinds
 from saccade.cache.prefix import PrefixCache
 from saccade.plan import Span
 from saccade.schedule.making import Making
-from saccade.schedule.policy import Limits
-from saccade.schedule.sequence import Sequence
+from saccade.schedule.policy import Limits, refuse_unplaceable
+from saccade.schedule.sequence import Group, Sequence
 from saccade.schedule.step import Step
 from saccade.vision.store import FeatureStore
 from saccade.vision.unfinished import Unfinished
@@ -48,10 +49,37 @@ class Holdings:
 
     def lacks(self, sequence: Sequence, stop: int) -> int:
         """Blocks missing in the pool for the sequence to be computed up to `stop`."""
-        return max(self._limits.blocks_for(stop) - len(sequence.blocks) - self._pool.available, 0)
+        text, vision = self._needs(sequence, stop)
+        return max(text - self._pool.left(), 0) + max(vision - self._pool.left(vision=True), 0)
+
+    def _needs(self, sequence: Sequence, stop: int) -> tuple[int, int]:
+        """Blocks it does not have yet of its tokens up to `stop`: of the text pool and of the vision pool."""
+        have, wanted = len(sequence.blocks), self._limits.blocks_for(stop)
+        vision = self.kinds(sequence.group).among(have, wanted) if self._pool.split else 0
+        return max(wanted - have, 0) - vision, vision
+
+    def kinds(self, group: Group) -> Kinds:
+        """Which blocks of its sequences are the vision pool's."""
+        if group.kinds is None or group.kinds[0] is not group.layout:
+            group.kinds = group.layout, Kinds(group.layout.spans, self._size, self._pool.roles)
+        return group.kinds[1]
+
+    def frees(self, sequence: Sequence, *, vision: bool = False) -> bool:
+        """Whether the pool may gain a block of that kind if the sequence gives way, alone or with others."""
+        pool = self._pool
+        return not pool.split or any(pool.in_vision(block) == vision for block in sequence.blocks)
+
+    def refuse_unplaceable(self, group: Group, limit: int) -> None:
+        """Raise for a request of up to `limit` tokens whose blocks one of the pools could never hold."""
+        if self._pool.split:
+            wanted = self._limits.blocks_for(limit - 1)
+            vision = self.kinds(group).among(0, wanted)
+            sizes = self._pool.size(vision=False), self._pool.size(vision=True)
+            refuse_unplaceable((wanted - vision, vision), sizes, self._limits)
 
     def owes(self, sequence: Sequence) -> int:
-        """Blocks a running sequence needs to grow by one more; it has those of all its tokens so far."""
+        """Blocks a running sequence needs to grow by one more, for text as all answers are; it has those of
+        all its tokens so far."""
         soon = min(sequence.length + self._size, sequence.limit - 1)
         return max(self._limits.blocks_for(soon) - len(sequence.blocks), 0)
 
@@ -109,6 +137,9 @@ class Holdings:
         blocks = self._prefix.match(sequence.chain)
         shared = len(blocks) * self._size
         part = self._prefix.partial(sequence.chain, len(blocks), sequence.tokens)
+        if part and self._pool.split:  # the other pool's blocks may be of another precision
+            alike = self._pool.in_vision(part.block) == (len(blocks) in self.kinds(sequence.group))
+            part = part if alike else None
         if part and (part.tokens >= self._limits.copy_tokens or sequence.spans(shared, shared + part.tokens)):
             return [*blocks, part.block], shared + part.tokens
         return blocks, shared
@@ -118,8 +149,11 @@ class Holdings:
             self._pool.share(block)
         sequence.blocks, sequence.computed = list(blocks), computed
         sequence.stale = list(range(len(blocks)))
-        copies = len(blocks) - computed // self._size  # 1 if its next token falls into a shared block
-        if self._limits.blocks_for(sequence.length) - len(blocks) + copies <= self._pool.available - owed:
+        text, vision = self._needs(sequence, sequence.length)
+        if len(blocks) > computed // self._size:  # its next token falls into a shared block, to be copied
+            copied = self._pool.in_vision(blocks[-1])
+            text, vision = text + (not copied), vision + copied
+        if text <= self._pool.left() - owed and vision <= self._pool.left(vision=True):
             return True
         self.drop(sequence)
         return False
@@ -131,7 +165,7 @@ class Holdings:
         """
         index = sequence.computed // self._size
         if index < len(sequence.blocks):
-            copy = self._pool.take()
+            copy = self._pool.take(vision=self._pool.in_vision(sequence.blocks[index]))
             step.copies.append((sequence.blocks[index], copy))
             sequence.blocks[index] = copy
 
@@ -160,8 +194,10 @@ class Holdings:
     def extend(self, sequence: Sequence, stop: int) -> None:
         """Take the blocks the sequence needs to be computed up to `stop`."""
         while len(sequence.blocks) * self._size < stop:
-            sequence.stale.append(len(sequence.blocks))
-            sequence.blocks.append(self._pool.take())
+            index = len(sequence.blocks)
+            sequence.stale.append(index)
+            vision = self._pool.split and index in self.kinds(sequence.group)
+            sequence.blocks.append(self._pool.take(vision=vision))
 
     def settle(self, sequence: Sequence, computed: int) -> None:
         """The result has arrived of a step that computed the sequence up to `computed`: the views it has
@@ -212,6 +248,10 @@ class Holdings:
             pins.update(span.key for span in sequence.pins.values())
             if len(sequence.blocks) * self._size < sequence.computed:
                 raise RuntimeError(f"sequence {sequence.handle} is computed beyond its blocks")
+            kinds = self.kinds(sequence.group)
+            for index, block in enumerate(sequence.blocks):
+                if self._pool.in_vision(block) != (index in kinds):
+                    raise RuntimeError(f"block {index} of sequence {sequence.handle} is in the wrong pool")
             for block in sequence.blocks[sequence.computed // self._size :]:
                 if not self._pool.writable(block):
                     raise RuntimeError(

@@ -15,6 +15,7 @@ head until that has waited for `patience`; from then on nobody behind it passes.
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -98,6 +99,17 @@ def refuse_impossible(request: Request, layout: Layout, limits: Limits, pool_blo
         )
 
 
+def refuse_unplaceable(needed: tuple[int, int], sizes: tuple[int, int], limits: Limits) -> None:
+    """Raise when the text pool or the vision pool is smaller than what a request needs of it."""
+    for name, blocks, size in zip(("text", "pictures"), needed, sizes, strict=True):
+        if blocks > size:
+            raise ContextTooLong(
+                f"the request needs {blocks} KV blocks of {limits.block_size} tokens for {name}; their pool "
+                f"has {size}; shorten the prompt, lower max_tokens or use smaller pictures",
+                param="prompt",
+            )
+
+
 def refuse_too_many(waiting: int, held: int, more: int, limits: Limits) -> None:
     """Raise when the queue is full: of requests, or of pixels (`held` bytes of them, `more` to come)."""
     if waiting >= limits.max_queue:
@@ -146,6 +158,10 @@ def held_back(sequence: Sequence, other: Line, starved: bool, now: float, patien
     return head.rank < sequence.rank and now - head.group.since > patience
 
 
-def victim(running: Line | Ordered[Sequence]) -> Sequence:
-    """The last by rank gives way: the first never does, so it ends, and then the next is the first."""
-    return running[-1]
+def victim(
+    running: Line | Ordered[Sequence], sequence: Sequence, frees: Callable[[Sequence], bool]
+) -> Sequence:
+    """The last by rank whose leaving frees something gives way; the sequence itself if nobody behind it does.
+    The first never does, so it ends, and then the next is the first."""
+    behind = (running[place] for place in range(len(running) - 1, -1, -1))
+    return next(one for one in behind if one is sequence or frees(one))

@@ -75,6 +75,7 @@ class Scheduler:
         waiting = len(self._groups) - self._places.running_requests
         policy.refuse_too_many(waiting, self._pixel_bytes, group.pixel_bytes, self._limits)
         limit = min(len(layout.tokens) + request.sampling.max_tokens, self._limits.max_model_len)
+        self._holdings.refuse_unplaceable(group, limit)
         for index in range(request.sampling.n):
             seed = derive_seed(request.sampling, self._limits.seed, request.id, index)
             chain = self._prefix.chain(request.salt, layout.spans) if self._prefix is not None else None
@@ -152,10 +153,11 @@ class Scheduler:
         waits with what it holds: whoever is before it takes that if need be. Who gives way has no row in this
         step yet: streams get theirs in order of rank, prompts after them."""
         stop = sequence.computed + 1
-        while self._holdings.lacks(sequence, stop) and policy.victim(self._places.running) is not sequence:
-            self._give_way(policy.victim(self._places.running))
-        if self._holdings.lacks(sequence, stop):
-            return False
+        while self._holdings.lacks(sequence, stop):
+            victim = policy.victim(self._places.running, sequence, self._holdings.frees)
+            if victim is sequence:
+                return False
+            self._give_way(victim)
         self._holdings.extend(sequence, stop)
         return True
 

@@ -15,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from saccade.cache.kinds import Kinds
 from saccade.cache.prefix import Chain, overlapping
 from saccade.plan import Enter, Layout, Row, Span
 from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling
@@ -39,6 +40,7 @@ class Group:
     first_at: float | None = None  # when its first token was known
     encode_seconds: float = 0.0  # of steps, spent on its views
     preempted: int = 0  # times a choice of it gave way
+    kinds: tuple[Layout, Kinds] | None = None  # of its blocks, once asked for; of the layout it has now
 
     def times(self, clock: Callable[[], float], *, last: bool) -> EngineTimes | None:
         """Where its time went, for its first news and its last ones; the others cost nothing."""

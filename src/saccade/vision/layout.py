@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from saccade.errors import InvalidValue
 from saccade.lod.values import Region
-from saccade.plan import Layout, Span
+from saccade.plan import Layout, Role, Span
 from saccade.request import NO_PIXELS, Media, Request, View
 
 
@@ -53,7 +53,7 @@ def lay_out(request: Request) -> Layout:
             following = position + (max(whole.full) if whole is item else 1)
         else:
             grid = _grid_positions(view) + position
-        spans.append(Span(start=len(tokens), view=view, key=view.key, place=place))
+        spans.append(Span(len(tokens), view, view.key, place, _role(item)))
         positions[:, len(tokens) : len(tokens) + view.tokens] = grid
         tokens += [prompt[item.slot]] * view.tokens
         position = following
@@ -96,6 +96,12 @@ def _whole(item: Media, wholes: dict[int, tuple[Media, int]], position: int) -> 
             param="media",
         )
     return wholes[item.origin]
+
+
+def _role(item: Media) -> Role:
+    if item.origin is not None:
+        return "zoom"
+    return "whole" if item.full == item.view.token_grid else "global"
 
 
 def _check_grid(view: View) -> None:
