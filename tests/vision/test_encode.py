@@ -10,12 +10,15 @@ from blake3 import blake3
 from torch import Tensor
 
 from saccade.checkpoint import open_checkpoint
+from saccade.kernels.choice import Mode, running
+from saccade.kernels.record import PlainRecorder
 from saccade.media.geometry import ImageProcessing, plain_view
 from saccade.models.layers import VisionTower
 from saccade.models.load import load
 from saccade.plan import Encode
 from saccade.request import Pixels, View
 from saccade.vision.encode import Encoder, Halfway
+from saccade.vision.graphs import TowerGraphs
 from saccade.vision.preprocess import patches
 from saccade.vision.unfinished import Unfinished
 from tests import checkpoints
@@ -174,6 +177,18 @@ def test_the_tower_gets_patches_of_its_own_precision() -> None:
     features = run(Encoder(tower, PROCESSING, CPU, torch.bfloat16), [encode_of(picture(5, 16, 16))])
     assert tower.dtypes == {torch.bfloat16}
     assert features[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_in_the_deterministic_mode_every_view_goes_alone(captured: bool) -> None:
+    tower = MeanTower()
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32) if captured else None
+    encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
+    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs)
+    with running(Mode(deterministic=True)):
+        features = run(encoder, encodes)
+    assert [len(call) for call in tower.calls] == [1, 1, 1]
+    assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
 
 
 def sliced(encoder: Encoder, unfinished: Unfinished[Halfway], encode: Encode, ends: Sequence[int]) -> Tensor:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.kernels.choice import mode
 from saccade.models.layers import VisionTower
 from saccade.plan import Encode
 from saccade.request import Pixels
@@ -82,15 +83,17 @@ class Encoder:
         return features
 
     def _calls(self, encodes: Sequence[Encode], *, capture: bool) -> Iterator[tuple[list[Encode], Carrier]]:
-        """Alike views in the graphs of their shape; what has none is packed, alike or not."""
+        """Alike views in the graphs of their shape; what has none is packed, alike or not. In the
+        deterministic mode each goes alone, captured from the first time on: always the same kernels."""
         rest: list[Encode] = []
+        alone = mode().deterministic
         for _, alike in groupby(sorted(encodes, key=_likeness), key=_likeness):
             views = list(alike)
             while views:
                 grid, count, found = views[0].view.grid, len(views), None
                 if self._graphs is not None:
-                    count = self._graphs.together(grid, count)
-                    found = self._graphs.find(Shape(grid, count), now=capture)
+                    count = 1 if alone else self._graphs.together(grid, count)
+                    found = self._graphs.find(Shape(grid, count), now=capture or alone)
                 if found is not None:
                     yield views[:count], found
                 else:
@@ -109,7 +112,8 @@ class Encoder:
         patches = 0
         for encode in encodes:
             other = group and (group[0].first, group[0].stop) != (encode.first, encode.stop)
-            if group and (other or patches + encode.patches > self._patches_per_call):
+            full = mode().deterministic or patches + encode.patches > self._patches_per_call
+            if group and (other or full):
                 yield group
                 group, patches = [], 0
             group.append(encode)
@@ -149,9 +153,10 @@ class Encoder:
     def _upload(self, group: Sequence[Encode]) -> dict[int, Tensor]:
         """The pixels of a group on the device, by identity of the array: views of one picture share it."""
         distinct = {id(encode.pixels): encode.pixels for encode in group}
-        return {name: self._send(pixels) for name, pixels in distinct.items()}
+        return {name: self.send(pixels) for name, pixels in distinct.items()}
 
-    def _send(self, pixels: Pixels) -> Tensor:
+    def send(self, pixels: Pixels) -> Tensor:
+        """A copy on the device that does not wait for it."""
         if self._staging is not None:
             return self._staging.send(pixels)
         return torch.from_numpy(pixels.copy())  # a read-only array is not one torch would wrap
