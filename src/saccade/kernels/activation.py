@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.choice import runs_triton
+from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.jit import jit, tl, up, wait_for_previous
 
 
@@ -75,7 +75,8 @@ def silu_mul(x: Tensor) -> Tensor:
     return silu_mul_triton(x) if runs_triton("silu_mul", x) else silu_mul_reference(x)
 
 
-def silu_mul_triton(x: Tensor, tuning: PointTuning = PointTuning()) -> Tensor:
+def silu_mul_triton(x: Tensor, tuning: PointTuning | None = None) -> Tensor:
+    tuning = tuning or PointTuning(pdl=mode().early)
     rows, inner = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     if rows:
@@ -103,8 +104,9 @@ def gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
 
 
 def gelu_triton(
-    x: Tensor, bias: Tensor | None, approximate: str, tuning: PointTuning = PointTuning()
+    x: Tensor, bias: Tensor | None, approximate: str, tuning: PointTuning | None = None
 ) -> Tensor:
+    tuning = tuning or PointTuning(pdl=mode().early)
     rows, width = x.shape
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:

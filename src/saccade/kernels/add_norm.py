@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.choice import runs_triton
+from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.jit import jit, power_of_two, tl, wait_for_previous
 from saccade.kernels.norm import rms_norm_reference
 
@@ -100,8 +100,9 @@ def add_norm_triton(
     bias: Tensor | None,  # None: RMS norm; else layer norm
     eps: float,
     warps: int | None = None,  # None: 8 elements a thread
-    pdl: bool = False,
+    pdl: bool | None = None,  # None: by the mode in force
 ) -> tuple[Tensor, Tensor]:
+    pdl = mode().early if pdl is None else pdl
     rows, width = x.shape
     if width > WIDEST:
         raise ValueError(f"a line of {width} does not fit one program; the widest is {WIDEST}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from saccade.kernels.choice import runs_triton
+from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.compact import Compact, check_compact, read_slots
 from saccade.kernels.paged_decode import decode_attention_triton
 from saccade.kernels.paged_prefill import prefill_attention_triton
@@ -74,8 +74,17 @@ def paged_attention(
     stored = Stored(k_pages, v_pages, compact)
     if isinstance(rows, FixedRows):
         return _fixed_attention(q, stored, rows, scale, window)
+    if mode().deterministic and runs_triton("prefill_attention", q):
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        prefill_attention_triton(
+            q, k_pages, v_pages, rows.tables, rows.lengths, rows.offsets, rows.tokens, out, scale, window,
+            compact=compact,
+        )  # fmt: skip
+        return out
     decodes_by_kernel = bool(rows.decodes) and runs_triton("decode_attention", q)
     chunks_by_kernel = rows.decodes < len(rows.counts) and runs_triton("prefill_attention", q)
+    if rows.fresh and not runs_triton("fresh_attention", q):
+        chunks_by_kernel = False
     if not (decodes_by_kernel or chunks_by_kernel):
         return paged_attention_reference(q, k_pages, v_pages, rows, scale, window, compact)
     if decodes_by_kernel and rows.decodes == len(rows.counts):
@@ -108,6 +117,8 @@ def _fixed_attention(q: Tensor, stored: Stored, rows: FixedRows, scale: float, w
     k_pages, v_pages, compact = stored
     if not (runs_triton("decode_attention", q) and runs_triton("prefill_attention", q)):
         return fixed_attention_reference(q, k_pages, v_pages, rows, scale, window, compact)
+    if mode().deterministic:
+        return _fixed_in_one_order(q, stored, rows, scale, window)
     first, out = rows.decodes, None
     if first:
         out = decode_attention_triton(
@@ -143,6 +154,23 @@ def _fixed_attention(q: Tensor, stored: Stored, rows: FixedRows, scale: float, w
             compact=compact,
         )
     return whole
+
+
+def _fixed_in_one_order(
+    q: Tensor, stored: Stored, rows: FixedRows, scale: float, window: int | None
+) -> Tensor:
+    """Rows of one query as prompts of one token: a token's sums are then those it has in any prompt."""
+    k_pages, v_pages, compact = stored
+    first, out = rows.decodes, torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    singles = torch.arange(first + 1, dtype=torch.int32, device=q.device)
+    parts = [(slice(0, first), singles, first), (slice(first, None), rows.offsets, rows.tokens - first)]
+    for part, offsets, tokens in parts:
+        if offsets is not None and tokens:
+            prefill_attention_triton(
+                q, k_pages, v_pages, rows.tables, rows.lengths[part], offsets, tokens, out, scale, window,
+                index=rows.index[part], compact=compact,
+            )  # fmt: skip
+    return out
 
 
 def fixed_attention_reference(
@@ -213,12 +241,33 @@ def paged_attention_reference(
     compact: Compact | None = None,
 ) -> Tensor:
     stored = Stored(k_pages, v_pages, compact)
+    if mode().deterministic:
+        return _one_by_one(q, stored, rows, scale, window)
     if rows.decodes == len(rows.counts) > 0:
         return _decodes_by_twin(q, stored, rows, scale, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if rows.decodes:
         out[: rows.decodes] = _decodes_by_twin(q[: rows.decodes], stored, rows, scale, window)
     _chunks_by_twin(q, stored, rows, scale, window, out)
+    return out
+
+
+def _one_by_one(q: Tensor, stored: Stored, rows: Rows, scale: float, window: int | None) -> Tensor:
+    """Each query alone over what it sees: nothing else in the step can change the order of its sums."""
+    _, heads, dim = q.shape
+    kv_heads, out, at = stored.k_pages.shape[2], torch.empty_like(q), 0
+    for row, (count, context) in enumerate(zip(rows.counts, rows.contexts, strict=True)):
+        places = torch.arange(context, device=q.device)
+        blocks = rows.tables[row].long()[places // rows.block_size]
+        k, v = (
+            x.transpose(0, 1)[None] for x in stored.read(blocks * rows.block_size + places % rows.block_size)
+        )
+        for stop in range(context - count + 1, context + 1):
+            low = 0 if window is None else max(0, stop - window)
+            grouped = q[at].reshape(1, kv_heads, heads // kv_heads, dim)
+            seen = k[:, :, low:stop], v[:, :, low:stop]
+            out[at] = F.scaled_dot_product_attention(grouped, *seen, scale=scale).reshape(heads, dim)
+            at += 1
     return out
 
 

@@ -27,6 +27,7 @@ TORCH, KERNEL = "torch", "triton"
 CHOICE: dict[str, str] = {
     "decode_attention": TORCH,  # not measured yet, as all below
     "prefill_attention": TORCH,
+    "fresh_attention": KERNEL,  # prompts from their first token on, by the prefill kernel; torch: flash SDPA
     "qkv_finish": TORCH,
     "rotary_angles": TORCH,
     "rotary": TORCH,
@@ -41,7 +42,7 @@ CHOICE: dict[str, str] = {
     "patchify": TORCH,
 }
 
-SIXTEEN_BITS = frozenset({"decode_attention", "prefill_attention", "skinny_linear"})
+SIXTEEN_BITS = frozenset({"decode_attention", "prefill_attention", "fresh_attention", "skinny_linear"})
 
 
 class Mode(NamedTuple):

@@ -50,12 +50,8 @@ class DecodeTuning(NamedTuple):
     pdl: bool = False
 
 
-# A row's sums do not depend on its neighbours: 64 splits of 256 tokens, longer ones beyond 16k of context.
-FIXED = DecodeTuning(chunk=256, splits=MOST_SPLITS)
-
-
 def default_tuning(compact: Compact | None = None) -> DecodeTuning:
-    tuning = FIXED if mode().deterministic else DecodeTuning()
+    tuning = DecodeTuning()
     # Blocks of two kinds: twice the loads in flight, and at this size nothing spills.
     tile = 32 if compact is not None and compact.first else tuning.tile
     return tuning._replace(tile=tile, pdl=mode().early)

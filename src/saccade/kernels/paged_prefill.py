@@ -130,7 +130,7 @@ def _prefill_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, bor
     stop = tl.minimum(first + PER, length)
     start = first * 0
     if WINDOW:
-        start = tl.maximum(first - window + 1, 0)
+        start = tl.maximum(first - window + 1, 0) // TILE * TILE  # tiles begin at the same places for all
         whole = start  # nothing is seen by all lines for sure
     else:
         whole = (first + 1) // TILE * TILE

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.choice import runs_triton
+from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.compact import Compact, check_compact, pointers, to_small
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.kv_write import kv_write_reference
@@ -163,12 +163,13 @@ def qkv_finish_triton(
     slots: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
-    tuning: FinishTuning = FinishTuning(),
+    tuning: FinishTuning | None = None,
     compact: Compact | None = None,
 ) -> Tensor:
     """As `qkv_finish`; a negative slot (a padding token of a captured step) writes nothing."""
     kv_heads, dim = k_pages.shape[2:]
     q = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
+    tuning = tuning or FinishTuning(pdl=mode().early)
     lines = power_of_two(min(tuning.heads, heads + 2 * kv_heads))
     small = pointers(compact, k_pages)
     if qkv.shape[0]:

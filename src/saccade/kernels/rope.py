@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.choice import runs_triton
+from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 
 
@@ -127,9 +127,10 @@ def rotary_angles_triton(
     frequencies: Tensor,
     axes: Tensor | None,
     dtype: torch.dtype,
-    tuning: RotaryTuning = RotaryTuning(),
+    tuning: RotaryTuning | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One launch where the twin takes ten. Bytes: 4 * half * itemsize written per token; once per step."""
+    tuning = tuning or RotaryTuning(pdl=mode().early)
     tokens, half = positions.shape[1], len(frequencies)
     if positions.stride(1) != 1:
         raise ValueError(f"each axis of the positions must be dense, not of strides {positions.stride()}")
@@ -173,7 +174,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def apply_rotary_triton(
-    x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None, tuning: RotaryTuning = RotaryTuning()
+    x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None, tuning: RotaryTuning | None = None
 ) -> Tensor:
     """Into a new tensor, or into `out`, which may be x itself (q and k inside a packed projection).
 
@@ -186,6 +187,7 @@ def apply_rotary_triton(
         raise ValueError(f"rotation of {tuple(x.shape)} {x.dtype} into {tuple(out.shape)} {out.dtype}")
     if not (cos.is_contiguous() and sin.is_contiguous()) or cos.dtype != sin.dtype:
         raise ValueError("the angles must be contiguous and of one dtype")
+    tuning = tuning or RotaryTuning(pdl=mode().early)
     tokens, heads, dim = x.shape
     lines = power_of_two(min(tuning.lines, heads))
     if tokens:

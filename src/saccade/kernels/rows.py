@@ -76,6 +76,8 @@ class Rows:
         self.tables, self.lengths, self.offsets = tables, lengths, offsets
         self.counts, self.contexts, self.decodes = counts, contexts, decodes
         self.block_size = block_size
+        # Whether its prompts all begin here: their keys and values lie together, nothing has to be found.
+        self.fresh = decodes < rows and counts[decodes:] == contexts[decodes:]
         self._reads: dict[int | None, Reads] = {}
 
     @property

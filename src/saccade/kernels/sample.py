@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.choice import runs_triton
+from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 
 
@@ -84,10 +84,11 @@ def argmax(logits: Tensor) -> Tensor:
     return argmax_triton(logits) if runs_triton("argmax", logits) else logits.argmax(dim=-1)
 
 
-def argmax_triton(logits: Tensor, tuning: ArgmaxTuning = ArgmaxTuning()) -> Tensor:
+def argmax_triton(logits: Tensor, tuning: ArgmaxTuning | None = None) -> Tensor:
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError(f"each line of logits must be dense, not of strides {logits.stride()}")
+    tuning = tuning or ArgmaxTuning(pdl=mode().early)
     block = tuning.block or (2048 if rows <= 16 else 8192)
     pieces = up(vocab, block)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)

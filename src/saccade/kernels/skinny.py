@@ -35,7 +35,7 @@ from torch import Tensor
 
 from saccade.kernels.activation import silu, silu_mul
 from saccade.kernels.add_norm import WIDEST, add_rms_norm, scaled_by_rms
-from saccade.kernels.choice import runs_triton
+from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.jit import fetch_ahead, jit, power_of_two, tl, up, wait_for_previous
 
 MOST_ROWS = 64
@@ -53,6 +53,7 @@ class SkinnyTuning(NamedTuple):
     ahead: int = 0  # with pdl: weights of each column asked for before the wait
     pdl: bool = False
     reduce_block: int = 1024
+    lines: int | None = None  # of x in one program, for any number of rows; None: all of them, up to 64
 
 
 class Norm(NamedTuple):
@@ -83,7 +84,26 @@ CANDIDATES = (
 )
 
 
+AHEAD = (
+    0  # weights per column asked for before the wait, with early launch; measured by the bench's layer part
+)
+
+
 def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
+    """As the mode in force wants it: early or not, one for all numbers of rows or the best for this one."""
+    tuning = (
+        fixed_tuning(columns, depth) if mode().deterministic else best_tuning(rows, columns, depth, gated)
+    )
+    return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD) if mode().early else tuning
+
+
+def fixed_tuning(columns: int, depth: int) -> SkinnyTuning:
+    """One for a shape: each line's sums are then in one order whatever the other lines are, and how many."""
+    splits = max(1, min(8, up(264, up(columns, 64)), depth // 512))
+    return SkinnyTuning(64, 128 if depth % 128 == 0 else 64, splits, lines=64)
+
+
+def best_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
     """Enough programs for two on each multiprocessor, cut along K where N is short."""
     for limit in (1, 16, 32, MOST_ROWS):
         if rows <= limit and (limit, columns, depth, gated) in TUNED:
@@ -109,7 +129,7 @@ def _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE: tl.const
         acc += weights.to(tl.float32) * values.to(tl.float32)[None, :]
     else:
         real = (m < rows)[:, None] & (at < depth)[None, :]
-        values = tl.load(x + m[:, None] * x_stride + at[None, :], mask=real, other=0.0)
+        values = tl.load(x + m.to(tl.int64)[:, None] * x_stride + at[None, :], mask=real, other=0.0)
         if MODE == "swap":
             acc = tl.dot(weights, tl.trans(values), acc, input_precision="ieee")
         else:
@@ -137,7 +157,8 @@ def _skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_str
                    PDL: tl.constexpr):  # fmt: skip
     """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part."""
     split = tl.program_id(1)
-    n, m = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, LINES)
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    m = tl.program_id(2) * LINES + tl.arange(0, LINES)
     start = split * steps * DEPTH
     stop = tl.minimum(start + steps * DEPTH, depth)
     total = columns * (2 if GATED else 1)  # rows of W
@@ -168,9 +189,10 @@ def _skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_str
             bent = silu(y.to(kind).to(tl.float32)).to(kind).to(tl.float32)
             y = bent * _settled(over, MODE).to(kind).to(tl.float32)
         if ADD:
-            add = tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=inside, other=0.0)
+            wide = m.to(tl.int64)[:, None]
+            add = tl.load(residual + wide * residual_stride + n[None, :], mask=inside, other=0.0)
             y = y.to(kind).to(tl.float32) + add.to(tl.float32)
-        tl.store(out + m[:, None] * columns + n[None, :], y.to(kind), mask=inside)
+        tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], y.to(kind), mask=inside)
 
 
 @jit
@@ -207,25 +229,42 @@ def _reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, re
 def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product is the better one."""
     _check(x, weight, bias, None, False)
-    if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
+    if _by_kernel(x):
         return skinny_triton(x, weight, bias=bias)[0]
-    return F.linear(x, weight, bias)
+    return linear_reference(x, weight, bias)
 
 
 def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
     """silu(gate) * up of a fused projection [2 * N, K], gate first."""
     _check(x, weight, None, None, True)
-    if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
+    if _by_kernel(x):
         return skinny_triton(x, weight, gated=True)[0]
-    return silu_mul(F.linear(x, weight))
+    return silu_mul(linear_reference(x, weight))
 
 
 def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """The RMS norm of residual + x W^T, and that sum."""
     _check(x, weight, None, residual, False)
-    if x.shape[0] <= MOST_ROWS and runs_triton("skinny_linear", x):
+    if _by_kernel(x) and weight.shape[0] <= WIDEST:
         return skinny_triton(x, weight, residual=residual, norm=norm)
-    return add_rms_norm(F.linear(x, weight), residual, norm.weight, norm.eps)
+    return add_rms_norm(linear_reference(x, weight), residual, norm.weight, norm.eps)
+
+
+def _by_kernel(x: Tensor) -> bool:
+    """Few rows, or any number where the order of a line's sums may not depend on it."""
+    return 0 < x.shape[0] <= (1 << 22 if mode().deterministic else MOST_ROWS) and runs_triton(
+        "skinny_linear", x
+    )
+
+
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + bias. Where sums must not depend on how many rows there are: always 64 at a time."""
+    rows = x.shape[0]
+    if not mode().deterministic or rows == 0:
+        return F.linear(x, weight, bias)
+    padded = F.pad(x, (0, 0, 0, -rows % MOST_ROWS))
+    pieces = [F.linear(piece, weight, bias) for piece in torch.split(padded, MOST_ROWS)]
+    return torch.cat(pieces)[:rows]
 
 
 def skinny_triton(
@@ -241,9 +280,9 @@ def skinny_triton(
     """The answer, and the sum before the norm (the answer again where there is none)."""
     _check(x, weight, bias, residual, gated)
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
-    if not 1 <= rows <= MOST_ROWS:
-        raise ValueError(f"{rows} rows; the skinny product takes 1 to {MOST_ROWS}")
     t = tuning or default_tuning(rows, columns, depth, gated)
+    if not 1 <= rows <= (MOST_ROWS if t.lines is None else 1 << 22):
+        raise ValueError(f"{rows} rows; the skinny product takes 1 to {MOST_ROWS}")
     if t.mode not in ("dot", "swap", "fma") or (t.mode == "fma" and rows != 1):
         raise ValueError(f"the way {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
     if t.ahead & (t.ahead - 1):
@@ -260,9 +299,12 @@ def skinny_triton(
         parts = torch.empty(splits, rows, weight.shape[0], dtype=torch.float32, device=x.device)
     pdl = {"launch_pdl": True} if t.pdl else {}
     strides = x.stride(0), 0 if residual is None else residual.stride(0)
-    _skinny_kernel[(up(columns, t.columns), splits)](
+    lines = t.lines or max(16, power_of_two(rows))
+    if t.mode == "fma":
+        lines = 1
+    _skinny_kernel[(up(columns, t.columns), splits, up(rows, lines))](
         x, weight, x if bias is None else bias, x if residual is None else residual, parts, rows, columns,
-        depth, steps, *strides, LINES=1 if t.mode == "fma" else max(16, power_of_two(rows)),
+        depth, steps, *strides, LINES=lines,
         COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None and not parted,
         ADD=residual is not None and not parted, PARTS=parted, EVEN=depth % t.depth == 0, STAGES=t.stages,
         AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **pdl,

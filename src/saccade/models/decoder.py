@@ -42,7 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); the last sum is left to the norm that follows."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the last product waits for the next norm."""
 
     def __init__(self, dims: DecoderDims, layer: int, place: Place) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        delta: Tensor | None,  # what the layer before adds to x
+        normed: Tensor,  # the norm of x this layer begins with
         x: Tensor,
         turn: Turn,
         k_pages: Tensor,
@@ -70,11 +70,10 @@ class Layer(nn.Module):
         rows: Rows | FixedRows,
         compact: Compact | None,
     ) -> tuple[Tensor, Tensor]:
-        """What this layer's MLP adds to the stream, and the stream before that."""
-        normed, x = self.attention_norm.add(delta, x)
-        delta = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows, compact)
-        normed, x = self.mlp_norm.add(delta, x)
-        return self.mlp.forward(normed), x
+        """What `mlp.down` takes, and the stream before it: its sum and the next norm are one step."""
+        seen = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows, compact)
+        normed, x = self.attention.out.normed(seen, x, self.mlp_norm)
+        return self.mlp.inner(normed), x
 
 
 class Decoder(LanguageModel):
@@ -106,16 +105,20 @@ class Decoder(LanguageModel):
         pages = paged.pages
         rows = rows_of(paged)
         turn = self.turn(positions)
-        delta: Tensor | None = None
-        x = embeds
+        layers = [layer for layer in self.layers if isinstance(layer, Layer)]  # all are; now it is said
+        norms = [*(layer.attention_norm for layer in layers), self.norm]
+        normed, x = norms[0].add(None, embeds)
         with any_shape(x.device):
-            for index, layer in enumerate(self.layers):
+            for index, layer in enumerate(layers):
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
-                delta, x = layer(delta, x, turn, k, v, paged.slots, rows, compact)
+                inner, x = layer.forward(normed, x, turn, k, v, paged.slots, rows, compact)
+                down, norm = layer.mlp.down, norms[index + 1]
                 if deep is not None and index < deep.levels.shape[0]:
-                    x = (x + delta).index_add(0, deep.index, deep.levels[index].to(x.dtype))
-                    delta = None
-        return self.norm.add(delta, x)[0]
+                    x = (x + down.forward(inner)).index_add(0, deep.index, deep.levels[index].to(x.dtype))
+                    normed, x = norm.add(None, x)
+                else:
+                    normed, x = down.normed(inner, x, norm)
+        return normed
 
     def turn(self, positions: Tensor) -> Turn:
         """The rotation at positions [3, T], in the weights' dtype."""

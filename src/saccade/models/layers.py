@@ -19,7 +19,7 @@ from saccade.kernels.attention import paged_attention
 from saccade.kernels.compact import Compact
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish
 from saccade.kernels.rows import FixedRows, Rows
-from saccade.kernels.skinny import skinny_linear, skinny_linear_gated
+from saccade.kernels.skinny import Norm, skinny_linear, skinny_linear_gated, skinny_linear_normed
 
 
 class Place(NamedTuple):
@@ -126,6 +126,12 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return skinny_linear(x, self.weight, self.bias)
 
+    def normed(self, x: Tensor, stream: Tensor, norm: "RMSNorm") -> tuple[Tensor, Tensor]:
+        """The norm of stream + y, and that sum: one product with its residual and the norm that follows."""
+        if self.bias is not None:
+            return norm.add(self.forward(x), stream)
+        return skinny_linear_normed(x, self.weight, stream, Norm(norm.weight, norm.eps))
+
 
 class Embedding(nn.Module):
     def __init__(self, count: int, width: int, place: Place) -> None:
@@ -175,10 +181,11 @@ class GatedMLP(nn.Module):
         self.gate_up = Linear(width, (inner, inner), place, bias)
         self.down = Linear(inner, (width,), place, bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def inner(self, x: Tensor) -> Tensor:
+        """Everything before `down`."""
         if self.gate_up.bias is None:
-            return self.down.forward(skinny_linear_gated(x, self.gate_up.weight))
-        return self.down.forward(silu_mul(self.gate_up.forward(x)))
+            return skinny_linear_gated(x, self.gate_up.weight)
+        return silu_mul(self.gate_up.forward(x))
 
 
 class Turn(NamedTuple):
@@ -189,7 +196,8 @@ class Turn(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped kv heads: project, normalise and rotate q and k, write, read, project."""
+    """Causal attention with grouped kv heads: project, normalise and rotate q and k, write, read; `out`
+    is the projection that follows."""
 
     def __init__(
         self,
@@ -223,10 +231,11 @@ class Attention(nn.Module):
         rows: Rows | FixedRows,
         compact: Compact | None = None,  # the layer's blocks in 8 bits, where there are any
     ) -> Tensor:
+        """What the heads saw, [T, heads * head_dim]: what `out` takes."""
         norm = None
         if self.q_norm is not None and self.k_norm is not None:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         qkv = self.qkv.forward(x)
         q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages, compact)
         seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window, compact)
-        return self.out.forward(seen.flatten(1))
+        return seen.flatten(1)

@@ -29,6 +29,11 @@ def resolve_way(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
             f"kernels is triton, but the device is {device.type}"
             f"{'' if TRITON else ' and Triton is not installed'}; use --kernels auto or torch"
         )
+    if config.deterministic and device.type == "cuda" and (config.kernels != "triton" or dtype.itemsize != 2):
+        raise ConfigError(
+            "deterministic needs kernels whose sums are in one order: on cuda use --kernels triton and "
+            f"16 bits, not kernels {config.kernels} in {str(dtype).removeprefix('torch.')}"
+        )
     mode = Mode(config.kernels, deterministic=config.deterministic)
     graphs = config.graphs == "on"
     if device.type == "cuda" and config.graphs != "off":
