@@ -10,7 +10,7 @@ if the rest grew by more than --allowed, or if anything is still held.
 import ctypes
 import gc
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,17 @@ import click
 import torch
 
 from bench.questions import Questions, Scope
+from saccade.config import EngineConfig, VisionCache
 from saccade.llm import LLM
 from saccade.options import ENGINE_OPTIONS, engine_config, option, size_in_bytes, with_options
 from saccade.sampling import SamplingParams
 
 MIB = 1 << 20
+GRAIN = 96  # pixels; few sizes of pictures
 CHUNK = 50  # requests between two looks
 WARM = 0.2  # of the requests
+FEATURE_BYTES = 8 * MIB
+HOST_KV_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,15 @@ class Look:
     host: int  # bytes
     allocated: int
     reserved: int
+
+
+def small_caches(config: EngineConfig) -> EngineConfig:
+    """Caches that are full early: what grows after that is no cache. The user's own sizes stand."""
+    if config.vision_cache == VisionCache():
+        config = replace(config, vision_cache=VisionCache(gpu=FEATURE_BYTES))
+    if config.kv_cache_bytes is None and config.num_blocks is None and not torch.cuda.is_available():
+        config = replace(config, kv_cache_bytes=HOST_KV_BYTES)  # a GPU's pool is resident from the start
+    return config
 
 
 def look(requests: int) -> Look:
@@ -94,8 +107,9 @@ def faults(looks: list[Look], llm: LLM, allowed: int) -> list[str]:
 def main(
     model: str, requests: int, allowed: int, picture_share: float, questions_seed: int, **given: Any
 ) -> None:
-    llm = LLM(model, progress=False, **engine_config(model, given).options())
-    looks = measure(llm, requests, questions_seed, Scope(pictures=picture_share))
+    config = small_caches(engine_config(model, given))
+    llm = LLM(model, progress=False, **config.options())
+    looks = measure(llm, requests, questions_seed, Scope(pictures=picture_share, grain=GRAIN))
     print(f"{model} on {llm.engine.info.device}, {llm.engine.info.dtype}; {requests} requests")
     print(f"{'requests':>9} {'host MiB':>9} {'allocated':>10} {'reserved':>9}")
     for one in looks[:: max(1, len(looks) // 10)] + looks[-1:]:

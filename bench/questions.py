@@ -23,6 +23,7 @@ class Scope:
     text: tuple[int, int] = (4, 200)  # tokens
     sides: tuple[int, int] = SIDES
     pictures: float = PICTURE_SHARE
+    grain: int = 1  # sides are multiples of it; a coarse one makes few sizes, and tables of sizes full early
 
 
 class Questions:
@@ -43,6 +44,8 @@ class Questions:
         if not self._sees or self._rng.random() >= self._scope.pictures:
             return {"prompt_token_ids": self._inputs.text(length)}
         smallest, largest = np.log(self._scope.sides)
-        width, height = (int(side) for side in np.exp(self._rng.uniform(smallest, largest, 2)))
+        grain = self._scope.grain
+        sides = np.exp(self._rng.uniform(smallest, largest, 2))
+        width, height = (max(round(side / grain), 1) * grain for side in sides)
         picture = self._inputs.picture((width, height))
         return {"prompt_token_ids": self._inputs.about_picture(length), "images": [picture]}

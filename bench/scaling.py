@@ -1,0 +1,223 @@
+"""How times grow: a decode step with the batch and with the context, the first token with the picture.
+
+    python -m bench.scaling [MODEL] [--parts batch,context,images] [--plots FOLDER] [options of the engine]
+
+Every figure stands beside its floor: the bytes and operations it needs at the chip's ceilings, with nothing
+else (saccade/bench/ceilings.py). Steps are timed one by one while all rows decode, after the prompts are
+computed; prompts are new and distinct, so nothing is shared. Points that do not fit the engine are left
+out and named.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from bench.curves import Chart, Curve, svg
+from saccade.bench.ceilings import Floors, floors
+from saccade.bench.figures import median
+from saccade.bench.inputs import Inputs
+from saccade.bench.machine import device_name
+from saccade.bench.session import greedy
+from saccade.llm import LLM
+from saccade.options import ENGINE_OPTIONS, engine_config, option, with_options
+from saccade.runtime.memory import DTYPES
+from saccade.runtime.network import read_network
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+SIDES = (224, 448, 640, 896, 1024, 1408, 2048, 2896)  # of square pictures
+CONTEXT = 512  # of the batches
+TEXT_TOKENS = 64  # beside a picture
+WARM_STEPS = 4  # the first ones may capture or tune
+
+
+@dataclass(frozen=True)
+class Point:
+    at: int
+    milliseconds: float
+    floor: float
+
+
+def times(value: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in value.split(","))
+
+
+class Bench:
+    def __init__(self, llm: LLM, steps: int, repeat: int) -> None:
+        self.llm = llm
+        info = llm.engine.info
+        checkpoint = llm.front.checkpoint
+        self._inputs = Inputs(checkpoint, llm.front.tokens, 0)
+        self._steps = steps
+        self._repeat = repeat
+        dtype = DTYPES[info.dtype]
+        network = read_network(checkpoint.config, dtype.itemsize)
+        self.floors: Floors = floors(network, torch.device(info.device), dtype)
+        self._names = iter(range(1 << 30))
+
+    # A decode step
+
+    def why_not(self, rows: int, context: int) -> str | None:
+        info = self.llm.engine.info
+        length = context + WARM_STEPS + self._steps + 2
+        if length > info.max_model_len:
+            return f"{length} tokens are more than the {info.max_model_len} a sequence may have"
+        if rows > info.max_num_seqs:
+            return f"{rows} rows are more than --max-num-seqs {info.max_num_seqs}"
+        blocks = rows * -(-length // info.block_size)
+        return (
+            f"{blocks} blocks are more than the {info.num_blocks} there are"
+            if blocks > info.num_blocks
+            else None
+        )
+
+    def step(self, rows: int, context: int) -> Point:
+        """The median step while `rows` sequences of about `context` tokens decode."""
+        engine, front = self.llm.engine, self.llm.front
+        params = greedy(WARM_STEPS + self._steps + 2)
+        names = []
+        for _ in range(rows):
+            names.append(f"scaling-{next(self._names)}")
+            engine.submit(front.prepare_prompt(self._inputs.text(context), params, names[-1], trusted=True))
+        begun: set[str] = set()
+        while len(begun) < rows:
+            begun |= {delta.request_id for delta in engine.step()}
+        samples = []
+        for number in range(WARM_STEPS + self._steps - 1):
+            start = time.perf_counter()
+            told = len(engine.step())
+            if number >= WARM_STEPS and told == rows:
+                samples.append((time.perf_counter() - start) * 1e3)
+        engine.cancel(names)
+        while not engine.idle:
+            engine.step()
+        if not samples:
+            raise RuntimeError(f"{rows} rows at {context} tokens never decoded together")
+        middle = context + WARM_STEPS + self._steps // 2
+        return Point(rows, median(samples), self.floors.decode(rows, middle))
+
+    # A first token
+
+    def picture(self, side: int) -> Point:
+        """The first token of a question about a new picture of side x side, the median of a few."""
+        processing = self.llm.front.checkpoint.image
+        if processing is None:
+            raise RuntimeError("the model takes no pictures")
+        samples = []
+        for _ in range(self._repeat + 1):  # the first warms up
+            question: dict[str, Any] = {
+                "prompt_token_ids": self._inputs.about_picture(TEXT_TOKENS),
+                "images": [self._inputs.picture((side, side))],
+            }
+            start = time.perf_counter()
+            self.llm.generate([question], greedy(1), progress=False)
+            samples.append((time.perf_counter() - start) * 1e3)
+        height, width = processing.grid(side, side)
+        patches = height * width
+        floor = self.floors.encode(patches) + self.floors.prefill(
+            patches // processing.merge_size**2 + TEXT_TOKENS + 2
+        )
+        return Point(side, median(samples[1:]), floor)
+
+    def picture_fits(self, side: int) -> bool:
+        processing = self.llm.front.checkpoint.image
+        if processing is None:
+            return False
+        height, width = processing.grid(side, side)
+        visual = height * width // processing.merge_size**2
+        return visual + TEXT_TOKENS + 8 <= self.llm.engine.info.max_model_len
+
+
+def measure(bench: Bench, part: str, values: Sequence[int]) -> list[Point]:
+    points = []
+    for value in values:
+        if part == "images":
+            if not bench.picture_fits(value):
+                print(f"left out: a picture of {value} x {value} does not fit the context", flush=True)
+                continue
+            points.append(bench.picture(value))
+            continue
+        rows, context = (value, CONTEXT) if part == "batch" else (1, value)
+        if reason := bench.why_not(rows, context):
+            print(f"left out: {part} {value}: {reason}", flush=True)
+            continue
+        point = bench.step(rows, context)
+        points.append(Point(value, point.milliseconds, point.floor))
+    return points
+
+
+TITLES = {
+    "batch": ("A decode step over the batch", f"sequences, about {CONTEXT} tokens each", "step"),
+    "context": ("A decode step over the context", "tokens of one sequence", "step"),
+    "images": ("The first token over the picture", "side of a square picture, pixels", "first token"),
+}
+
+
+def show(part: str, points: Sequence[Point], where: str) -> None:
+    title, axis, what = TITLES[part]
+    print(f"\n{title} ({where})\n{axis:>36} {what + ', ms':>16} {'floor, ms':>10} {'of the floor':>13}")
+    for point in points:
+        share = point.floor / point.milliseconds
+        print(f"{point.at:36,} {point.milliseconds:16.2f} {point.floor:10.2f} {share:12.0%}")
+
+
+def chart(part: str, points: Sequence[Point], where: str) -> str:
+    title, axis, what = TITLES[part]
+    measured = Curve(what, tuple((point.at, point.milliseconds) for point in points))
+    floor = Curve("floor", tuple((point.at, point.floor) for point in points), dashed=True)
+    return svg(Chart(title, where, axis, (measured, floor)))
+
+
+@click.command(help=__doc__)
+@click.argument("model", default="embedded")
+@option("--parts", default="batch,context,images")
+@option("--batches", type=times, default=",".join(map(str, BATCHES)))
+@option("--contexts", type=times, default=",".join(map(str, CONTEXTS)))
+@option("--sides", type=times, default=",".join(map(str, SIDES)))
+@option("--steps", type=int, default=32, help="timed steps a point")
+@option("--repeat", type=int, default=3, help="timed pictures a point")
+@option("--plots", type=click.Path(file_okay=False, path_type=Path), help="a folder for one SVG a part")
+@with_options(ENGINE_OPTIONS)
+def main(
+    model: str,
+    parts: str,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    sides: tuple[int, ...],
+    steps: int,
+    repeat: int,
+    plots: Path | None,
+    **given: Any,
+) -> None:
+    config = engine_config(model, given)
+    llm = LLM(model, progress=False, **config.options())
+    info = llm.engine.info
+    bench = Bench(llm, steps, repeat)
+    chip = bench.floors.chip
+    where = f"{info.model}, {info.dtype}, {device_name(info.device)}"
+    print(
+        f"{where}; ceilings {chip.name}: {chip.bandwidth / 1e9:,.0f} GB/s, {chip.matrix / 1e12:,.2f} TFLOP/s",
+        flush=True,
+    )
+    found: dict[str, list[Point]] = {}
+    values = {"batch": batches, "context": contexts, "images": sides}
+    for part in parts.split(","):
+        if part not in values:
+            sys.exit(f"there is no part {part!r}; choose from {', '.join(values)}")
+        found[part] = measure(bench, part, values[part])
+    for part, points in found.items():
+        show(part, points, where)
+        if plots is not None and points:
+            plots.mkdir(parents=True, exist_ok=True)
+            (plots / f"{part}.svg").write_text(chart(part, points, where))
+    llm.close()
+
+
+if __name__ == "__main__":
+    main()

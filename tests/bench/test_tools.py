@@ -1,0 +1,147 @@
+"""The tools in bench/: what they count is what there was."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import agree, growth, scaling
+from bench.agree import Told
+from bench.curves import Chart, Curve, svg
+from bench.growth import Look
+from bench.questions import Questions, Scope
+from bench.soak import verdict
+from bench.soak.clients import Outcome
+from bench.soak.traffic import Traffic
+from bench.soak.watch import Held, Sample
+from saccade.config import EngineConfig
+from saccade.llm import LLM
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def llm(vl_folder: Path) -> LLM:
+    return LLM(str(vl_folder), device="cpu", progress=False, num_blocks=256, max_num_seqs=8)
+
+
+# Agreement
+
+
+def test_the_first_difference_is_measured_in_the_twin() -> None:
+    near: tuple[dict[int, float], ...] = ({1: -0.1}, {2: -0.5, 3: -0.5625, 4: -9.0}, {})
+    twin = [Told((1, 2, 5), near)] * 4
+    answers = [Told((1, 2, 5), ()), Told((1, 3, 9), ()), Told((1, 4, 5), ()), Told((1, 7, 5), ())]
+    found, apart = agree.compare(answers, twin, ulp=1 / 16)
+    assert [(one.question, one.place, one.ulps) for one in found] == [
+        (1, 1, 1.0),
+        (2, 1, 136.0),
+        (3, 1, None),
+    ]
+    assert [agree.kind_of(one) for one in found] == ["tie", "other", "other"]
+    assert apart == []
+
+
+def test_an_ulp_is_that_of_the_dtype_at_the_logit() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        value = torch.tensor(20.0, dtype=dtype)
+        following = torch.nextafter(value, torch.tensor(math.inf, dtype=dtype))
+        assert agree.unit(20.0, dtype) == float(following - value)
+
+
+def test_both_paths_agree_on_the_tiny_model(vl_folder: Path) -> None:
+    config = EngineConfig(model=str(vl_folder), device="cpu", num_blocks=256, max_num_seqs=4)
+    fast, twin = agree.ways(config)
+    assert (twin.kernels, twin.graphs, twin.overlap, twin.prefix_caching) == ("torch", "off", False, False)
+    asked = (0, 6, Scope(sides=(64, 160), text=(2, 20)), 4)
+    quick, _ = agree.answers(fast, *asked, single=False, logprobs=True)
+    slow, ulp = agree.answers(twin, *asked, single=True, logprobs=True)
+    found, apart = agree.compare(quick, slow, ulp)
+    assert not found
+    assert len(apart) == 24
+
+
+# Growth
+
+
+def test_growth_is_what_came_after_the_warm_up() -> None:
+    looks = [Look(number * 50, (100 + min(number, 4) * 10) * MIB, 7, 9) for number in range(1, 21)]
+    assert growth.grown(looks) == {"host": 0, "allocated": 0, "reserved": 0}
+    leaking = [Look(number * 50, 100 * MIB + number * MIB, 7, 9) for number in range(1, 21)]
+    assert growth.grown(leaking)["host"] == 14 * MIB
+
+
+def test_questions_fit_the_engine_and_are_the_same_for_a_seed(llm: LLM) -> None:
+    scope = Scope(sides=(64, 128), grain=32, pictures=0.5, text=(2, 20))
+    first, second = (Questions(llm, 3, scope).take(12) for _ in range(2))
+    assert [one["prompt_token_ids"] for one in first] == [one["prompt_token_ids"] for one in second]
+    sizes = [one["images"][0].size for one in first if "images" in one]
+    assert sizes
+    assert all(side % 32 == 0 for size in sizes for side in size)
+    looks = growth.measure(llm, 6, 0, scope)
+    assert looks[-1].requests == 6
+    assert growth.faults(looks, llm, 1 << 30) == []
+
+
+# Scaling
+
+
+def test_points_are_measured_or_left_out_with_a_reason(llm: LLM) -> None:
+    bench = scaling.Bench(llm, steps=3, repeat=1)
+    point = bench.step(3, 20)
+    assert point.milliseconds > 0
+    assert llm.engine.idle
+    assert "rows are more" in str(bench.why_not(9, 20))
+    assert "blocks are more" in str(bench.why_not(8, 600))
+    assert "a sequence may have" in str(bench.why_not(1, 1 << 20))
+    assert scaling.measure(bench, "images", [64])[0].floor > 0
+
+
+def test_a_chart_is_well_formed_and_keeps_its_points_inside() -> None:
+    curves = (Curve("a <b>", ((1, 0.5), (512, 40.0))), Curve("floor", ((1, 0.2), (512, 20.0)), dashed=True))
+    root = ElementTree.fromstring(svg(Chart("t & t", "s", "x", curves)))
+    circles = root.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == 2
+    assert all(0 < float(one.attrib["cx"]) < 760 and 0 < float(one.attrib["cy"]) < 460 for one in circles)
+
+
+# Soak
+
+
+def samples(engine: list[int]) -> list[Sample]:
+    front = Held(0, 50 * MIB, 9, 3, 1)
+    return [Sample(float(at), front, Held(0, size * MIB, 9, 3, 0)) for at, size in enumerate(engine)]
+
+
+def test_memory_is_flat_or_a_fault() -> None:
+    assert verdict.memory_faults(samples([100] * 20 + [101] * 20)) == []
+    assert "engine process grew by 20.0" in verdict.memory_faults(samples([100] * 22 + [120] * 18))[0]
+
+
+def test_what_is_held_by_an_idle_server_is_a_fault() -> None:
+    idle = {
+        'saccade_requests{state="running"}': 0.0,
+        'saccade_queue_choices{class="encode"}': 0.0,
+        "saccade_http_requests_in_flight": 0.0,
+        'saccade_kv_blocks{state="used"}': 0.0,
+        'saccade_kv_blocks{state="free"}': 10.0,
+        'saccade_feature_cache_bytes{tier="gpu"}': 5.0,
+    }
+    assert verdict.idle_faults(idle, 10, {"gpu": 5}) == []
+    assert len(verdict.idle_faults(idle, 11, {"gpu": 4})) == 2
+    assert len(verdict.idle_faults({**idle, 'saccade_kv_blocks{state="used"}': 1.0}, 11, {"gpu": 5})) == 1
+
+
+def test_a_fault_of_a_request_is_told_with_its_reason() -> None:
+    outcomes = [Outcome("text", "read", "answered", 200), Outcome("text", "read", "fault", 500, "why")] * 2
+    assert verdict.request_faults(outcomes) == ["2 x text, read: why"]
+    assert "   2" in verdict.table(outcomes, samples([1] * 20))
+
+
+def test_traffic_is_the_same_for_a_seed_and_has_every_kind() -> None:
+    first, second = ([traffic.next() for _ in range(60)] for traffic in (Traffic(1), Traffic(1)))
+    assert first == second
+    assert {"text", "picture", "known"} <= {shot.kind for shot in first}
+    assert any(shot.wrong for shot in first)
