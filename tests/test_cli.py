@@ -54,6 +54,7 @@ ENGINE_OPTIONS = {
     "kv-cache-bytes": ("2GiB", 2 << 30),
     "vision-cache": ("gpu=0,host=1GiB", VisionCache(gpu=0, host=1 << 30)),
     "prefix-caching": (None, False),
+    "swap-bytes": ("3MiB", 3 << 20),
     "overlap": (None, False),
     "itl-target": ("12.5", 12.5),
     "kernels": ("torch", "torch"),

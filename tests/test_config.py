@@ -27,6 +27,7 @@ from saccade.errors import ConfigError
         (EngineConfig, "num_blocks", 2.5),
         (EngineConfig, "kv_cache_bytes", 0),
         (EngineConfig, "vision_cache", "gpu=1GiB"),
+        (EngineConfig, "swap_bytes", -1),
         (EngineConfig, "gpu_memory_utilization", 1.5),
         (EngineConfig, "max_queue_bytes", 0),
         (EngineConfig, "itl_target", -1.0),

@@ -20,6 +20,9 @@ GAUGES: dict[tuple[str, str | None], str] = {
     ("saccade_queue_choices", "encode"): "waiting_encode",
     ("saccade_queue_choices", "other"): "waiting_other",
     ("saccade_queue_oldest_seconds", None): "oldest_wait",
+    ("saccade_swap_slots", "used"): "swap_slots_used",
+    ("saccade_swap_slots", "free"): "swap_slots_free",
+    ("saccade_swap_waiting_choices", None): "swap_waiting",
     ("saccade_step_error_ratio", None): "step_error",
 }
 COUNTERS: dict[tuple[str, str | None], str] = {
@@ -40,6 +43,9 @@ COUNTERS: dict[tuple[str, str | None], str] = {
     ("saccade_feature_cache_failed_reads_total", None): "features.failed_reads",
     ("saccade_feature_cache_dropped_writes_total", None): "features.dropped_writes",
     ("saccade_preemptions_total", None): "preemptions",
+    ("saccade_swap_out_blocks_total", None): "swap_out_blocks",
+    ("saccade_swap_in_blocks_total", None): "swap_in_blocks",
+    ("saccade_swap_dropped_total", None): "swap_dropped",
     ("saccade_engine_steps_total", None): "steps",
     ("saccade_vision_encodes_total", None): "encodes",
     ("saccade_vision_encode_slices_total", None): "encode_slices",

@@ -130,6 +130,8 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: what is left on cuda, 1 GiB on cpu
     vision_cache: VisionCache = field(default_factory=VisionCache)  # image features kept for reuse
     prefix_caching: bool = True
+    # Host memory for the KV of requests that give way; None: 4 GiB on cuda, none on cpu
+    swap_bytes: int | None = None
     overlap: bool | None = None  # plan step N+1 while N runs; None: on cuda
     # ms between two tokens of an answer that prompts and pictures of others may lead to; 0: any.
     # None: 20 on cuda, any on cpu
@@ -153,7 +155,7 @@ class EngineConfig:
         _one_of(self, "early_launch", Switch)
         least = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue": 1}
         least |= {"max_queue_bytes": 1, "block_size": 1, "num_blocks": 1, "kv_cache_bytes": 1}
-        _whole(self, {**least, "seed": -(1 << 63)})
+        _whole(self, {**least, "swap_bytes": 0, "seed": -(1 << 63)})
         cache = self.vision_cache
         _require(isinstance(cache, VisionCache), f"vision_cache is {cache!r}; give a VisionCache")
         _require(self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")

@@ -79,12 +79,18 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks_used: int = 0  # KV blocks held by requests
     blocks_cached: int = 0  # KV blocks kept only for the prefix cache
     blocks_free: int = 0
+    swap_slots_used: int = 0  # KV blocks in host memory, of requests that gave way
+    swap_slots_free: int = 0  # more would fit
+    swap_waiting: int = 0  # choices that gave way and are to come back with what they had
     step_error: float = 0.0  # recent mean of |predicted - actual| / actual step time
 
     prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of those, found
     prefix_copied_tokens: int = 0  # of those found, the ones in a block that is shared only in part: copied
-    preemptions: int = 0
+    preemptions: int = 0  # choices that gave way for want of KV blocks
+    swap_out_blocks: int = 0  # KV blocks copied to the host for them
+    swap_in_blocks: int = 0  # and back
+    swap_dropped: int = 0  # choices that lost what was set aside for them, and computed again
     prompt_tokens: int = 0  # prompt tokens of admitted requests, visual and cached ones included
     generated_tokens: int = 0
     visual_tokens: int = 0  # of the prompt tokens, those that stand for pictures
@@ -135,8 +141,15 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     blocks.add_metric(["cached"], stats.blocks_cached)
     blocks.add_metric(["free"], stats.blocks_free)
     yield blocks
+    slots = GaugeMetricFamily(
+        "saccade_swap_slots", "KV blocks that host memory holds, or could hold.", labels=["state"]
+    )
+    slots.add_metric(["used"], stats.swap_slots_used)
+    slots.add_metric(["free"], stats.swap_slots_free)
+    yield slots
     yield from _feature_families(stats.features)
     for name, text, state in (
+        ("swap_waiting_choices", "Choices that are to come back from host memory.", stats.swap_waiting),
         ("queue_oldest_seconds", "How long the longest waiting request has waited.", stats.oldest_wait),
         ("step_error_ratio", "Recent mean relative error of predicted step times.", stats.step_error),
     ):
@@ -166,7 +179,10 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens),
         ("prefix_cache_copied_tokens", "Of those, inside a copied block.", stats.prefix_copied_tokens),
         ("feature_cache_misses", "Views that had to be encoded.", stats.features.misses),
-        ("preemptions", "Times a request gave up its blocks to be computed again.", stats.preemptions),
+        ("preemptions", "Times a choice gave way for want of KV blocks.", stats.preemptions),
+        ("swap_out_blocks", "KV blocks copied to host memory.", stats.swap_out_blocks),
+        ("swap_in_blocks", "KV blocks brought back from it.", stats.swap_in_blocks),
+        ("swap_dropped", "Choices that lost what was set aside for them.", stats.swap_dropped),
         ("engine_steps", "Steps the engine ran.", stats.steps),
         ("timed_steps", "Measurements behind the step times.", stats.timed_steps),
         ("requests_started", "Requests that got a device row.", stats.started),

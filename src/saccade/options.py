@@ -113,6 +113,13 @@ ENGINE_OPTIONS = (
         "--prefix-caching/--no-prefix-caching", default=True, help="Reuse the KV of equal prompt beginnings."
     ),
     option(
+        "--swap-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="Host memory for the KV of requests that had to give way; 0: they compute again. "
+        "[default: 4GiB on a GPU, 0 on a CPU]",
+    ),
+    option(
         "--overlap/--no-overlap", default=None, help="Plan the next step while one runs. [default: on a GPU]"
     ),
     option(

@@ -86,7 +86,7 @@ class Encode(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Everything one step does, in this order: enter, table, copies, encodes, rows."""
+    """Everything one step does, in this order: swaps out, swaps in, enter, table, copies, encodes, rows."""
 
     number: int
     enter: tuple[Enter, ...]
@@ -94,6 +94,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     copies: tuple[tuple[int, int], ...]  # (source block, target block): copy-on-write
     encodes: tuple[Encode, ...]
     rows: tuple[Row, ...]  # at least one; those of a single token first
+    swap_outs: tuple[tuple[int, int], ...] = ()  # (block, host slot); this very step may write the block
+    swap_ins: tuple[tuple[int, int], ...] = ()  # (host slot, block)
+    # Whether this step reads what it swaps in; else that may come while it runs, and is there for the next.
+    await_swaps: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ import numpy as np
 from saccade.cache.blocks import BlockPool
 from saccade.cache.kinds import SCOPES
 from saccade.cache.prefix import PrefixCache
+from saccade.cache.swap import SwapSpace
 from saccade.lod.values import Grid
 from saccade.plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
@@ -136,6 +137,9 @@ class Device:
     entered: dict[int, Enter] = field(default_factory=dict)
     last_tokens: dict[int, int] = field(default_factory=dict)
     encoded: list[bytes] = field(default_factory=list)
+    host: dict[int, dict[int, Cell]] = field(default_factory=dict)  # slot -> cells by offset
+    coming: list[tuple[int, dict[int, Cell]]] = field(default_factory=list)  # (block, cells), still under way
+    swapped: int = 0  # blocks that came back
     slices: int = 0  # that did not complete their view
 
     def place(self, row: int, index: int) -> tuple[int, int]:
@@ -144,6 +148,7 @@ class Device:
     def run(self, plan: StepPlan) -> StepResult:
         """In the plan's order; the scheduler has not been called since it made the plan."""
         self.check_budgets(plan)
+        self.swap(plan)
         for enter in plan.enter:
             self.entered[enter.row] = enter
         for row_number, index, block in plan.table:
@@ -185,6 +190,29 @@ class Device:
         patches = sum(encode.patches for encode in plan.encodes)
         assert len(keys) <= 1 or patches <= self.limits.max_encode_patches
 
+    def swap(self, plan: StepPlan) -> None:
+        """What comes in is there for the rows of the next step, unless this one waits for it: nobody may
+        have read it before."""
+        for block, cells in self.coming:
+            self.fill(block, cells)
+        for block, slot in plan.swap_outs:
+            self.host[slot] = self.contents(block)
+        self.coming = [(block, self.host[slot]) for slot, block in plan.swap_ins]
+        assert len({block for block, _ in self.coming}) == len(plan.swap_ins)
+        for block, cells in self.coming:
+            self.fill(block, cells if plan.await_swaps else {})
+        self.coming = [] if plan.await_swaps else self.coming
+        self.swapped += len(plan.swap_ins)
+
+    def contents(self, block: int) -> dict[int, Cell]:
+        offsets = range(self.limits.block_size)
+        return {offset: self.cells[block, offset] for offset in offsets if (block, offset) in self.cells}
+
+    def fill(self, block: int, cells: dict[int, Cell]) -> None:
+        for offset in range(self.limits.block_size):
+            self.cells.pop((block, offset), None)
+        self.cells.update({(block, offset): cell for offset, cell in cells.items()})
+
     def copy(self, plan: StepPlan) -> None:
         sources, targets = {source for source, _ in plan.copies}, [target for _, target in plan.copies]
         assert not sources & set(targets), "the order of copies would matter"
@@ -193,10 +221,7 @@ class Device:
         )
         assert len(set(targets)) == len(targets)
         for source, target in plan.copies:
-            for offset in range(self.limits.block_size):
-                self.cells.pop((target, offset), None)
-                if (source, offset) in self.cells:
-                    self.cells[target, offset] = self.cells[source, offset]
+            self.fill(target, self.contents(source))
 
     def read_context(self, row: Row) -> Cell:
         """The last cell before the row, once every cell before it is seen to continue the one before."""
@@ -247,6 +272,8 @@ class Engine:
         roles: Set[Role] = SCOPES["all"],
         feature_bytes: int = 1000,
         limits: Limits | None = None,
+        slots: int = 0,
+        slot_milliseconds: float = 0.0,
     ) -> None:
         self.now = 0.0
         self.truth = CostModel(COSTS, learning=False)
@@ -263,6 +290,7 @@ class Engine:
             CostModel(COSTS),
             clock=lambda: self.now,
             unfinished=self.unfinished,
+            swap=SwapSpace(slots, slot_milliseconds),
         )
         self.device = Device(self.limits, self.pool, self.store, self.unfinished)
         self.overlap = overlap

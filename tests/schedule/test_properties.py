@@ -26,6 +26,7 @@ class World:
     prefix_caching: bool
     vision: float = 0.0  # share of the blocks that is the vision pool
     scope: str = "all"
+    slots: int = 0
 
     def engine(self) -> Engine:
         return Engine(
@@ -36,6 +37,7 @@ class World:
             blocks=self.blocks,
             feature_bytes=self.feature_bytes,
             limits=self.limits,
+            slots=self.slots,
         )
 
 
@@ -65,6 +67,7 @@ worlds = st.builds(
     prefix_caching=st.sampled_from([True, True, False]),
     vision=st.sampled_from([0.0, 0.0, 0.3, 0.5, 0.8]),
     scope=st.sampled_from(["all", "all", "global"]),
+    slots=st.sampled_from([0, 3, 8, 40]),
 )
 
 # Prompts are beginnings of few texts, so that they share prefixes; pieces are texts and pictures.
@@ -155,6 +158,8 @@ def verify(engine: Engine, accepted: dict[str, Request]) -> None:
     assert engine.scheduler.idle
     assert engine.pool.used == 0
     assert not engine.store.pins
+    stats = engine.scheduler.stats()
+    assert (stats.swap_slots_used, stats.swap_waiting) == (0, 0)
     assert not engine.unfinished.keys
     assert not engine.unfinished.leaving
 
@@ -191,7 +196,9 @@ def crowd(
         encode_layers=draw.choice([1, 6]),
     )
     blocks = 48 // limits.block_size + draw.randrange(12)
-    world = World(limits, blocks, draw.choice([0, 60, 1000]), overlap, prefix_caching)
+    world = World(
+        limits, blocks, draw.choice([0, 60, 1000]), overlap, prefix_caching, slots=(60, 0, 5)[seed % 3]
+    )
     if pools:  # as many for text alone, and the views of the largest question beside them
         more = 12 // limits.block_size + draw.randrange(3)
         world = replace(world, blocks=blocks + more, vision=(more + 0.5) / (blocks + more))
@@ -226,7 +233,7 @@ def crowd(
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, prefix_caching: bool) -> None:
-    steps = preemptions = hits = copies = slices = 0
+    steps = preemptions = hits = copies = slices = swaps = dropped = 0
     for seed in range(36):
         engine, accepted = crowd(seed, overlap=overlap, prefix_caching=prefix_caching)
         verify(engine, accepted)
@@ -236,11 +243,16 @@ def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, p
         hits += stats.prefix_hit_tokens
         copies += sum(len(plan.copies) for plan in engine.plans)
         slices += engine.device.slices
+        swaps += engine.device.swapped
+        dropped += stats.swap_dropped
+        assert engine.device.swapped == stats.swap_in_blocks
     # The crowd must have met what it is there to meet.
     assert steps > 5000
     assert preemptions > 80
     assert copies > 100
     assert slices > 50
+    assert swaps > 50
+    assert dropped > 5
     assert (hits > 500) == prefix_caching
 
 

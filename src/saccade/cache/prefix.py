@@ -22,7 +22,7 @@ place of a full block of somebody else. It is not worth its place.
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -117,6 +117,7 @@ class PrefixCache:
         # the longest common beginning stands next to where the content looked for would stand.
         self._following: dict[bytes, list[tuple[bytes, int]]] = {}
         pool.forget = self._forget
+        self.lost: Callable[[bytes, int], None] | None = None  # told of every key whose block is given up
 
     def chain(self, salt: bytes, spans: Sequence[Span]) -> Chain:
         """The still empty chain of a sequence with these views."""
@@ -173,6 +174,8 @@ class PrefixCache:
         del following[bisect_left(following, (entry.content, block))]
         if not following:
             del self._following[entry.parent]
+        if self.lost is not None:
+            self.lost(entry.key, block)
 
     def _behind(self, key: bytes) -> list[int]:
         """The blocks that stand on a given one, each behind what it stands on. With one pool there are none

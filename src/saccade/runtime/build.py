@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from saccade.cache.blocks import BlockPool
+from saccade.cache.host import HostPages
 from saccade.cache.pages import Pages
 from saccade.cache.prefix import PrefixCache
+from saccade.cache.swap import SwapSpace
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.kernels.choice import running
@@ -58,10 +60,12 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     store = build_store(config, shares.feature_bytes, model, device)
     unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
+    pages = Pages.allocate(model.kv_shape, shares.blocks, config.block_size, dtype, device)
+    host = HostPages(pages, shares.swap_slots) if shares.swap_slots else None
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
-        scheduler=_scheduler(config, checkpoint, shares, store, unfinished, device, dtype, way),
-        runner=_runner(config, checkpoint, model, shares, store, unfinished, device, dtype, way, progress),
+        scheduler=_scheduler(config, checkpoint, shares, store, unfinished, host, device, dtype, way),
+        runner=_runner(config, checkpoint, model, shares, store, unfinished, pages, host, way, progress),
         store=store,
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
     )
@@ -73,6 +77,7 @@ def _scheduler(
     shares: Budget,
     store: FeatureStore[Tensor],
     unfinished: Unfinished[Halfway],
+    host: HostPages | None,
     device: torch.device,
     dtype: torch.dtype,
     way: Way,
@@ -96,7 +101,15 @@ def _scheduler(
     pool = BlockPool(shares.blocks)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
     cost = CostModel(coefficients(network, chip))
-    return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished)
+    return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=_swap_space(host))
+
+
+def _swap_space(host: HostPages | None) -> SwapSpace | None:
+    if host is None:
+        return None
+    rate = host.measure_rate()
+    log.info("%d KV blocks of host memory for swapping, at %.1f GB/s", host.slots, rate / 1e9)
+    return SwapSpace(host.slots, 2e3 * host.slot_bytes / rate)
 
 
 def _itl_target(config: EngineConfig, device: torch.device) -> float | None:
@@ -112,12 +125,12 @@ def _runner(
     shares: Budget,
     store: FeatureStore[Tensor],
     unfinished: Unfinished[Halfway],
-    device: torch.device,
-    dtype: torch.dtype,
+    pages: Pages,
+    host: HostPages | None,
     way: Way,
     progress: bool,
 ) -> Runner:
-    pages = Pages.allocate(model.kv_shape, shares.blocks, config.block_size, dtype, device)
+    device, dtype = pages.k.device, pages.k.dtype
     encoder = None
     processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
     if model.vision is not None and processing:
@@ -141,7 +154,7 @@ def _runner(
         else:
             graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
         captured = step, graphs
-    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured)
+    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host)
 
 
 def _info(

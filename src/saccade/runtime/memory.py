@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from saccade.cache.host import HostPages
 from saccade.cache.pages import Paged, Pages
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
@@ -33,6 +34,7 @@ class Budget:
     feature_bytes: int
     blocks: int
     max_model_len: int
+    swap_slots: int = 0  # KV blocks in host memory
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -106,7 +108,18 @@ def budget(
             f"the KV pool of {blocks} blocks holds {blocks * config.block_size} tokens, fewer than "
             f"max_model_len {wanted_len}; give it more memory or lower --max-model-len"
         )
-    return Budget(step_tokens, encode_patches, features, blocks, longest)
+    slots = _swap_bytes(config, device) // per_block
+    if config.swap_bytes and not slots:
+        raise ConfigError(
+            f"swap_bytes is {config.swap_bytes}, less than a KV block of {per_block} bytes; give more, or 0"
+        )
+    return Budget(step_tokens, encode_patches, features, blocks, longest, slots)
+
+
+def _swap_bytes(config: EngineConfig, device: torch.device) -> int:
+    if config.swap_bytes is not None:
+        return config.swap_bytes
+    return 4 * GIB if device.type == "cuda" else 0
 
 
 def _kv_bytes(
@@ -124,6 +137,10 @@ def _kv_bytes(
     workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
     workspace = max(workspace, largest_view)
     free, total = torch.cuda.mem_get_info(device)
+    if _swap_bytes(config, device):
+        dtype = next(model.parameters()).dtype
+        per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
+        workspace += HostPages.staging_bytes(per_block)
     left = int(total * config.gpu_memory_utilization) - (total - free) - workspace - reserve
     if left <= 0:
         raise ConfigError(

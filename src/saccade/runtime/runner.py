@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from saccade.cache.host import HostPages
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.device_rows import advance_rows
 from saccade.kernels.record import Replay
@@ -53,6 +54,7 @@ class Runner:
         sampler: Sampler,
         mode: Mode = Mode(),
         captured: tuple[FixedStep, Graphs] | None = None,  # None: every step takes the ordinary way
+        host: HostPages | None = None,
     ) -> None:
         self._model = model
         self._encoder = encoder
@@ -62,11 +64,14 @@ class Runner:
         self._sampler = sampler
         self._mode = mode
         self._captured = captured
+        self._host = host
         self.replays = 0  # steps that ran captured
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         with running(self._mode):
+            if self._host is not None:
+                self._host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
             for entry in plan.enter:
                 self._sampler.enter(entry)
                 self._rows.forget(entry.row)

@@ -15,7 +15,7 @@ must wait for the *result* is sealing a block for others to find: only then are 
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from typing import Any
+from typing import Any, NamedTuple
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.kinds import Kinds
@@ -25,8 +25,15 @@ from saccade.schedule.making import Making
 from saccade.schedule.policy import Limits, refuse_unplaceable
 from saccade.schedule.sequence import Group, Sequence
 from saccade.schedule.step import Step
+from saccade.schedule.swapping import Swapping
 from saccade.vision.store import FeatureStore
 from saccade.vision.unfinished import Unfinished
+
+
+class HeadStart(NamedTuple):
+    blocks: list[int]  # on the device, to be shared; the last one may hold only some of its tokens
+    computed: int  # tokens it has with them and with what comes from the host
+    slots: tuple[int, ...] = ()  # of the host, of the blocks behind those
 
 
 class Holdings:
@@ -36,6 +43,7 @@ class Holdings:
         pool: BlockPool,
         prefix: PrefixCache | None,
         store: FeatureStore[Any],
+        swapping: Swapping,
         unfinished: Unfinished[Any] | None = None,
     ) -> None:
         self._limits = limits
@@ -44,6 +52,9 @@ class Holdings:
         self._prefix = prefix
         self._store = store
         self.making = Making(limits, unfinished)
+        self.swapping = swapping
+        if prefix is not None:
+            prefix.lost = swapping.space.lost
 
     # How much there is
 
@@ -91,8 +102,7 @@ class Holdings:
         """Its views outside the part its prefix would spare."""
         if not sequence.group.layout.spans:
             return ()
-        _, shared = self._known(sequence)
-        return sequence.spans(shared, sequence.prompt_length)
+        return sequence.spans(self._head_start(sequence).computed, sequence.prompt_length)
 
     def queue(self, sequence: Sequence) -> bool:
         """Whether views of it must be encoded. Those on disk will be in memory when its turn comes."""
@@ -110,22 +120,27 @@ class Holdings:
     def begin(self, sequence: Sequence, owed: int) -> bool:
         """Let the sequence share the blocks that already hold its beginning, if the rest of it has a place
         too beside what is `owed` to others; else leave everything as it was."""
-        blocks, computed = self._head_start(sequence)
-        if self._share(sequence, blocks, computed, owed):
+        head = self._head_start(sequence)
+        if self._share(sequence, head, owed):
             return True
         # Without the last block, whose copy would need a place beside the original, it may fit.
-        whole = computed // self._size
-        return len(blocks) > whole and self._share(sequence, blocks[:whole], whole * self._size, owed)
+        whole = head.computed // self._size
+        shorter = HeadStart(head.blocks[:whole], whole * self._size)
+        return len(head.blocks) > whole and self._share(sequence, shorter, owed)
 
-    def _head_start(self, sequence: Sequence) -> tuple[list[int], int]:
-        """Blocks that hold its beginning, and how many of its tokens they spare. The last token is computed
-        in any case: there would be nothing to sample from without it."""
+    def _head_start(self, sequence: Sequence) -> HeadStart:
+        """What spares it computing its beginning. The last token is computed in any case: there would be
+        nothing to sample from without it."""
         blocks, shared = self._known(sequence)
         donor = sequence.donor()
         if donor is not None and donor.prompt_length > shared:
             blocks, shared = donor.blocks, donor.prompt_length
         computed = min(shared, sequence.length - 1)
-        return blocks[: self._limits.blocks_for(computed)], computed
+        whole = computed // self._size
+        slots, restored = self.swapping.find(sequence, whole)
+        if slots and restored > computed:
+            return HeadStart(blocks[:whole], restored, tuple(slots))
+        return HeadStart(blocks[: self._limits.blocks_for(computed)], computed)
 
     def _known(self, sequence: Sequence) -> tuple[list[int], int]:
         """The blocks of the prefix cache that hold its beginning, and how many of its tokens; the last block
@@ -144,13 +159,14 @@ class Holdings:
             return [*blocks, part.block], shared + part.tokens
         return blocks, shared
 
-    def _share(self, sequence: Sequence, blocks: list[int], computed: int, owed: int) -> bool:
+    def _share(self, sequence: Sequence, head: HeadStart, owed: int) -> bool:
+        blocks = head.blocks
         for block in blocks:
             self._pool.share(block)
-        sequence.blocks, sequence.computed = list(blocks), computed
+        sequence.blocks, sequence.computed, sequence.host = list(blocks), head.computed, head.slots
         sequence.stale = list(range(len(blocks)))
         text, vision = self._needs(sequence, sequence.length)
-        if len(blocks) > computed // self._size:  # its next token falls into a shared block, to be copied
+        if len(blocks) > head.computed // self._size:  # its next token falls into a block to be copied
             copied = self._pool.in_vision(blocks[-1])
             text, vision = text + (not copied), vision + copied
         if text <= self._pool.left() - owed and vision <= self._pool.left(vision=True):
@@ -168,6 +184,12 @@ class Holdings:
             copy = self._pool.take(vision=self._pool.in_vision(sequence.blocks[index]))
             step.copies.append((sequence.blocks[index], copy))
             sequence.blocks[index] = copy
+
+    def bring_back(self, step: Step, sequence: Sequence) -> None:
+        """Have the step fill blocks for it from the host, if that is how it got on."""
+        first, slots = len(sequence.blocks), self.swapping.redeem(sequence)
+        self.extend(sequence, (first + len(slots)) * self._size if slots else 0)
+        step.swap_ins += zip(slots, sequence.blocks[first:], strict=True)
 
     def copied(self, step: Step) -> None:
         for source, _ in step.copies:
@@ -232,13 +254,22 @@ class Holdings:
             self._store.unpin(span.key)
         for block in reversed(sequence.blocks):  # the end of a chain before its beginning
             self._pool.release(block)
-        sequence.pins, sequence.blocks, sequence.stale = {}, [], []
+        sequence.pins, sequence.blocks, sequence.stale, sequence.host = {}, [], [], ()
         sequence.computed = sequence.sealed = 0
+
+    # How it stands
+
+    def counted(self) -> dict[str, int]:
+        """Names as in EngineStats."""
+        pool, swap = self._pool, self.swapping.space.stats
+        kinds = {"blocks_used": pool.used, "blocks_cached": pool.kept, "blocks_free": pool.free}
+        return {**kinds, **swap._asdict()}
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Raise unless what the running sequences hold is exactly what pool and store think is held."""
         self._pool.check()
         self._store.check()
+        self.swapping.space.check()
         if self._prefix is not None:
             self._prefix.check()
         holders: Counter[int] = Counter()

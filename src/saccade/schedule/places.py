@@ -57,6 +57,14 @@ class Places:
             return None
         return "rows" if not self.free_rows else "memory" if any(short) else "time"
 
+    def counted(self) -> dict[str, int]:
+        """Names as in EngineStats."""
+        return {
+            "waiting_encode": len(self.waiting[True]),
+            "waiting_other": len(self.waiting[False]),
+            "running": self.running_requests,
+        }
+
     def faults(self, everyone: Collection[Sequence]) -> list[str]:
         """What contradicts what; `everyone` are the sequences that have not ended."""
         found = []

@@ -17,18 +17,21 @@ from typing import Any
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
+from saccade.cache.swap import SwapSpace
 from saccade.errors import InvalidValue
 from saccade.metrics import EngineStats
 from saccade.plan import Layout, StepPlan, StepResult
 from saccade.request import Delta, FinishReason, Request, TokenLogprobs
 from saccade.schedule import policy
+from saccade.schedule.choices import choices_of
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.places import Places
 from saccade.schedule.policy import Allowance, Limits
 from saccade.schedule.prior import UNKNOWN
-from saccade.schedule.sequence import Group, Sequence, derive_seed, group_of
+from saccade.schedule.sequence import Group, Sequence, group_of
 from saccade.schedule.step import Step
+from saccade.schedule.swapping import Swapping
 from saccade.schedule.totals import Totals
 from saccade.vision.store import FeatureStore
 from saccade.vision.unfinished import Unfinished
@@ -49,13 +52,15 @@ class Scheduler:
         cost: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
         unfinished: Unfinished[Any] | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
         self._limits = limits
         self._pool = pool
         self._prefix = prefix
         self._store = store
-        self._holdings = Holdings(limits, pool, prefix, store, unfinished)
         self._cost = cost if cost is not None else CostModel(UNKNOWN)
+        swapping = Swapping(limits, pool, store, self._cost, swap)
+        self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished)
         self._clock = clock
         self._groups: dict[str, Group] = {}  # by request id
         self._pixel_bytes = 0  # of all groups
@@ -74,16 +79,8 @@ class Scheduler:
         group = group_of(request, layout, since=self._clock())
         waiting = len(self._groups) - self._places.running_requests
         policy.refuse_too_many(waiting, self._pixel_bytes, group.pixel_bytes, self._limits)
-        limit = min(len(layout.tokens) + request.sampling.max_tokens, self._limits.max_model_len)
-        self._holdings.refuse_unplaceable(group, limit)
-        for index in range(request.sampling.n):
-            seed = derive_seed(request.sampling, self._limits.seed, request.id, index)
-            chain = self._prefix.chain(request.salt, layout.spans) if self._prefix is not None else None
-            handle = next(self._handles)
-            rank = policy.rank(group.since, request.priority, handle, self._limits)
-            group.choices.append(
-                Sequence(handle, group, index, seed, limit, chain, list(layout.tokens), rank)
-            )
+        group.choices = choices_of(group, self._limits, self._prefix, self._handles)
+        self._holdings.refuse_unplaceable(group, group.choices[0].limit)
         self._groups[request.id] = group
         self._pixel_bytes += group.pixel_bytes
         self._totals.came(group)
@@ -105,8 +102,10 @@ class Scheduler:
         """The step could not be run, or its result not be had: its requests end with an error."""
         step = self._in_flight.pop(plan.number)
         self._totals.forget_untimed()
-        groups = [sequence.group for sequence, _, _ in step.planned if not sequence.ended]
+        touched = [*step.arriving, *(sequence for sequence, _, _ in step.planned)]
+        groups = [sequence.group for sequence in touched if not sequence.ended]
         groups += self._holdings.making.failed(step.encodes)
+        self._holdings.swapping.space.fail(step.swap_outs)
         requests = dict.fromkeys(group.request.id for group in groups)
         return [delta for request_id in requests for delta in self._end_request(request_id, "error", message)]
 
@@ -240,17 +239,20 @@ class Scheduler:
         if not self._holdings.begin(sequence, owed):
             self._places.starved[sequence.encoding] = True
             return False
-        tokens = self._portion(step, sequence, allowance)
-        if not tokens:
+        beside = sequence.host and step.planned  # its blocks come back while this step runs
+        tokens = 0 if beside else self._portion(step, sequence, allowance)
+        if not tokens and not beside:
             self._holdings.drop(sequence)
             return False
         self._places.enter(sequence)
-        step.enter.append(sequence.enter())
-        searched, size = self._prefix is not None, self._limits.block_size
-        self._totals.start(sequence, self._clock(), size, searched=searched)
+        step.let_in(sequence)
+        self._totals.start(sequence, self._clock(), self._limits.block_size)
         self._holdings.copy_on_write(step, sequence)
+        self._holdings.bring_back(step, sequence)
         self._holdings.extend(sequence, sequence.length)
-        step.run(sequence, sequence.next_row(tokens))
+        if tokens:
+            step.await_swaps |= bool(sequence.host)
+            step.run(sequence, sequence.next_row(tokens))
         return True
 
     def rest(self) -> None:
@@ -261,6 +263,7 @@ class Scheduler:
         planned = step.planned
         if not planned:
             return None
+        self._holdings.swapping.sent(step)
         plan = step.plan(self._totals.steps)
         self._holdings.copied(step)
         for sequence, _, row in planned:
@@ -329,7 +332,8 @@ class Scheduler:
     # Leaving
 
     def _give_way(self, sequence: Sequence) -> None:
-        """Back to the queue, to compute everything again when its rank is next."""
+        """Back to the queue, to go on when its rank is next: with what was set aside, or computed again."""
+        self._holdings.swapping.set_aside(sequence)
         self._leave(sequence)
         self._queue(sequence)
         self._totals.gave_way(sequence)
@@ -341,6 +345,7 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         sequence.ended = True
         self._leave(sequence)
+        self._holdings.swapping.space.drop(sequence.handle)
         group = sequence.group
         group.choices.remove(sequence)
         if not group.choices:
@@ -375,15 +380,11 @@ class Scheduler:
     def stats(self) -> EngineStats:
         return EngineStats(
             waiting=len(self._groups) - self._places.running_requests,
-            waiting_encode=len(self._places.waiting[True]),
-            waiting_other=len(self._places.waiting[False]),
-            running=self._places.running_requests,
             oldest_wait=self._totals.oldest_wait(self._clock()),
-            blocks_used=self._pool.used,
-            blocks_cached=self._pool.kept,
-            blocks_free=self._pool.free,
             features=self._store.stats,
             step_error=self._cost.error,
+            **self._places.counted(),
+            **self._holdings.counted(),
             **self._totals.counted(),
         )
 

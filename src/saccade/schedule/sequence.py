@@ -87,6 +87,8 @@ class Sequence:
     sealed: int = 0  # leading blocks known to the prefix cache
     stale: list[int] = field(default_factory=list)  # block indices the device's table does not have yet
     pins: dict[int, Span] = field(default_factory=dict)  # views kept for it, by their start
+    arriving: bool = False  # the step it got the row in is being planned: its blocks are still to be filled
+    host: tuple[int, ...] = ()  # host slots of its next blocks, in the step it returns with
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.group.layout.tokens)
@@ -103,8 +105,8 @@ class Sequence:
         return length - self.computed if length < self.limit else 0
 
     def donor(self) -> "Sequence | None":
-        """Another choice of its request that holds the whole prompt, computed."""
-        holding = (item for item in self.group.choices if item.row is not None)
+        """Another choice of its request that holds the whole prompt, computed before the next step."""
+        holding = (item for item in self.group.choices if item.row is not None and not item.arriving)
         return next((item for item in holding if item.computed >= item.prompt_length), None)
 
     def may_enter(self) -> bool:

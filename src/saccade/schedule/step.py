@@ -23,8 +23,12 @@ class Step:
     target: float | None = None  # ms it may take, where streams are waiting for it
     work: Work = field(default_factory=Work)
     enter: list[Enter] = field(default_factory=list)
+    arriving: list[Sequence] = field(default_factory=list)  # whose rows those are
     table: list[tuple[int, int, int]] = field(default_factory=list)  # (row, index, block)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
+    swap_outs: tuple[tuple[int, int], ...] = ()  # (block, slot)
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
+    await_swaps: bool = False  # this step reads some of them
     encodes: list[Encode] = field(default_factory=list)
     views: set[bytes] = field(default_factory=set)  # keys of those
     singles: list[Planned] = field(default_factory=list)  # rows of one token: attended in one batch
@@ -49,6 +53,12 @@ class Step:
         self.patches_left -= encode.patches
         self.work.add_view(encode.patches, share)
 
+    def let_in(self, sequence: Sequence) -> None:
+        """It has a row from this step on."""
+        self.enter.append(sequence.enter())
+        self.arriving.append(sequence)
+        sequence.arriving = True
+
     def run(self, sequence: Sequence, row: Row) -> None:
         """Compute the row, and tell the device of the sequence's blocks it does not know yet."""
         if sequence.stale:
@@ -61,6 +71,8 @@ class Step:
 
     def plan(self, number: int) -> StepPlan:
         """Nothing may be added any more."""
+        for sequence in self.arriving:
+            sequence.arriving = False
         return StepPlan(
             number=number,
             enter=tuple(self.enter),
@@ -68,6 +80,9 @@ class Step:
             copies=tuple(self.copies),
             encodes=tuple(self.encodes),
             rows=tuple([row for _, _, row in self.planned]),
+            swap_outs=self.swap_outs,
+            swap_ins=tuple(self.swap_ins),
+            await_swaps=self.await_swaps,
         )
 
     @property

@@ -55,7 +55,7 @@ class Totals(Counters):
     def gone(self, group: Group) -> None:
         self._unstarted.pop(group.request.id, None)
 
-    def start(self, sequence: Sequence, now: float, block_size: int, *, searched: bool) -> None:
+    def start(self, sequence: Sequence, now: float, block_size: int) -> None:
         """A sequence has a row; its request counts when it is the first of it."""
         group = sequence.group
         if group.started:
@@ -68,7 +68,7 @@ class Totals(Counters):
         self.wait_seconds += now - group.since
         self.prompt_tokens += sequence.prompt_length
         self.visual_tokens += sum(span.view.tokens for span in group.layout.spans)
-        if searched:
+        if sequence.chain is not None:  # there is a prefix cache
             self.prefix_queried_tokens += sequence.prompt_length
             self.prefix_hit_tokens += sequence.computed
             self.prefix_copied_tokens += sequence.computed % block_size
