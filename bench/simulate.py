@@ -19,6 +19,7 @@ from saccade.schedule.policy import Limits
 from saccade.schedule.prior import H200, Network, coefficients
 from saccade.simulate.play import Machine, Outcome, Player
 from saccade.simulate.traffic import Kind, Vision, arrivals
+from saccade.vision.unfinished import unit
 
 QWEN3_VL_8B = Network(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
 TRAFFIC = (
@@ -57,6 +58,7 @@ def machine(scene: Scene) -> Machine:
         max_queue=1 << 30,
         itl_target=20.0,
         encode_layers=QWEN3_VL_8B.vision_depth,
+        encode_unit=unit(QWEN3_VL_8B.vision_depth),
     )
     return Machine(
         limits=limits,

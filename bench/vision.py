@@ -34,9 +34,9 @@ from saccade.models.layers import Place
 from saccade.models.vit import QwenVision, VisionLayer
 from saccade.plan import Encode
 from saccade.vision.encode import Encoder, Halfway
-from saccade.vision.graphs import MOST_PATCHES, PACKED_PATCHES, Captured, Shape, tower_graphs, unit
+from saccade.vision.graphs import MOST_PATCHES, PACKED_PATCHES, Captured, Shape, tower_graphs
 from saccade.vision.preprocess import Preprocessor
-from saccade.vision.unfinished import Unfinished
+from saccade.vision.unfinished import Unfinished, unit
 
 PRODUCT, ATTENTION, COPY = 644e12, 360e12, 4.29e12  # an H200's, measured
 PARTS = ("check", "patches", "tower", "first", "attention", "mlp")

@@ -204,6 +204,16 @@ def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
     assert stats.encode_slices >= 3 * stats.encodes - 3  # but what comes when the stream has ended
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 150), (4096, 4096)], ids=str)
+def test_the_smallest_and_the_largest_pictures_equal_transformers(
+    bench: Callable[[str], Bench], size: tuple[int, int]
+) -> None:
+    peers = bench("qwen3_vl")
+    drawn = picture(min(size[0], 64), min(size[1], 64), 8).resize(size)  # noise of that size takes seconds
+    question = Question(IMAGE + "What is it?", [drawn], max_tokens=6)
+    peers.check(peers.engine(), [question])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_long_output_equals_transformers(bench: Callable[[str], Bench], family: str) -> None:
     peers = bench(family)

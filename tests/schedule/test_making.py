@@ -273,3 +273,12 @@ def test_a_share_of_a_view_counts_by_its_layers() -> None:
     encode = Encode(picture(1, 0).view, b"k", picture(1, 0).pixels, 3, 9)
     assert encode.share(12) == 0.5
     assert Encode(encode.view, b"k", encode.pixels, 3).share(12) == 0.75
+
+
+def test_a_view_a_request_has_got_since_it_came_is_kept_for_it() -> None:
+    engine = streaming()
+    engine.add(look("seen", 1))
+    making = engine.scheduler._holdings.making
+    making.gone(engine.scheduler._groups["seen"])  # as if it had come without the view
+    until_done(engine, "seen")
+    assert [first for first, _ in slices(engine)].count(0) == 1

@@ -10,7 +10,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.kernels.record import PlainRecorder, Replay
 from saccade.models.layers import VisionTower
 from saccade.models.load import load
-from saccade.vision import graphs as module
+from saccade.vision import unfinished
 from saccade.vision.graphs import Captured, Shape, TowerGraphs
 from tests import checkpoints
 
@@ -68,7 +68,7 @@ def through(carrier: Captured, tower: VisionTower, shape: Shape, made: Tensor, e
 def test_stretches_give_what_the_tower_gives_bit_for_bit(
     tower: VisionTower, shape: Shape, ends: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STRETCHES", 2)  # of two layers each: [1] and [1, 3] cut through them
+    monkeypatch.setattr(unfinished, "STRETCHES", 2)  # of two layers each: [1] and [1, 3] cut through them
     recorder = Counting()
     found = graphs(tower, recorder).find(shape, now=True)
     assert found is not None

@@ -33,9 +33,9 @@ from saccade.schedule.cost import CostModel
 from saccade.schedule.prior import CHIPS, CPU, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.vision.encode import Encoder, Halfway
-from saccade.vision.graphs import tower_graphs, unit
+from saccade.vision.graphs import tower_graphs
 from saccade.vision.store import FeatureStore
-from saccade.vision.unfinished import Unfinished
+from saccade.vision.unfinished import Unfinished, unit
 
 log = logging.getLogger(__name__)
 

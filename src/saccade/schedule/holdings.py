@@ -207,7 +207,9 @@ class Holdings:
                 continue
             if not self._store.ready(span.key):
                 pixels = sequence.group.pixels[span.key]
-                if self._store.coming(span.key) or not self.making.carry_on(step, span, pixels, must=must):
+                if self._store.coming(span.key) or not self.making.carry_on(
+                    step, sequence.group, span, pixels, must=must
+                ):
                     return max(span.start - start, 0)
             self._store.pin(span.key)
             sequence.pins[span.start] = span

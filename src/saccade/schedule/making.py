@@ -25,22 +25,29 @@ class Making:
     def __init__(self, limits: Limits, unfinished: Unfinished[Any] | None) -> None:
         self._limits = limits
         self._unfinished = unfinished if unfinished is not None else Unfinished(limits.max_encode_patches)
-        self._viewers: dict[bytes, list[Group]] = {}  # requests not ended, by the keys of their views
+        # Requests not ended, by the keys of their views, and the other way round.
+        self._viewers: dict[bytes, set[Group]] = {}
+        self._views: dict[Group, set[bytes]] = {}
 
     def came(self, group: Group) -> None:
-        for key in group.pixels:
-            self._viewers.setdefault(key, []).append(group)
+        for span in group.layout.spans:
+            self._note(group, span.key)
+
+    def _note(self, group: Group, key: bytes) -> None:
+        self._viewers.setdefault(key, set()).add(group)
+        self._views.setdefault(group, set()).add(key)
 
     def gone(self, group: Group) -> None:
-        for key in group.pixels:
-            self._viewers[key].remove(group)
+        for key in self._views.pop(group, ()):
+            self._viewers[key].discard(group)
             if not self._viewers[key]:
                 del self._viewers[key]
 
-    def carry_on(self, step: Step, span: Span, pixels: Pixels, *, must: bool) -> bool:
+    def carry_on(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
         """Have the step compute what it affords of a view, something in any case if it `must` and has no view
         yet; gives whether that completes it."""
         key = span.key
+        self._note(group, key)  # a request may have got views since it came
         if key in step.views:
             return False  # another one waits for it as well: this step does what it can already
         patches = span.view.grid[0] * span.view.grid[1]

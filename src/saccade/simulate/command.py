@@ -23,6 +23,7 @@ from saccade.simulate.capacity import Memory, fit_kind
 from saccade.simulate.play import Machine, Outcome, Player
 from saccade.simulate.report import Report
 from saccade.simulate.traffic import Kind, Vision, arrivals, parse_kind
+from saccade.vision.unfinished import unit
 
 # Table "open-loop load" of the anchors: 16 text requests a second, and six pictures.
 DEFAULT_TRAFFIC = (
@@ -150,6 +151,7 @@ def make_report(options: PlanOptions) -> Report:
         max_queue=1 << 30,
         itl_target=options.itl_target or None,
         encode_layers=max(network.vision_depth, 1),
+        encode_unit=unit(network.vision_depth),
     )
     memory = Memory(
         options.memory, options.gpu_memory_utilization, options.feature_bytes, options.kv_cache_bytes

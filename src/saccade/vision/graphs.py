@@ -23,6 +23,7 @@ from torch import Tensor
 
 from saccade.kernels.record import CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.models.layers import VisionTower
+from saccade.vision.unfinished import unit
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ Grid = tuple[int, int]
 MOST_SHAPES = 24  # some 300 kernels each: about 10 MB of the device
 MOST_PATCHES = 8192  # of a shape; beyond, kernels are long enough to hide their launches
 PACKED_PATCHES = 4096  # views go together up to here; more at a time gain nothing
-STRETCHES = 9  # of layers, about: what a slice can be cut to and still be replayed
 SIGHTINGS = 3
 NEVER = -1  # sightings of a shape that cannot be captured
 
@@ -53,11 +53,6 @@ class Shape(NamedTuple):
     @property
     def patches(self) -> int:
         return self.grid[0] * self.grid[1] * self.views
-
-
-def unit(depth: int) -> int:
-    """Layers of a stretch."""
-    return max(1, depth // STRETCHES)
 
 
 class Buffers:

@@ -16,6 +16,13 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+STRETCHES = 9  # of a tower's layers, about: what a view can be cut into and each piece still be captured
+
+
+def unit(depth: int) -> int:
+    """Layers of a stretch."""
+    return max(1, depth // STRETCHES)
+
 
 @dataclass
 class _View(Generic[T]):
