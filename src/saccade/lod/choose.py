@@ -47,10 +47,12 @@ def _gate(picture: Picture, found: Balanced, params: LodParams) -> str | None:
         return "nothing in the picture is relevant"
     if not params.gate:
         return None
-    lost = float((found.relevance * np.clip(picture.look.lost, 0, 1)).sum(dtype=np.float64))
+    asked = "participatory" in params.scorers and picture.look.participatory.any()
+    lead = shares(picture.look.participatory) if asked else found.relevance
+    lost = float((lead * np.clip(picture.look.lost, 0, 1)).sum(dtype=np.float64))
     if lost < SHOWN:
         return f"the global view loses {lost:.2f} of the detail where the question looks, less than {SHOWN}"
-    wide = spread(shares(picture.look.participatory)) if "participatory" in params.scorers else 0.0
+    wide = spread(lead) if asked else 0.0  # without a question relevance is always spread
     if wide > SPREAD:
         return f"the question looks everywhere: the spread of its map is {wide:.2f}, above {SPREAD}"
     return None

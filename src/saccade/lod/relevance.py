@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, RED, TEXT
+from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
 from saccade.lod.values import Grid, Look
 
 UNIT = 32  # pixels along a token's side
-GRAIN = 0.02  # contrast of L*/100 that counts as none
-SALIENT = (RED, RED + 1, RED + 2, LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
+SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
 STILL = ("propositional", "perspectival", "lost")  # rows of `still`
 
 
@@ -31,9 +30,9 @@ def pooled(texture: Tensor, grid: Grid) -> Tensor:
 
 
 def propositional(texture: Tensor, grid: Grid) -> Tensor:
-    """Information content: shades times strokes, so that blank paper and smooth shading say little."""
-    mean = pooled(texture[[ENTROPY, TEXT, EDGE]], grid)
-    return mean[0] * (mean[1] + 0.25 * mean[2])
+    """Information content: shades times edges, so that blank paper and smooth shading say little."""
+    mean = pooled(texture[[ENTROPY, EDGE]], grid)
+    return mean[0] * mean[1]
 
 
 def perspectival(texture: Tensor, grid: Grid) -> Tensor:
@@ -52,19 +51,11 @@ def _surround(mean: Tensor, width: int) -> Tensor:
 
 
 def lost(texture: Tensor, grid: Grid) -> Tensor:
-    """How much of what is around each token a view of this grid is too coarse to show, 0..1: the share of the
-    contrast that is finer than its pixels, or writing made smaller, whichever is more."""
-    light = texture[LIGHT]
-    size = [min(side, count * UNIT) for side, count in zip(light.shape, grid, strict=True)]
-    small = F.interpolate(light[None, None], size=size, mode="area")
-    shown = F.interpolate(small, size=light.shape, mode="bilinear", align_corners=False)[0, 0]
-    fine = F.adaptive_avg_pool2d((light - shown).square()[None], grid)[0]
-    mean = F.adaptive_avg_pool2d(light[None], grid)
-    level = F.interpolate(mean[None], size=light.shape, mode="nearest")[0, 0]
-    whole = F.adaptive_avg_pool2d((light - level).square()[None], grid)[0]
-    contrast = fine / (whole + fine + GRAIN**2)
-    smaller = 1 - (size[0] * size[1] / (light.shape[0] * light.shape[1])) ** 0.5
-    return torch.maximum(contrast, pooled(texture[TEXT : TEXT + 1], grid)[0] * smaller).clamp(0, 1)
+    """How much of what is around each token a view of this grid is too coarse to show, 0..1: writing, by how
+    much smaller the view makes it."""
+    high, wide = texture.shape[1:]
+    shown = min(high, grid[0] * UNIT) * min(wide, grid[1] * UNIT) / (high * wide)
+    return pooled(texture[TEXT : TEXT + 1], grid)[0] * (1 - math.sqrt(shown))
 
 
 def still(texture: Tensor, grid: Grid) -> Tensor:

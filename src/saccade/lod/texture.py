@@ -24,7 +24,7 @@ CHANNELS = (
     *("red", "green", "blue", "lightness", "green_red", "edge_x", "edge_y", "edge"),
     *("y", "x", "eccentricity", "entropy", "text"),
 )
-RED, LIGHT, GREEN_RED, EDGE_X, EDGE_Y, EDGE, Y, ENTROPY, TEXT = 0, 3, 4, 5, 6, 7, 8, 11, 12
+LIGHT, GREEN_RED, EDGE_X, EDGE_Y, EDGE, ENTROPY, TEXT = 3, 4, 5, 6, 7, 11, 12
 SHADES = 8  # bins of L* for the entropy
 PATCH = 16  # pixels along the neighbourhood of entropy and text
 ROOTS = 4095

@@ -74,7 +74,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     propositional: Map
     perspectival: Map
     participatory: Map
-    lost: Map  # how much of the local contrast the global view cannot show
+    lost: Map  # how much of what is there the global view is too coarse to show
     strength: float = 0.0  # log of the summed raw participatory scores: compares pictures of one request
 
 
