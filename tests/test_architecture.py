@@ -31,6 +31,7 @@ TORCH_FREE = (
     "saccade.async_engine",
     "saccade.bench.options",
     "saccade.evaluate.options",
+    "saccade.profile.options",
     "saccade.cache.blocks",
     "saccade.cache.kinds",
     "saccade.cache.prefix",

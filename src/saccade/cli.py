@@ -32,9 +32,14 @@ from saccade.options import (
     width_and_height,
     with_options,
 )
+from saccade.profile.options import ProfileOptions
 from saccade.simulate.entry import plan_command
 
-_LATE = {"bench": "saccade.bench.command", "eval": "saccade.evaluate.command"}
+_LATE = {
+    "bench": "saccade.bench.command",
+    "eval": "saccade.evaluate.command",
+    "profile": "saccade.profile.command",
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -154,6 +159,36 @@ def bench(model: str, **given: Any) -> None:
     engine = engine_config(model, given)
     options = BenchOptions(seed=given.pop("bench_seed"), **given)
     sys.exit(import_module(_LATE["bench"]).run(engine, options))
+
+
+_PROFILE_OPTIONS = (
+    option("--batch", type=int, default=8, help="Sequences that decode together."),
+    option("--context", type=int, default=512, help="Tokens of each of them, and of the prompt."),
+    option("--image-size", type=width_and_height, default="1024x1024", metavar="WxH", help="Of the picture."),
+    option("--steps", type=int, default=8, help="Decode steps in the trace."),
+    option("--repeat", type=int, default=3, help="Timed runs; the median is told."),
+    option("--top", type=int, default=12, help="Kernels shown of each section."),
+    option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Trace for Perfetto; .gz packs."),
+    option("--json", type=click.Path(dir_okay=False, path_type=Path), help="Everything, for programs."),
+)
+
+
+@app.command()
+@click.argument("model", default="embedded")
+@with_options(_PROFILE_OPTIONS)
+@with_options(ENGINE_OPTIONS)
+def profile(model: str, **given: Any) -> None:
+    """Where the time goes: a new picture, a prompt, a decode step, by stage and by kernel.
+
+    Every time stands beside the least it could be at the device's ceilings.
+
+    \b
+    Examples:
+      saccade profile
+      saccade profile ./my-checkpoint --batch 32 --trace trace.json.gz
+    """
+    engine = engine_config(model, given)
+    sys.exit(import_module(_LATE["profile"]).run(engine, ProfileOptions(**given)))
 
 
 _EVAL_OPTIONS = (
