@@ -34,6 +34,7 @@ TORCH_FREE = (
     "saccade.profile.options",
     "saccade.cache.blocks",
     "saccade.cache.kinds",
+    "saccade.cache.shares",
     "saccade.cache.prefix",
     "saccade.cache.swap",
     "saccade.vision.store",

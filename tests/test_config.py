@@ -26,6 +26,11 @@ from saccade.errors import ConfigError
         (EngineConfig, "block_size", 4096),
         (EngineConfig, "num_blocks", 2.5),
         (EngineConfig, "kv_cache_bytes", 0),
+        (EngineConfig, "kv_cache_dtype", "fp4"),
+        (EngineConfig, "kv_vision_dtype", None),
+        (EngineConfig, "kv_vision_share", 1.0),
+        (EngineConfig, "kv_vision_share", math.nan),
+        (EngineConfig, "kv_vision_views", "some"),
         (EngineConfig, "vision_cache", "gpu=1GiB"),
         (EngineConfig, "swap_bytes", -1),
         (EngineConfig, "gpu_memory_utilization", 1.5),
@@ -53,6 +58,11 @@ def test_nonsense_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
 def test_two_sizes_of_one_pool_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match="give one"):
         EngineConfig(model="m", num_blocks=4, kv_cache_bytes=4096)
+
+
+def test_one_eight_bit_format_at_a_time() -> None:
+    with pytest.raises(ConfigError, match="leave out kv_vision_dtype int8"):
+        EngineConfig(model="m", kv_cache_dtype="fp8", kv_vision_dtype="int8")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from saccade.cache.shares import KVDtype, KVWish, Views
 from saccade.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -128,6 +129,10 @@ class EngineConfig:
     num_blocks: int | None = None  # None: from the memory budget
     gpu_memory_utilization: float = 0.9  # share of the device's memory for weights, KV and caches (cuda)
     kv_cache_bytes: int | None = None  # None: what is left on cuda, 1 GiB on cpu
+    kv_cache_dtype: KVDtype = "auto"  # of all KV blocks: fp8 and int8 are lossy; auto: the model's
+    kv_vision_dtype: KVDtype = "auto"  # of the blocks of views, which then have a pool of their own
+    kv_vision_share: float | None = None  # of the KV bytes, for views' own pool; None: half if there is one
+    kv_vision_views: Views | None = None  # whose blocks go there; None: all whole pictures', if there is one
     vision_cache: VisionCache = field(default_factory=VisionCache)  # image features kept for reuse
     prefix_caching: bool = True
     # Host memory for the KV of requests that give way; None: 4 GiB on cuda, none on cpu
@@ -145,6 +150,14 @@ class EngineConfig:
     def options(self) -> dict[str, Any]:
         """Everything but the model, as `LLM` and `AsyncEngine` take it."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
+
+    def kv_wish(self) -> KVWish:
+        return KVWish(
+            cache_dtype=self.kv_cache_dtype,
+            vision_dtype=self.kv_vision_dtype,
+            vision_share=self.kv_vision_share,
+            vision_views=self.kv_vision_views,
+        )
 
     def __post_init__(self) -> None:
         _one_of(self, "device", Device)
@@ -167,6 +180,7 @@ class EngineConfig:
             _require(value in (True, False, None), f"{name} is {value!r}; it is true or false")
         target = self.itl_target
         _require(target is None or 0 <= target < float("inf"), f"itl_target is {target} ms; use 0 or more")
+        self.kv_wish()
         blocks, kv = self.num_blocks, self.kv_cache_bytes
         _require(
             blocks is None or kv is None,

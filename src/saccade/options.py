@@ -102,6 +102,32 @@ ENGINE_OPTIONS = (
         help="Size of the KV cache. [default: what is left; 1GiB on a CPU]",
     ),
     option(
+        "--kv-cache-dtype",
+        type=click.Choice(["auto", "fp8", "int8"]),
+        default="auto",
+        help="Of K and V. fp8 and int8 take half the memory of 16 bits and change answers a little; auto: as "
+        "--dtype.",
+    ),
+    option(
+        "--kv-vision-dtype",
+        type=click.Choice(["auto", "fp8", "int8"]),
+        default="auto",
+        help="The same for the KV blocks of pictures alone, which get a pool of their own.",
+    ),
+    option(
+        "--kv-vision-share",
+        type=float,
+        metavar="SHARE",
+        help="Of the KV cache: a pool for the blocks of pictures, which text never takes, nor they its. "
+        "[default: no such pool; 0.5 where another option asks for one]",
+    ),
+    option(
+        "--kv-vision-views",
+        type=click.Choice(["all", "global"]),
+        help="Pictures whose blocks go to that pool: all whole ones, or only those seen at less than full "
+        "detail. [default: all]",
+    ),
+    option(
         "--vision-cache",
         type=vision_cache,
         metavar="TIERS",

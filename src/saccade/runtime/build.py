@@ -14,6 +14,7 @@ from saccade.cache.swap import SwapSpace
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.kernels.choice import running
+from saccade.kernels.compact import FORMATS
 from saccade.kernels.record import CudaRecorder, PlainRecorder
 from saccade.models.layers import LanguageModel
 from saccade.models.load import load
@@ -60,7 +61,7 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     store = build_store(config, shares.feature_bytes, model, device)
     unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
-    pages = Pages.allocate(model.kv_shape, shares.blocks, config.block_size, dtype, device)
+    pages = _pages(config, model, shares, device, dtype)
     host = HostPages(pages, shares.swap_slots) if shares.swap_slots else None
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
@@ -82,7 +83,7 @@ def _scheduler(
     dtype: torch.dtype,
     way: Way,
 ) -> Scheduler:
-    network = read_network(checkpoint.config, dtype.itemsize)
+    network = read_network(checkpoint.config, dtype.itemsize, small=config.kv_cache_dtype != "auto")
     chip = CHIPS.get(device.type, CPU)
     limits = Limits(
         max_rows=config.max_num_seqs,
@@ -98,7 +99,7 @@ def _scheduler(
         encode_layers=max(network.vision_depth, 1),
         encode_unit=unit(network.vision_depth) if way.tower else 1,
     )
-    pool = BlockPool(shares.blocks)
+    pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_wish().roles)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
     cost = CostModel(coefficients(network, chip))
     return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=_swap_space(host))
@@ -155,6 +156,21 @@ def _runner(
             graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
         captured = step, graphs
     return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host)
+
+
+def _pages(
+    config: EngineConfig, model: LanguageModel, shares: Budget, device: torch.device, dtype: torch.dtype
+) -> Pages:
+    form = config.kv_wish().format if shares.kv.compact else None
+    return Pages.allocate(
+        model.kv_shape,
+        shares.blocks,
+        config.block_size,
+        dtype,
+        device,
+        shares.kv.compact,
+        FORMATS[form] if form else None,
+    )
 
 
 def _info(

@@ -11,6 +11,7 @@ import torch
 
 from saccade.cache.host import HostPages
 from saccade.cache.pages import Paged, Pages
+from saccade.cache.shares import Shares
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.errors import ConfigError
@@ -32,9 +33,13 @@ class Budget:
     step_tokens: int
     encode_patches: int  # vision tower work per step
     feature_bytes: int
-    blocks: int
+    kv: Shares
     max_model_len: int
     swap_slots: int = 0  # KV blocks in host memory
+
+    @property
+    def blocks(self) -> int:
+        return self.kv.blocks
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -88,7 +93,6 @@ def budget(
             f"max_model_len is {wanted_len}, but the checkpoint's positions end at "
             f"{checkpoint.max_position_embeddings}; lower --max-model-len"
         )
-    per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
     encode_patches = 4 * max(step_tokens, 4096)
     pictures = PictureBytes(0, 0)
     sized = config.num_blocks is not None or config.kv_cache_bytes is not None  # by the user: nothing to ask
@@ -98,28 +102,48 @@ def budget(
     reserve = features + pictures.kept
     reserve += graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0
     free = _kv_bytes(config, model, device, step_tokens, reserve, pictures.peak)
-    blocks = config.num_blocks or free // per_block
-    if config.num_blocks is None and config.kv_cache_bytes is None:
+    shares = _divide(config, model, dtype, free)
+    if not sized:
         # Nobody asked for more than every row at its longest, twice over for the prefix cache.
-        blocks = min(blocks, 2 * config.max_num_seqs * -(-wanted_len // config.block_size))
-    longest = min(wanted_len, blocks * config.block_size)
+        most = 2 * config.max_num_seqs * -(-wanted_len // config.block_size)
+        shares = config.kv_wish().cap(shares, most)
+    longest = min(wanted_len, shares.text * config.block_size)  # a prompt may be nothing but text
     if longest < 2 or (config.max_model_len is not None and longest < config.max_model_len):
         raise ConfigError(
-            f"the KV pool of {blocks} blocks holds {blocks * config.block_size} tokens, fewer than "
+            f"the KV pool of {shares.text} blocks holds {shares.text * config.block_size} tokens, fewer than "
             f"max_model_len {wanted_len}; give it more memory or lower --max-model-len"
         )
+    plain = shares.compact < shares.blocks  # a slot takes any block
+    per_block = _block_bytes(config, model, dtype)[0 if plain else 1]
     slots = _swap_bytes(config, device) // per_block
     if config.swap_bytes and not slots:
         raise ConfigError(
             f"swap_bytes is {config.swap_bytes}, less than a KV block of {per_block} bytes; give more, or 0"
         )
-    return Budget(step_tokens, encode_patches, features, blocks, longest, slots)
+    return Budget(step_tokens, encode_patches, features, shares, longest, slots)
 
 
 def _swap_bytes(config: EngineConfig, device: torch.device) -> int:
     if config.swap_bytes is not None:
         return config.swap_bytes
     return 4 * GIB if device.type == "cuda" else 0
+
+
+def _divide(config: EngineConfig, model: LanguageModel, dtype: torch.dtype, free: int) -> Shares:
+    """The KV blocks of both pools."""
+    wish = config.kv_wish()
+    if wish.split and model.vision is None:
+        raise ConfigError("the model sees no pictures; leave out the options --kv-vision-...")
+    if config.num_blocks is not None:
+        return wish.divide_blocks(config.num_blocks)
+    plain, small = _block_bytes(config, model, dtype)
+    return wish.divide_bytes(free, plain, small)
+
+
+def _block_bytes(config: EngineConfig, model: LanguageModel, dtype: torch.dtype) -> tuple[int, int]:
+    """Of a block in the model's dtype, and in 8 bits."""
+    shape, size = model.kv_shape, config.block_size
+    return Pages.bytes_per_block(shape, size, dtype), Pages.bytes_per_block(shape, size, torch.int8)
 
 
 def _kv_bytes(

@@ -14,8 +14,8 @@ from saccade.schedule.prior import Network
 Config = Mapping[str, Any]
 
 
-def read_network(config: Config, value_bytes: int) -> Network:
-    """`value_bytes`: of a weight, and of a K or V value."""
+def read_network(config: Config, value_bytes: int, *, small: bool = False) -> Network:
+    """`value_bytes`: of a weight, and of a K or V value unless these are in 8 bits (`small`)."""
     inner = config.get("text_config")
     text: Config = inner if isinstance(inner, Mapping) else config
     hidden, heads, layers = (
@@ -40,6 +40,7 @@ def read_network(config: Config, value_bytes: int) -> Network:
         vision_depth=whole(tower, "depth") if tower else 0,
         vision_hidden=whole(tower, "hidden_size") if tower else 0,
         vision_parameters=_tower_parameters(tower) if tower else 0,
+        small=small,
     )
 
 

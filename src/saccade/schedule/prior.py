@@ -44,15 +44,23 @@ class Network:
     hidden: int
     vocab: int
     parameters: int  # of the decoder that every token passes, the output head included
-    value_bytes: int = 2  # of a weight and of a K or V value
+    value_bytes: int = 2  # of a weight, and of a K or V value unless it is `small`
     vision_depth: int = 0  # 0: no vision tower
     vision_hidden: int = 0
     vision_parameters: int = 0
+    small: bool = False  # K and V are in 8 bits, with a scale of 4 bytes to a head
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V of one token."""
+        if self.small:
+            return self.small_kv_bytes
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
+
+    @property
+    def small_kv_bytes(self) -> int:
+        """The same in 8 bits."""
+        return 2 * self.layers * self.kv_heads * (self.head_dim + 4)
 
     @property
     def weight_bytes(self) -> int:

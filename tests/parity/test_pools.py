@@ -1,0 +1,89 @@
+"""Two pools change no token. Eight bits do, but the same ones in every situation the scheduler can create."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parity.oracle import Oracle
+from tests.parity.test_engine import PICTURES, TEXTS, Bench, run
+
+QUESTIONS = [*PICTURES, *TEXTS]
+BLOCK = {"block_size": 4}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "all fp8": {"kv_cache_dtype": "fp8"},
+    "all int8": {"kv_cache_dtype": "int8", "kv_vision_share": 0.4},
+    "vision fp8": {"kv_vision_dtype": "fp8"},
+    "vision int8": {"kv_vision_dtype": "int8", "kv_vision_share": 0.3},
+}
+# Blocks: the largest question has 33 of pictures and fewer of text; few enough that others give way for it.
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "small chunks": {"max_num_batched_tokens": 7},
+    "few blocks": {"num_blocks": 90, "max_num_batched_tokens": 33, "max_model_len": 128},
+    "few blocks, overlapped": {"num_blocks": 90, "overlap": True, "max_model_len": 128},
+    "few blocks, swapped": {"num_blocks": 90, "swap_bytes": 64 << 20, "max_model_len": 128},
+    "captured": {"graphs": "on"},
+}
+
+
+@pytest.fixture(scope="module")
+def bench(family_folder: Callable[[str], Path]) -> Bench:
+    return Bench(family_folder("qwen3_vl"), Oracle(family_folder("qwen3_vl")))
+
+
+@pytest.fixture(scope="module", params=PRECISIONS)
+def precision(request: pytest.FixtureRequest, bench: Bench) -> tuple[str, list[list[int]]]:
+    """Its name, and what each question is answered with when it is alone, computed whole and never cached."""
+    options = {**BLOCK, **PRECISIONS[request.param], "prefix_caching": False, "max_num_seqs": 1}
+    engine = bench.engine(**options)
+    return request.param, [bench.answer(engine, bench.request(question)) for question in QUESTIONS]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_tokens_in_eight_bits_do_not_depend_on_the_situation(
+    bench: Bench, precision: tuple[str, list[list[int]]], situation: str
+) -> None:
+    name, alone = precision
+    engine = bench.engine(**{**BLOCK, **PRECISIONS[name], **SITUATIONS[situation]})
+    for _ in range(2):  # the second time most of it is found in the prefix cache
+        requests = [bench.request(question, n=1 + place % 2) for place, question in enumerate(QUESTIONS)]
+        answers = run(engine, requests)
+        for request, wanted in zip(requests, alone, strict=True):
+            for index in range(request.sampling.n):
+                assert answers[request.id, index] == wanted
+    stats = engine.stats()
+    assert stats.prefix_hit_tokens > 0
+    if "few blocks" in situation:
+        assert stats.preemptions > 0
+
+
+def last_logprob(bench: Bench, options: dict[str, Any]) -> float:
+    """Of the first token of an answer about three pictures."""
+    engine = bench.engine(**{**BLOCK, **options})
+    engine.submit(bench.request(PICTURES[3], logprobs=0))
+    while not (deltas := engine.step()):
+        pass
+    return deltas[0].logprobs[0].sampled
+
+
+def test_eight_bits_are_used_and_change_little(bench: Bench, precision: tuple[str, list[list[int]]]) -> None:
+    name, _ = precision
+    exact, rounded = last_logprob(bench, {}), last_logprob(bench, PRECISIONS[name])
+    assert 1e-6 < abs(exact - rounded) < 1.0  # random weights: no distribution to rely on
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_vision_share": 0.5},
+        {"kv_vision_share": 0.4, "num_blocks": 90, "max_num_batched_tokens": 11, "max_model_len": 128},
+        {"kv_vision_views": "global", "overlap": True},
+    ],
+    ids=["roomy", "few blocks", "global views alone"],
+)
+def test_two_pools_of_one_precision_equal_transformers(bench: Bench, options: dict[str, Any]) -> None:
+    engine = bench.engine(**{**BLOCK, **options})
+    bench.check(engine, QUESTIONS, n=2)
+    bench.check(engine, QUESTIONS)
