@@ -28,8 +28,8 @@ def chip_of(device: torch.device, dtype: torch.dtype) -> Chip:
         for part, chip in KNOWN.items():
             if part in name and dtype.itemsize == 2:
                 return chip
-    matrix = _matrix_rate(device, dtype)
-    return Chip("measured here", _read_rate(device), matrix, matrix, matrix, 0.0)
+    matrix, reading = _matrix_rate(device, dtype), _read_rate(device)
+    return Chip("measured here", reading, matrix, matrix, matrix, 0.0, link=reading)
 
 
 def _timed(device: torch.device, left: torch.Tensor, right: torch.Tensor | None) -> float:

@@ -23,13 +23,15 @@ class Chip:
     attention: float  # operations/s of causal attention over prompts
     vision_attention: float  # operations/s of the vision tower's attention
     launch: float  # ms a step costs beyond that
+    link: float  # bytes/s between its memory and the host's
 
 
 # Measured on the chip: HBM 4.69 TB/s; bf16 GEMM 644 TFLOP/s at 1,088 tokens (682 at 8,192); causal GQA
 # prefill 321 (flash, 8,192 tokens; cuDNN 561, and 247 at 1,088); ViT attention 360 (cuDNN; flash 229).
-H200 = Chip("H200", 4.69e12, 644e12, 321e12, 360e12, 0.1)
+# The link, PCIe 5.0 x16, at four fifths of its 63 GB/s: not measured; an engine measures its own at start.
+H200 = Chip("H200", 4.69e12, 644e12, 321e12, 360e12, 0.1, 50e9)
 # A few server cores in fp32: an order of magnitude, corrected by the first steps.
-CPU = Chip("CPU", 20e9, 100e9, 50e9, 50e9, 1.0)
+CPU = Chip("CPU", 20e9, 100e9, 50e9, 50e9, 1.0, 5e9)
 CHIPS = {"cuda": H200, "cpu": CPU}
 
 

@@ -55,6 +55,7 @@ class PlanOptions:
     block_size: int = 16
     itl_target: float = 20.0
     prefix_caching: bool = True
+    swap_bytes: int = 4 * GIB
     traffic: tuple[str, ...] = DEFAULT_TRAFFIC
     seconds: float = 60.0
     costs: str = "cuda"
@@ -64,6 +65,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         least = {"head_dim": 1, "value_bytes": 1, "memory": 1, "max_num_seqs": 1}
         least |= {"max_num_batched_tokens": 1, "max_model_len": 2, "block_size": 1, "seconds": 0}
+        least |= {"swap_bytes": 0}
         least |= {"layers": 1, "kv_heads": 1, "heads": 1, "hidden": 1, "weight_bytes": 1, "kv_cache_bytes": 1}
         for name, low in (least | {"itl_target": 0}).items():
             value = getattr(self, name)
@@ -116,6 +118,7 @@ HELP = {
     "block_size": "Tokens per KV block.",
     "itl_target": "Milliseconds a step may take while answers stream; 0: any.",
     "prefix_caching": "Reuse the KV of equal prompt beginnings.",
+    "swap_bytes": "Host memory for the KV of requests that give way; 0: they compute again.",
     "traffic": "A kind of requests, NAME:key=value,... with the keys rate (per second), prompt, output "
     "(tokens), shared (prompt tokens all of the kind have in common), image=WxH, video=WxH, frames, images "
     "(per request), view_tokens (instead of a size), distinct (pictures there are), priority. Repeat it.",
@@ -157,7 +160,8 @@ def make_report(options: PlanOptions) -> Report:
         options.memory, options.gpu_memory_utilization, options.feature_bytes, options.kv_cache_bytes
     )
     pool_bytes = memory.pool_bytes(network)
-    blocks = pool_bytes // (network.kv_bytes * limits.block_size)
+    block_bytes = network.kv_bytes * limits.block_size
+    blocks = pool_bytes // block_bytes
     costs, source = _costs(options, network)
     fits = [fit_kind(kind, network, vision, limits, pool_bytes) for kind in kinds]
     outcome: Outcome | None = None
@@ -172,6 +176,8 @@ def make_report(options: PlanOptions) -> Report:
             truth=CostModel(costs, learning=False),
             believed=CostModel(costs),
             prefix_caching=options.prefix_caching,
+            swap_slots=options.swap_bytes // block_bytes,
+            swap_seconds=block_bytes / CHIPS.get(options.costs, H200).link,
         )
         outcome = Player(machine).run(arrivals(kinds, vision, options.seed, seconds=options.seconds))
     return Report(network, pool_bytes, blocks, costs, source, fits, outcome)

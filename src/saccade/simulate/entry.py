@@ -9,7 +9,7 @@ import click
 
 from saccade.simulate.command import HELP, PlanOptions, run
 
-SIZES = ("weight_bytes", "memory", "kv_cache_bytes")
+SIZES = ("weight_bytes", "memory", "kv_cache_bytes", "swap_bytes")
 Size = Callable[[str], int]  # reads '2GiB'
 
 

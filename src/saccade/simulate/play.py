@@ -14,6 +14,7 @@ from typing import Any
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
+from saccade.cache.swap import SwapSpace
 from saccade.errors import RequestError
 from saccade.metrics import EngineStats
 from saccade.plan import Encode, StepPlan, StepResult
@@ -37,6 +38,8 @@ class Machine:
     truth: CostModel  # what steps take; it does not learn
     believed: CostModel  # what the scheduler thinks they take
     prefix_caching: bool = True
+    swap_slots: int = 0  # KV blocks of host memory
+    swap_seconds: float = 0.0  # to copy a block there, or back
 
 
 @dataclass
@@ -66,6 +69,24 @@ class Outcome:
         return often[0] if often else "nothing"
 
 
+class Link:
+    """Between the device's memory and the host's: one copy after the other, beside the steps."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds  # of a block
+        self._free = 0.0  # when it has done what it was asked to
+        self._needed = 0.0  # when the blocks are there that the next step may read
+
+    def swap(self, now: float, outs: int, ins: int, *, wait: bool) -> float:
+        """How long the step that begins now waits for blocks to come in, of steps before or its own."""
+        begins = max(now, self._needed)
+        if outs or ins:
+            self._free = max(self._free, begins) + (outs + ins) * self._seconds
+        if ins:
+            self._needed = self._free
+        return max(begins, self._needed if wait else 0.0) - now
+
+
 class Player:
     def __init__(self, machine: Machine) -> None:
         self.now = 0.0
@@ -83,7 +104,9 @@ class Player:
             machine.believed,
             clock=lambda: self.now,
             unfinished=self._unfinished,
+            swap=SwapSpace(machine.swap_slots, 2e3 * machine.swap_seconds),
         )
+        self._link = Link(machine.swap_seconds)
         self._asked: dict[str, Arrival] = {}
         self._spoke: dict[str, float] = {}  # when each running answer's last token came
         self.outcome = Outcome()
@@ -127,6 +150,7 @@ class Player:
         outcome.peak_blocks = max(outcome.peak_blocks, self._pool.used)
         work = work_of(plan, self._machine.limits.encode_layers)
         seconds = self._machine.truth.predict(work) / 1e3
+        seconds += self._link.swap(self.now, len(plan.swap_outs), len(plan.swap_ins), wait=plan.await_swaps)
         self.now += seconds
         outcome.busy += seconds
         for delta in self.scheduler.apply(plan, sampled(plan), seconds):

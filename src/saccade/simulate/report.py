@@ -60,7 +60,8 @@ class Report:
         console.print(
             f"{played['seconds']:,.1f} s played in {played['steps']:,} steps, device busy "
             f"{played['busy']:.0%}, at most {played['peak_rows']:,} rows and {blocks:.0%} of the KV blocks, "
-            f"{played['preemptions']:,} preemptions; requests waited for: {played['binds']}"
+            f"{played['preemptions']:,} preemptions ({played['swapped_blocks']:,} blocks came back from host "
+            f"memory); requests waited for: {played['binds']}"
         )
 
     def _capacity(self) -> Table:
@@ -116,6 +117,7 @@ def _played(outcome: Outcome) -> dict[str, Any]:
         "peak_rows": outcome.peak_rows,
         "peak_blocks": outcome.peak_blocks,
         "preemptions": stats.preemptions,
+        "swapped_blocks": stats.swap_in_blocks,
         "encodes": stats.encodes,
         "generated_tokens": stats.generated_tokens,
         "prediction_error": stats.step_error,
