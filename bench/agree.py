@@ -3,7 +3,7 @@
     python -m bench.agree [MODEL] [--questions 300] [options of the engine]
 
 `fast` is the engine as it would serve (kernels, captured steps, overlap, everything in one batch); `twin`
-computes with torch alone, step by step, one question at a time, without a prefix cache. Greedy answers are
+computes with torch alone, step by step, a few questions at a time, without a prefix cache. Greedy answers are
 compared token by token up to the first difference. There the twin says how far apart the two tokens were: a
 distance within the rounding of the dtype is a tie, which either path may break either way. Distances are told
 in units of the last place (ulp) of the dtype at the size of the largest logit. With --rounding the fast path
@@ -64,7 +64,7 @@ def ways(config: EngineConfig) -> tuple[EngineConfig, EngineConfig]:
 
 
 def answers(
-    config: EngineConfig, seed: int, count: int, scope: Scope, tokens: int, *, single: bool, logprobs: bool
+    config: EngineConfig, seed: int, count: int, scope: Scope, tokens: int, *, together: int, logprobs: bool
 ) -> tuple[list[Told], float]:
     """Every question's answer, and one ulp at the largest logit met."""
     llm = LLM(config.model, progress=False, **config.options())
@@ -74,8 +74,8 @@ def answers(
     told: list[Told] = []
     began = time.perf_counter()
     with _largest_logit() as largest:
-        for part in [[one] for one in asked] if single else [asked]:
-            for output in llm.generate(part, params, progress=False):
+        for start in range(0, count, together):
+            for output in llm.generate(asked[start : start + together], params, progress=False):
                 choice = output.outputs[0]
                 near = [{one.id: one.logprob for one in (at.sampled, *at.top)} for at in choice.logprobs]
                 told.append(Told(tuple(choice.token_ids), tuple(near)))
@@ -86,8 +86,8 @@ def answers(
     del llm
     if info.device.startswith("cuda"):
         torch.cuda.empty_cache()
-    kind = "twin" if single else "fast"
-    print(f"{kind}: {count} questions in {seconds:.1f} s on {info.device}, {info.dtype}", flush=True)
+    speed = f"{count} questions in {seconds:.1f} s, {together} at a time"
+    print(f"kernels {config.kernels}: {speed}, on {info.device}, {info.dtype}", flush=True)
     return told, unit(largest[0], DTYPES[info.dtype])
 
 
@@ -171,6 +171,7 @@ def report(found: list[Difference], apart: list[float], count: int) -> int:
 @option("--answer-tokens", type=int, default=32)
 @option("--picture-share", type=float, default=0.3)
 @option("--questions-seed", type=int, default=0)
+@option("--twin-batch", type=int, default=16, help="questions the twin computes together")
 @option("--rounding/--no-rounding", default=False)
 @with_options(ENGINE_OPTIONS)
 def main(
@@ -179,14 +180,15 @@ def main(
     answer_tokens: int,
     picture_share: float,
     questions_seed: int,
+    twin_batch: int,
     rounding: bool,
     **given: Any,
 ) -> None:
     fast, twin = ways(engine_config(model, given))
     scope = Scope(pictures=picture_share)
     asked = (questions_seed, questions, scope, answer_tokens)
-    quick, _ = answers(fast, *asked, single=False, logprobs=rounding)
-    slow, ulp = answers(twin, *asked, single=True, logprobs=True)
+    quick, _ = answers(fast, *asked, together=questions, logprobs=rounding)
+    slow, ulp = answers(twin, *asked, together=twin_batch, logprobs=True)
     print(f"one ulp at the largest logit: {ulp:.2g}")
     found, apart = compare(quick, slow, ulp)
     sys.exit(1 if report(found, apart, questions) else 0)

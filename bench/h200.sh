@@ -1,31 +1,147 @@
 #!/bin/sh
 # Measures Qwen3-VL-8B shapes with random weights on a GPU machine that has only a system Python.
 #
-#   sh bench/carry.sh                       first, where there is a network (see there)
-#   sh bench/h200.sh quick [FOLDER]         does it load and answer, and four rows at reduced scale; < 4 minutes
-#   sh bench/h200.sh all [FOLDER]           every row of the anchors
+#   sh bench/carry.sh                   first, where there is a network (see there)
+#   sh bench/h200.sh MODE [FOLDER]      FOLDER (default: /tmp) receives JSON, traces and plots; tables are printed last
 #
-# FOLDER (default: /tmp) receives the JSON; the table is printed.
+# Every mode ends within 9 minutes: what takes longer than its share is cut off and named. In this order:
+#
+#   quick     it loads and answers; four rows at reduced scale                                         4 min
+#   kernels   every kernel against its twin, then their times                                          5 min
+#   sanitise  compute-sanitizer over the kernel checks                                                 8 min
+#   agree     fast path against twins, 300 mixed questions in bf16; deterministic mode too             8 min
+#   profile   stages, kernels and gaps at batch 1, 32 and 256; traces for Perfetto                     6 min
+#   rows      the anchors' rows: decode steps, first tokens                                            8 min
+#   many      the anchors' rows of many requests at once                                               8 min
+#   load      mixed load over HTTP: a warm-up, then phases of 20 s                                     6 min
+#   start     from nothing to ready: cold (no compiled artefacts), then warm, three times              5 min
+#   scaling   steps over batch and context, first tokens over picture size, with plots                 9 min
+#   growth    memory over 2,000 requests                                                               8 min
+#   vision    from pixels to features by size                                                          5 min
+#   all       every row of the anchors in one go, without a limit
+#
+# SHAPES=qwen3-vl-2b takes other shapes; MODEL=embedded and DEVICE=cpu try a mode on a machine without a GPU.
 set -eu
 cd "$(dirname "$0")/.."
-KIND="${1:-quick}"
+MODE="${1:-quick}"
 FOLDER="${2:-/tmp}"
-MODEL=/tmp/qwen3-vl-8b
+SHAPES="${SHAPES:-qwen3-vl-8b}"
+PYTHON="${PYTHON:-python3}"
 export PYTHONPATH="src:.carry/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+mkdir -p "$FOLDER"
 
-python3 bench/shapes.py qwen3-vl-8b "$MODEL"
-case "$KIND" in
+if [ -z "${MODEL:-}" ]; then
+    MODEL="/tmp/$SHAPES"
+    "$PYTHON" bench/shapes.py "$SHAPES" "$MODEL"
+    ENGINE="--load-format dummy --max-model-len 32768 ${ENGINE:-}"
+fi
+ENGINE="${ENGINE:-} --device ${DEVICE:-cuda}"
+STATUS=0
+
+# within SECONDS COMMAND...: cut off and named when it takes longer; the rest of the mode goes on.
+within() {
+    limit=$1
+    shift
+    began=$(date +%s)
+    code=0
+    timeout --kill-after=10 "$limit" "$@" || code=$?
+    echo "== $(($(date +%s) - began)) s, status $code: $*"
+    [ "$code" -eq 0 ] || STATUS=1
+    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then echo "== CUT OFF after $limit s"; fi
+}
+# bench SECONDS NAME WORKLOAD...: named workloads, each row of the anchors by its name.
+bench() {
+    limit=$1 name=$2
+    shift 2
+    chosen=""
+    for workload in "$@"; do chosen="$chosen --workload $workload"; done
+    # shellcheck disable=SC2086
+    within "$limit" "$PYTHON" -m saccade.cli bench "$MODEL" $ENGINE $chosen ${BENCH:-} --json "$FOLDER/$name.json"
+}
+
+case "$MODE" in
 quick)
-    timeout 100 python3 bench/answer.py "$MODEL" --load-format dummy
-    timeout 130 python3 -m saccade.cli bench "$MODEL" --load-format dummy --max-model-len 32768 \
-        --workload text_bs1 --workload text_bs32 --workload ttft_unique_1024x1024 --workload vlm_unique \
-        --output-tokens 64 --requests 32 --repeat 2 --json "$FOLDER/quick.json"
+    # shellcheck disable=SC2086
+    within 100 "$PYTHON" bench/answer.py "$MODEL" ${LOAD:---load-format dummy}
+    BENCH="--output-tokens 64 --requests 32 --repeat 2"
+    bench 130 quick text_bs1 text_bs32 ttft_unique_1024x1024 vlm_unique
+    ;;
+kernels)
+    within 120 "$PYTHON" -m bench.kernels --check
+    within 170 "$PYTHON" -m bench.kernels
+    ;;
+sanitise)
+    # The kernels are compiled first, outside the sanitizer; what it then runs is a part at a time.
+    within 90 "$PYTHON" -m bench.kernels --check
+    for part in decode compact finish points products sample pixels; do
+        within 60 compute-sanitizer --tool memcheck --error-exitcode 3 --log-file "$FOLDER/memcheck-$part.log" \
+            "$PYTHON" -m bench.kernels --check --parts "$part"
+        tail -n 2 "$FOLDER/memcheck-$part.log" || true
+    done
+    ;;
+agree)
+    # shellcheck disable=SC2086
+    within 260 "$PYTHON" -m bench.agree "$MODEL" $ENGINE --questions "${QUESTIONS:-300}" --answer-tokens 32
+    # shellcheck disable=SC2086
+    within 200 "$PYTHON" -m bench.agree "$MODEL" $ENGINE --questions "${FEWER:-100}" --answer-tokens 32 --deterministic
+    ;;
+profile)
+    for batch in ${BATCHES:-1 32 256}; do
+        # shellcheck disable=SC2086
+        within 120 "$PYTHON" -m saccade.cli profile "$MODEL" $ENGINE --batch "$batch" ${PROFILE:-} \
+            --trace "$FOLDER/trace-$batch.json.gz" --json "$FOLDER/profile-$batch.json"
+    done
+    ;;
+rows)
+    bench 270 steps text_bs1 text_bs8 text_bs32 text_bs128 text_bs256
+    bench 240 first ttft_unique_448x448 ttft_unique_1024x1024 ttft_unique_1920x1080 ttft_repeat
+    ;;
+many)
+    bench 140 throughput text_throughput
+    bench 360 pictures vlm_unique vlm_repeat vlm_16img_x8q
+    ;;
+load)
+    # The warm-up is a short run of its own: kernels are then on disk and plans made for every size met.
+    BENCH="--phase-seconds 5 --image-rate 6"
+    bench 100 load-warm mixed_load
+    BENCH="--phase-seconds 20 --image-rate 6 --image-rate 15"
+    bench 240 load mixed_load
+    ;;
+start)
+    # Compiled kernels go to a folder of this run's own: empty at the first start, full at the second.
+    FRESH=$(mktemp -d)
+    export TRITON_CACHE_DIR="$FRESH/triton" TORCHINDUCTOR_CACHE_DIR="$FRESH/inductor"
+    export XDG_CACHE_HOME="$FRESH/cache" CUDA_CACHE_PATH="$FRESH/cuda"
+    BENCH="--repeat 1"
+    bench 150 start-cold start_to_ready
+    BENCH="--repeat 3"
+    bench 150 start-warm start_to_ready
+    rm -rf "$FRESH"
+    ;;
+scaling)
+    # shellcheck disable=SC2086
+    within 200 "$PYTHON" -m bench.scaling "$MODEL" $ENGINE --parts batch --max-num-seqs 512 ${SCALING:-} \
+        --plots "$FOLDER"
+    # shellcheck disable=SC2086
+    within 170 "$PYTHON" -m bench.scaling "$MODEL" $ENGINE --parts context --max-model-len 66560 ${SCALING:-} \
+        --plots "$FOLDER"
+    # shellcheck disable=SC2086
+    within 150 "$PYTHON" -m bench.scaling "$MODEL" $ENGINE --parts images ${SCALING:-} --plots "$FOLDER"
+    ;;
+growth)
+    # shellcheck disable=SC2086
+    within 520 "$PYTHON" -m bench.growth "$MODEL" $ENGINE --requests "${REQUESTS:-2000}"
+    ;;
+vision)
+    within 300 "$PYTHON" -m bench.vision
     ;;
 all)
-    python3 -m saccade.cli bench "$MODEL" --load-format dummy --max-model-len 32768 --json "$FOLDER/all.json"
+    # shellcheck disable=SC2086
+    "$PYTHON" -m saccade.cli bench "$MODEL" $ENGINE --json "$FOLDER/all.json"
     ;;
 *)
-    echo "usage: sh bench/h200.sh quick|all [FOLDER]" >&2
+    sed -n '3,24p' "$0" >&2
     exit 2
     ;;
 esac
+exit $STATUS

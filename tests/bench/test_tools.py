@@ -56,8 +56,8 @@ def test_both_paths_agree_on_the_tiny_model(vl_folder: Path) -> None:
     fast, twin = agree.ways(config)
     assert (twin.kernels, twin.graphs, twin.overlap, twin.prefix_caching) == ("torch", "off", False, False)
     asked = (0, 6, Scope(sides=(64, 160), text=(2, 20)), 4)
-    quick, _ = agree.answers(fast, *asked, single=False, logprobs=True)
-    slow, ulp = agree.answers(twin, *asked, single=True, logprobs=True)
+    quick, _ = agree.answers(fast, *asked, together=6, logprobs=True)
+    slow, ulp = agree.answers(twin, *asked, together=1, logprobs=True)
     found, apart = agree.compare(quick, slow, ulp)
     assert not found
     assert len(apart) == 24
