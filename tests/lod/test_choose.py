@@ -118,6 +118,15 @@ def test_the_gate_closes_when_nothing_is_lost_where_the_question_looks() -> None
     assert chosen(0.0, LodParams(gate=False)).regions
 
 
+def test_the_gate_knows_how_much_smaller_the_view_is() -> None:
+    def gated(frame: Grid) -> bool:
+        picture = Picture(look=peaked((12, 12), 0.2), size=(1024, 1024), frame=frame, grid=(12, 12))
+        return choose([picture], 400, LodParams(), EMBEDDED)[0].gated is not None
+
+    assert gated((13, 13))
+    assert not gated((32, 32))
+
+
 def test_the_zoom_is_where_the_question_looks() -> None:
     (region, *_) = chosen(0.9, LodParams(balance=True)).regions
     x0, y0, x1, y1 = region.box

@@ -4,7 +4,7 @@ takes   the maps of one look
 gives   three tensions between 0 and 1, a weight per scorer, one map of relevance
 never   imports torch; is trained: learned weights, where a checkpoint ships them, replace the rule's base
 
-compress .. particularise   how much detail is lost where the question looks: what a token may cost
+compress .. particularise   how much writing there is where the question looks: what a token may cost
 exploit .. explore          how spread the question's map is, and how far the others disagree: their weight
 focus .. diversify          how strong the second place is beside the first: how many views
 """

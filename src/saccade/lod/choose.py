@@ -5,6 +5,7 @@ gives   a `Choice` per picture
 never   imports torch; spends more than the budget: global views and zoomed ones together
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from saccade.lod.balance import Balanced, balance, shares, spread
 from saccade.lod.values import Choice, LodParams, Picture, ViewRule
 
 PRICE = (2e-3, 5e-4)  # relevance a token must bring in: when compressing, when particularising
-SHOWN = 0.05  # lost detail where the question looks, below which the global view suffices
+SHOWN = 0.05  # writing where the question looks, by how much smaller the global view makes it: less suffices
 SPREAD = 0.65  # of the question's map (balance.spread), above which no window holds what matters
 
 
@@ -49,7 +50,8 @@ def _gate(picture: Picture, found: Balanced, params: LodParams) -> str | None:
         return None
     asked = "participatory" in params.scorers and picture.look.participatory.any()
     lead = shares(picture.look.participatory) if asked else found.relevance
-    lost = float((lead * np.clip(picture.look.lost, 0, 1)).sum(dtype=np.float64))
+    smaller = 1 - math.sqrt(picture.grid[0] * picture.grid[1] / (picture.frame[0] * picture.frame[1]))
+    lost = smaller * float((lead * np.clip(picture.look.lost, 0, 1)).sum(dtype=np.float64))
     if lost < SHOWN:
         return f"the global view loses {lost:.2f} of the detail where the question looks, less than {SHOWN}"
     wide = spread(lead) if asked else 0.0  # without a question relevance is always spread

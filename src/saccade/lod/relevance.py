@@ -19,7 +19,6 @@ from torch import Tensor
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
 from saccade.lod.values import Grid, Look
 
-UNIT = 32  # pixels along a token's side
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
 STILL = ("propositional", "perspectival", "lost")  # rows of `still`
 
@@ -51,11 +50,8 @@ def _surround(mean: Tensor, width: int) -> Tensor:
 
 
 def lost(texture: Tensor, grid: Grid) -> Tensor:
-    """How much of what is around each token a view of this grid is too coarse to show, 0..1: writing, by how
-    much smaller the view makes it."""
-    high, wide = texture.shape[1:]
-    shown = min(high, grid[0] * UNIT) * min(wide, grid[1] * UNIT) / (high * wide)
-    return pooled(texture[TEXT : TEXT + 1], grid)[0] * (1 - math.sqrt(shown))
+    """What a coarse view loses first, writing: how much of it is around each token, 0..1."""
+    return pooled(texture[TEXT : TEXT + 1], grid)[0]
 
 
 def still(texture: Tensor, grid: Grid) -> Tensor:

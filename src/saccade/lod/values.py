@@ -74,7 +74,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     propositional: Map
     perspectival: Map
     participatory: Map
-    lost: Map  # how much of what is there the global view is too coarse to show
+    lost: Map  # what a coarse view loses first: how much writing there is
     strength: float = 0.0  # log of the summed raw participatory scores: compares pictures of one request
 
 
