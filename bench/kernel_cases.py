@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench import bare
 from saccade.cache.pages import KVShape, Pages
-from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
+from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import paged_attention_reference
 from saccade.kernels.compact import FORMATS, Compact
 from saccade.kernels.kv_write import kv_write_reference
@@ -525,59 +525,73 @@ def layer_cases() -> Iterator[Case]:
 
 class Draw(NamedTuple):
     logits: Tensor
-    settings: list[Tensor]
-    words: Tensor
+    rows: Tensor
+    parameters: Tensor  # the sampler's table
+    outputs: Tensor
+
+
+def make_draw(rows: int, size: float, k: int, p: float, device: torch.device, seed: int) -> Draw:
+    table = torch.zeros(rows, 9, dtype=torch.float64)
+    table[:, :3] = torch.tensor([0.8, k, p])
+    table[:, 7:] = torch.tensor([noise.key(seed * rows + row) for row in range(rows)], dtype=torch.float64)
+    numbers = torch.arange(rows, device=device)
+    return Draw(data(device, rows, VOCAB) * size, numbers.int(), table.to(device), numbers)
 
 
 def sorted_draw(d: Draw) -> Tensor:
     """Top-p as the twin does it on a GPU: a full sort."""
-    x = (d.logits - d.logits.amax(-1, keepdim=True)) / d.settings[0][:, None]
+    x = d.logits.float()
+    x = (x - x.amax(-1, keepdim=True)) / d.parameters[:, :1].float()
     best = x.sort(dim=-1, descending=True).values
     shares = best.softmax(-1)
-    kept = (shares.cumsum(-1) - shares < d.settings[2][:, None]).sum(-1, keepdim=True).clamp(min=1)
+    kept = (shares.cumsum(-1) - shares < d.parameters[:, 2:3].float()).sum(-1, keepdim=True).clamp(min=1)
     x = x.masked_fill(x < best.gather(1, kept - 1), -torch.inf)
-    bits = noise.random_bits(noise.spread(VOCAB, x.device), d.words)
+    words = noise.words(d.parameters[:, 7:].long(), d.outputs)
+    bits = noise.random_bits(noise.spread(VOCAB, x.device), words)
     return (x - noise.log_exponential(bits)).argmax(-1)
 
 
+DRAWS = {
+    "8192 w4": greedy.DrawTuning(8192),
+    "8192 w8": greedy.DrawTuning(8192, 2048, warps=8),
+    "8192 tile 2048": greedy.DrawTuning(8192, 2048),
+    "4096 w4": greedy.DrawTuning(4096),
+    "2048 w4": greedy.DrawTuning(2048),
+    "8192 block 256": greedy.DrawTuning(8192, block=256),
+    "8192 block 1024 w8": greedy.DrawTuning(8192, 2048, 1024, warps=8),
+}
+
+
 def sample_cases() -> Iterator[Case]:
-    def make(rows: int, size: float, device: torch.device, _: int) -> Draw:
-        settings = [torch.full((rows,), value, device=device) for value in (0.8, 0.0, 0.9, 0.0)]
-        words = torch.arange(2 * rows, dtype=torch.int32, device=device).view(rows, 2) * 7919
-        return Draw(data(device, rows, VOCAB, dtype=torch.float32) * size, settings, words)
+    def best(tuning: greedy.DrawTuning, d: Draw) -> Any:
+        return greedy.greedy_triton(d.logits, tuning)
 
-    def greedy(block: int, d: Draw) -> Tensor:
-        return sample.argmax_triton(d.logits, sample.ArgmaxTuning(block))
-
-    def draw(tuning: sample.DrawTuning) -> Callable[[Draw], Tensor]:
-        def run(d: Draw) -> Tensor:
-            tokens = torch.empty(len(d.logits), dtype=torch.int64, device=d.logits.device)
-            index = torch.arange(len(d.logits), device=d.logits.device)
-            s = d.settings
-            sample.draw_triton(d.logits, index, s[0], s[1].int(), s[2], s[3], d.words, tokens, tuning)
-            return tokens
-
-        return run
+    def drawn(tuning: greedy.DrawTuning, d: Draw) -> Any:
+        return draw.draw_triton(d.logits, d.rows, d.parameters, d.outputs, tuning)
 
     for rows in (1, 32, 256):
-        nbytes = rows * VOCAB * 4
+        nbytes = rows * VOCAB * 2
         yield Case(
             "sample",
             f"greedy {rows}",
-            partial(make, rows, 1.0),
+            partial(make_draw, rows, 1.0, 0, 1.0),
             copies(nbytes),
-            {f"block {block}": partial(greedy, block) for block in (2048, 8192)},
-            {"twin": lambda d: d.logits.argmax(-1)},
+            {name: partial(best, DRAWS[name]) for name in ("8192 w4", "8192 w8", "2048 w4")},
+            {"twin": lambda d: (d.logits.argmax(-1), d.logits.sum(-1).isfinite())},
             nbytes / READ,
         )
-        for kind, size in (("flat", 1.0), ("peaked", 8.0)):
+        for kind, size, k, p in (
+            ("top-p, flat", 1.0, 0, 0.9),
+            ("top-p, peaked", 8.0, 0, 0.9),
+            ("top-k 50, flat", 1.0, 50, 0.95),
+        ):
             yield Case(
                 "sample",
-                f"top-p {rows} {kind}",
-                partial(make, rows, size),
+                f"{kind} {rows}",
+                partial(make_draw, rows, size, k, p),
                 2,
-                {"1024 w16": draw(sample.DrawTuning()), "512 w8": draw(sample.MANY)},
-                {"twin": sorted_draw},
+                {name: partial(drawn, tuning) for name, tuning in DRAWS.items()},
+                {"twin": sorted_draw} if not k else {},
                 nbytes / READ,
             )
 

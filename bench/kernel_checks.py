@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench import bare
 from saccade.cache.pages import KVShape, Pages
-from saccade.kernels import activation, add_norm, patchify, rope, sample, skinny
+from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import any_shape, paged_attention_reference
 from saccade.kernels.compact import FORMATS, read_slots
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
@@ -49,6 +49,8 @@ def poisoned(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
 
     def empty(*shape: object, **options: object) -> Tensor:
         made: Tensor = plain(*shape, **options)  # type: ignore[call-overload]
+        if made.dtype == torch.bool:
+            return made.fill_(False)
         return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).min)
 
     torch.empty = empty
@@ -267,16 +269,18 @@ def products(device: torch.device, dice: random.Random, launch: Launch) -> Itera
 def samples(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
     """Errors here are the share of lines that chose another token: only sums on the very edge may differ."""
     rows, vocab = 48, 151936
-    words = noise.words(
-        torch.arange(2 * rows, device=device).view(rows, 2) * 7919, torch.arange(rows, device=device)
-    )
+    numbers = torch.arange(rows, device=device)
     for size in (0.0, 1.0, 8.0):
-        logits = torch.randn(rows, vocab, device=device) * size
-        greedy = launch(sample.argmax_triton, logits)
-        best = logits.gather(1, greedy.clamp(0, vocab - 1)[:, None]) == logits.amax(-1, keepdim=True)
-        yield Check(f"greedy at {size}", 1 - float(best.float().mean()), 0)
-        for k, p in ((0, 1.0), (0, 0.9), (50, 1.0), (50, 0.8)):
-            x = (logits - logits.amax(-1, keepdim=True)) / 0.7
+        logits = (torch.randn(rows, vocab, device=device) * size).bfloat16()
+        best, sound = launch(greedy.greedy_triton, logits)
+        right = logits.gather(1, best.clamp(0, vocab - 1)[:, None]) == logits.amax(-1, keepdim=True)
+        yield Check(f"greedy at {size}", 1 - float((right[:, 0] & sound).float().mean()), 0)
+        for k, p in ((0, 1.0), (0, 0.9), (0, 0.99), (50, 1.0), (50, 0.8)):
+            table = torch.zeros(rows, 9, dtype=torch.float64, device=device)
+            table[:, :3] = torch.tensor([0.7, k, p], dtype=torch.float64, device=device)
+            table[:, 7:] = torch.tensor([noise.key(dice.randint(0, 1 << 60)) for _ in range(rows)]).double()
+            x = logits.float()
+            x = (x - x.amax(-1, keepdim=True)) / 0.7
             ordered = x.sort(dim=-1, descending=True).values
             kept = x >= ordered[:, k - 1 : k] if k else torch.ones_like(x, dtype=torch.bool)
             shares = torch.where(ordered >= ordered[:, k - 1 : k] if k else ordered <= 0, ordered.exp(), 0)
@@ -284,13 +288,9 @@ def samples(device: torch.device, dice: random.Random, launch: Launch) -> Iterat
             last = (shares.cumsum(-1) - shares < p).sum(-1, keepdim=True).clamp(min=1) - 1
             if p < 1:
                 kept &= x >= ordered.gather(1, last)
-            bits = noise.random_bits(noise.spread(vocab, x.device), words)
+            bits = noise.random_bits(noise.spread(vocab, x.device), noise.words(table[:, 7:].long(), numbers))
             wanted = (x.masked_fill(~kept, -torch.inf) - noise.log_exponential(bits)).argmax(-1)
-            settings = [torch.full((rows,), value, device=device) for value in (0.7, float(k), p, 0.0)]
-            tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
-            index = torch.arange(rows, device=device)
-            temperature, top_k, top_p, min_p = settings
-            sample.draw_triton(logits, index, temperature, top_k.int(), top_p, min_p, words, tokens)
+            tokens = launch(draw.draw_triton, logits, numbers.int(), table, numbers)[0]
             share = 1 - float((tokens == wanted).float().mean())
             yield Check(f"draw k {k} p {p} at {size}", share, 0.05)
 

@@ -60,6 +60,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned(*args: object, **kwargs: object) -> Tensor:
         made: Tensor = plain(*args, **kwargs)  # type: ignore[call-overload]
+        if made.dtype == torch.bool:
+            return made.fill_(False)
         return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).min)
 
     monkeypatch.setattr(torch, "empty", poisoned)

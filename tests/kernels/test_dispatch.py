@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.kernels import activation, add_norm, attention, qkv_finish, rope, sample, skinny
+from saccade.kernels import activation, add_norm, attention, greedy, qkv_finish, rope, skinny
 from saccade.models.load import load
 from saccade.runtime import sampler
 from tests.kernels.places import CUDA, needs_triton
 from tests.models.harness import Walker, relative_error, text_story
 
-ASKING = (activation, add_norm, attention, qkv_finish, rope, sample, skinny, sampler)
+ASKING = (activation, add_norm, attention, qkv_finish, rope, greedy, skinny, sampler)
 pytestmark = [needs_triton, pytest.mark.skipif(CUDA, reason="for the interpreter")]
 
 

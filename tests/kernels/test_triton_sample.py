@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels.sample import ArgmaxTuning, DrawTuning, argmax, argmax_triton, draw_triton
+from saccade.kernels.draw import draw_triton
+from saccade.kernels.greedy import DrawTuning, greedy, greedy_triton
 from saccade.runtime import noise
 from saccade.runtime.bars import scale_and_bar
 from tests.kernels.places import EXACT, PLACES, Place, poison
 
-SMALL = DrawTuning(block=128, tile=256, room=64)
+# Pieces, tiles and lists so small that a line of 150 tokens has several of each.
+SMALL = DrawTuning(piece=64, tile=64, block=64, sample=64, room=256)
+NO_ROOM = SMALL._replace(room=8)  # every list overflows: whole lines are searched
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 1000])
@@ -19,29 +22,51 @@ def test_greedy_is_the_first_of_the_best(place: Place, vocab: int, monkeypatch: 
     logits[1] = 7.0  # all equal
     logits[2, vocab // 2 :] = 9.0
     poison(monkeypatch)
-    tokens = argmax_triton(logits, ArgmaxTuning(block=256))
+    tokens, sound = greedy_triton(logits, SMALL)
     assert tokens.tolist()[1:3] == [0, vocab // 2]
     assert torch.equal(logits.gather(1, tokens[:, None]), logits.amax(-1, keepdim=True))
-    assert torch.equal(argmax_triton(logits), tokens)
+    assert torch.equal(greedy_triton(logits)[0], tokens)
+    assert bool(sound.all())
 
 
-def twin(logits: Tensor, kind: str, settings: Tensor, words: Tensor) -> Tensor:
-    """The sampler's own steps; settings [n, 4]: temperature, top_k, top_p, min_p."""
-    parameters = torch.zeros(len(logits), 9, dtype=torch.float64, device=logits.device)
-    parameters[:, :4] = settings
-    scaled = scale_and_bar(logits.float().clone(), parameters, kind, int(settings[:, 1].max()))
+@pytest.mark.parametrize("place", PLACES)
+def test_lines_that_are_no_numbers_are_told(place: Place) -> None:
+    logits = place.randn(5, 130)
+    logits[1, 120], logits[2, 0], logits[4] = torch.nan, torch.inf, -torch.inf
+    for tokens, sound in (greedy_triton(logits, SMALL), greedy(logits)):
+        assert sound.tolist() == [True, False, False, True, False]
+        assert bool((tokens < 130).all())
+    words = torch.zeros(5, 9, dtype=torch.float64, device=place.device)
+    words[:, :3] = torch.tensor([1.0, 0.0, 0.9])
+    rows = torch.arange(5, dtype=torch.int32, device=place.device)
+    tokens, sound = draw_triton(logits, rows, words, torch.zeros_like(rows).long(), SMALL)
+    assert sound.tolist() == [True, False, False, True, False]
+    assert bool(((tokens >= 0) & (tokens < 130)).all())
+
+
+def parameters(settings: Tensor, seeds: list[int]) -> Tensor:
+    """The sampler's table; settings [n, 4]: temperature, top_k, top_p, min_p."""
+    made = torch.zeros(len(settings), 9, dtype=torch.float64)
+    made[:, :4] = settings
+    made[:, 7:] = torch.tensor([noise.key(seed) for seed in seeds], dtype=torch.float64)
+    return made
+
+
+def twin(logits: Tensor, kind: str, table: Tensor, outputs: Tensor) -> Tensor:
+    """The sampler's own steps."""
+    table = table.to(logits.device)
+    scaled = scale_and_bar(logits.float().clone(), table, kind, int(table[:, 1].max()))
+    words = noise.words(table[:, 7:].long(), outputs.to(logits.device))
     bits = noise.random_bits(noise.spread(logits.shape[1], logits.device), words)
     return scaled.sub_(noise.log_exponential(bits)).argmax(-1)
 
 
-def run(logits: Tensor, settings: Tensor, words: Tensor, tuning: DrawTuning) -> Tensor:
-    rows, device = len(logits), logits.device
-    tokens = torch.full((rows,), -7, dtype=torch.int64, device=device)
-    temperature, top_k, top_p, min_p = settings.to(device).float().unbind(1)
-    parts = [part.contiguous() for part in (temperature, top_k.int(), top_p, min_p)]
-    index = torch.arange(rows - 1, -1, -1, device=device)
-    draw_triton(logits, index, parts[0], parts[1], parts[2], parts[3], words, tokens, tuning)
-    return tokens
+def run(logits: Tensor, table: Tensor, outputs: Tensor, tuning: DrawTuning | None) -> Tensor:
+    """The lines' parameters stand in reversed order in the table, one of nobody's among them."""
+    count, device = len(logits), logits.device
+    rows = torch.arange(count, 0, -1, dtype=torch.int32, device=device)
+    spread = torch.cat((torch.full((1, 9), torch.nan, dtype=torch.float64), table.flip(0)))
+    return draw_triton(logits, rows, spread.to(device), outputs.to(device), tuning)[0]
 
 
 KINDS = {
@@ -56,59 +81,71 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [(kind, 0.3 if number % 2 else 3.0, SMALL) for number, kind in enumerate(KINDS)]
+CASES += [("top_p", 0.3, SMALL), ("top_p", 0.0, SMALL), ("top_k", 3.0, SMALL)]
+CASES += [("top_p", 0.3, NO_ROOM), ("top_k top_p", 0.3, NO_ROOM)]
+
+
+@pytest.mark.parametrize(("kind", "spread", "tuning"), CASES)
 @pytest.mark.parametrize("place", EXACT)
 def test_draws_are_the_sampler_s(
-    place: Place, kind: str, spread: float, monkeypatch: pytest.MonkeyPatch
+    place: Place, kind: str, spread: float, tuning: DrawTuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, vocab = 3, 300
+    rows, vocab = 4, 150
     top_k, top_p, min_p = KINDS[kind]
     logits = place.randn(rows, vocab) * spread
     logits[1].round_()  # many ties
     logits[2, ::2] = -torch.inf
     settings = torch.tensor([[0.3 + row, top_k, top_p, min_p] for row in range(rows)], dtype=torch.float64)
-    positions = torch.arange(rows)
-    keys = torch.tensor([noise.key(977 * row) for row in range(rows)])
-    words = noise.words(keys, positions).to(place.device)
-    expected = twin(logits, kind.split()[0], settings.to(place.device), words)
+    table, outputs = parameters(settings, [977 * row for row in range(rows)]), torch.arange(rows)
+    expected = twin(logits, kind.split()[0], table, outputs)
     poison(monkeypatch)
-    assert run(logits, settings, words, SMALL).tolist() == expected.tolist()
+    table[3, 0] = 0  # greedy
+    expected[3] = logits[3].argmax()
+    assert run(logits, table, outputs, tuning).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_draws_of_any_dtype_are_those_of_its_values(place: Place) -> None:
+    logits = place.randn(2, 130)
+    settings = torch.tensor([[1.0, 0, 0.8, 0.0], [1.0, 9, 1.0, 0.0]], dtype=torch.float64)
+    table, outputs = parameters(settings, [3, 4]), torch.arange(2)
+    assert torch.equal(run(logits, table, outputs, SMALL), run(logits.float(), table, outputs, SMALL))
 
 
 @pytest.mark.parametrize("place", EXACT)
 def test_kept_tokens_are_drawn_and_no_others(place: Place) -> None:
     """Many draws of one line: what top-k keeps all comes up, and nothing else."""
-    draws = 24
+    draws = 12
     logits = place.randn(1, 100).repeat(draws, 1)
     settings = torch.tensor([[9.0, 3, 1.0, 0.0]] * draws, dtype=torch.float64)
-    words = noise.words(
-        torch.tensor([noise.key(seed) for seed in range(draws)]), torch.zeros(draws, dtype=torch.int64)
-    )
-    drawn = set(run(logits, settings, words.to(place.device), SMALL).tolist())
+    table, outputs = parameters(settings, list(range(draws))), torch.zeros(draws, dtype=torch.int64)
+    drawn = set(run(logits, table, outputs, SMALL).tolist())
     assert drawn == set(logits[0].topk(3).indices.tolist())
 
 
 @pytest.mark.parametrize("place", PLACES[2:])
 def test_draws_over_a_real_vocabulary(place: Place) -> None:
     rows, vocab = 64, 151936
-    words = noise.words(torch.tensor([noise.key(row) for row in range(rows)]), torch.arange(rows)).to(
-        place.device
-    )
+    outputs = torch.arange(rows)
     for size in (0.2, 1.0, 8.0):
         logits = place.randn(rows, vocab) * size
         for kind, (top_k, top_p, min_p) in KINDS.items():
-            settings = torch.tensor([[0.9, top_k, top_p, min_p]] * rows, dtype=torch.float64)
-            expected = twin(logits, kind.split()[0], settings.to(place.device), words)
-            agree = (run(logits, settings, words, DrawTuning()) == expected).float().mean()
+            table = parameters(
+                torch.tensor([[0.9, top_k, top_p, min_p]] * rows, dtype=torch.float64), list(range(rows))
+            )
+            expected = twin(logits, kind.split()[0], table, outputs)
+            agree = (run(logits, table, outputs, None) == expected).float().mean()
             assert float(agree) >= 0.98, f"{kind} at {size}: sums round differently on the very edge alone"
 
 
 def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:
     logits = torch.randn(3, 9)
-    assert torch.equal(argmax(logits), logits.argmax(-1))
+    assert torch.equal(greedy(logits)[0], logits.argmax(-1))
     with pytest.raises(ValueError, match=r"\(9,\)"):
-        argmax(logits[0])
-    one, index, words = torch.ones(3), torch.arange(3), torch.zeros(3, 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match="top_k must be"):
-        draw_triton(logits, index, one, one, one, one, words, index)
+        greedy(logits[0])
+    rows, outputs = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="parameters must be"):
+        draw_triton(logits, rows, torch.zeros(3, 4, dtype=torch.float64), outputs)
+    with pytest.raises(ValueError, match="outputs must be"):
+        draw_triton(logits, rows, torch.zeros(3, 9, dtype=torch.float64), rows)

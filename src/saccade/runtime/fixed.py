@@ -17,6 +17,7 @@ from torch import Tensor
 from saccade.cache.pages import FixedPaged, Pages
 from saccade.kernels.choice import mode, running
 from saccade.kernels.device_rows import advance_rows, gather_rows
+from saccade.kernels.greedy import greedy
 from saccade.models.layers import LanguageModel
 from saccade.plan import Row
 from saccade.runtime.buckets import CHUNKS, TOKENS, Shape, most_lines
@@ -131,7 +132,7 @@ class FixedStep:
             self.logits(shape).copy_(logits)
             return
         if shape.ending == "greedy":
-            tokens, sound = self._sampler.greedy(logits)
+            tokens, sound = greedy(logits)
         else:
             tokens, sound = self._sampler.draw(logits, rows, outputs)
         self.tokens[:lines].copy_(tokens)

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.choice import runs_triton
-from saccade.kernels.sample import argmax, draw_triton
+from saccade.kernels.draw import draw_triton
+from saccade.kernels.greedy import greedy
 from saccade.plan import Enter, Row
 from saccade.request import Sampling, TokenLogprobs
 from saccade.runtime import noise
@@ -89,16 +90,20 @@ class Sampler:
         `rows` says on the host what `device_rows` [S] and `output_positions` [S] (int64) say on the device.
         """
         uses = [self._uses[row.row] for row in rows]
-        sound = logits.sum(dim=-1).isfinite()  # one NaN or infinity among them spoils it
+        tokens, sound = greedy(logits)
         if all(use == _PLAIN for use in uses):
-            return SampleOutput(argmax(logits), sound, (None,) * len(uses), None)
+            return SampleOutput(tokens, sound, (None,) * len(uses), None)
         logits = logits.contiguous()
         steps = _Steps(uses, rows, self._device)
         raw = _Raw(logits, steps.index("logprobs"), uses) if steps.has("logprobs") else None
         parameters = self._parameters[device_rows]
         self._edit(logits, steps, device_rows, parameters)
-        tokens = argmax(logits) if steps.has("greedy") else torch.empty_like(device_rows)
-        if steps.has("random"):
+        if steps.has("edited"):
+            tokens = greedy(logits)[0]
+        if steps.has("random") and runs_triton("draw", logits):
+            asking, outputs = device_rows.to(torch.int32), output_positions.contiguous()
+            tokens = draw_triton(logits, asking, self._parameters, outputs)[0]
+        elif steps.has("random"):
             self._draw(tokens, logits, steps, parameters, output_positions)
         if steps.has("penalties"):
             chosen = steps.index("penalties")
@@ -107,7 +112,7 @@ class Sampler:
         return SampleOutput(tokens, sound, tuple(use.logprobs for use in uses), logprobs)
 
     def ending(self, rows: Sequence[Row]) -> str:
-        """How a captured step of these rows may end: "greedy" by `greedy`, "drawn" by `draw`, or "logits"
+        """How a captured step of these rows may end: "greedy", "drawn" by `draw`, or "logits"
         where a row asks for more, which `sample` then does."""
         uses = [self._uses[row.row] for row in rows if row.sample]
         if all(use == _PLAIN for use in uses):
@@ -119,16 +124,14 @@ class Sampler:
         by_twin = self._device.type == "cuda" and not runs_triton("draw", self._parameters)
         return "logits" if more or by_twin else "drawn"
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The best token of each line [S, vocab], and whether the line was of numbers."""
-        return argmax(logits), logits.sum(dim=-1, dtype=torch.float32).isfinite()
-
     def draw(self, logits: Tensor, device_rows: Tensor, output_positions: Tensor) -> tuple[Tensor, Tensor]:
         """As device_rows [S] int32 ask (-1: nobody does): greedy, or drawn under top-k, top-p and min-p.
 
         Looks at nothing on the host but the CPU's own tensors, so it can be captured where it is a kernel.
         """
-        tokens, sound = self.greedy(logits)
+        if runs_triton("draw", logits):
+            return draw_triton(logits, device_rows, self._parameters, output_positions)
+        tokens, sound = greedy(logits)
         parameters = self._parameters[device_rows.clamp(min=0).long()]
         random, k, p = parameters[:, TEMPERATURE] > 0, parameters[:, TOP_K], parameters[:, TOP_P]
         words = noise.words(parameters[:, KEY_LOW:].long(), output_positions)
@@ -158,19 +161,6 @@ class Sampler:
     ) -> None:
         """Write the tokens of the random rows; their logits are used up."""
         words = noise.words(parameters[:, KEY_LOW:].long(), positions)
-        if runs_triton("draw", logits):
-            temperature, top_k, top_p, min_p = (parameters[:, column] for column in range(REPETITION))
-            draw_triton(
-                logits,
-                steps.index("random"),
-                temperature.float(),
-                top_k.int(),
-                top_p.float(),
-                min_p.float(),
-                words,
-                tokens,
-            )
-            return
         # Sorting holds several times what the other kinds hold of each row.
         for kind, size in (
             ("free", self._chunk),
@@ -225,7 +215,7 @@ class _Steps:
     def __init__(self, uses: Sequence[Use], rows: Sequence[Row], device: torch.device) -> None:
         random = [i for i, use in enumerate(uses) if use.random]
         self._members = {
-            "greedy": [i for i, use in enumerate(uses) if not use.random],
+            "edited": [i for i, use in enumerate(uses) if not use.random and use != _PLAIN],
             "random": random,
             "free": [i for i in random if not uses[i].top_k and not uses[i].top_p],
             "top_p": [i for i in random if not uses[i].top_k and uses[i].top_p],

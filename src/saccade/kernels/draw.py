@@ -1,0 +1,310 @@
+"""A draw under top-k, top-p and min-p without sorting, several programs to a line.
+
+The twin is `runtime.sampler` (scale_and_bar, then noise, then argmax):
+
+    x = (logit - best) / temperature                                   at most 0
+    kept: x >= the k-th best x; x >= the least x of the smallest set of best tokens whose share of the mass of
+          what top-k keeps reaches top_p; x >= log(min_p). Ties stay in.
+    token = argmax over the kept of  x - log(E),   E = -log(1 - u),  u a hash of (words, token id)
+
+Both bounds have one form: the least v with F(x > v) < target, F a count (target k) or a mass (target top_p
+* total). x is never positive, so the bits of |x| (its key) order it. Five kernels:
+
+    best     each piece of a line: its best logit, and whether all are numbers
+    pivots   each line: the best of its pieces, which is the greedy token; the two words of its noise; eight
+             keys around the place where 2,048 of its tokens say the bound is
+    tally    each piece: F below the eight keys
+    sift     each piece: which two keys hold the bound is known now; tokens this side of both are scored,
+             those between them written to the line's list
+    settle   each line: the exact bound among its list, by eighths of eighths; the kept ones scored, and the
+             best of all scores taken
+
+So a line is read three times (twice where nothing is barred) by as many programs as it has pieces. A line
+whose list does not fit (tokens all alike, or k in the tens of thousands) is searched whole by one program, in
+its own time. Sums over a list are of whole numbers: the order an atomic counter leaves it in changes nothing.
+
+Bytes: 256 lines of 151,936 in 16 bits are 78 MB, 17 us a pass at 4.69 TB/s. Tallying takes some 40 operations
+a value, scoring 50. Prediction for an H200: 130 us at 256 lines of a trained model, 190 us of flat ones, 40
+us for one line. Not measured yet.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.bound import bound_of_line, bound_of_list, far_of, narrowed, tally_line
+from saccade.kernels.choice import mode
+from saccade.kernels.greedy import DrawTuning, best_of_line, best_of_pieces
+from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+
+COLUMNS = 9  # of the parameter table; `runtime.bars` names them
+
+
+@jit
+def _mixed(bits):
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    return bits ^ (bits >> 16)
+
+
+@jit
+def _log_exponential(token, first, second):
+    """`runtime.noise`: the hash of a token id under two words, as log of an exponential variable."""
+    bits = (_mixed(token.to(tl.uint32) * 0x9E3779B9) ^ first) * 0x7FEB352D
+    bits = ((bits ^ (bits >> 15)) + second) * 0x846CA68B
+    bits = (bits ^ (bits >> 13)) * 0x2C1B3C6D
+    bits = bits ^ (bits >> 16)
+    u = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
+    u = tl.minimum(u, 1.0 - 2.0**-24)
+    rest = 1.0 - u
+    # -log(1 - u), exact also where 1 - u rounds: log(rest) * u / (1 - rest)
+    lost = 1.0 - rest
+    waiting = tl.where(lost > 0, -tl.log(rest) * (u / tl.where(lost > 0, lost, 1.0)), u)
+    return tl.log(waiting)
+
+
+@jit
+def _pivot_kernel(logits, values, places, sounds, rows, parameters, outputs, tokens, sound, frame, numbers,
+                  pivots, counters, vocab, stride, pieces, UP: tl.constexpr, SAMPLE: tl.constexpr,
+                  PDL: tl.constexpr):  # fmt: skip
+    """frame [4] float32: best, temperature, top_p, farthest |x| min_p keeps; numbers [4] int32: kind (0
+    greedy, 1 unbarred, 2 by top_p, 3 by top_k), k, the two words."""
+    row = tl.program_id(0).to(tl.int64)
+    wait_for_previous(PDL)
+    best = best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP)
+    asked = parameters + tl.maximum(tl.load(rows + row), 0).to(tl.int64) * 9
+    temperature = tl.load(asked).to(tl.float32)
+    k = tl.load(asked + 1).to(tl.int32)
+    p = tl.load(asked + 2).to(tl.float32)
+    spot = tl.load(outputs + row).to(tl.uint32) * 0x9E3779B9
+    first = _mixed(tl.load(asked + 7).to(tl.int64).to(tl.uint32) ^ spot)
+    second = _mixed(tl.load(asked + 8).to(tl.int64).to(tl.uint32) ^ spot)
+    by_k = (k > 0) & (k < vocab)
+    kind = tl.where(by_k, 3, tl.where(p < 1, 2, 1))
+    kind = tl.where((temperature > 0) & (tl.load(rows + row) >= 0), kind, 0)
+    tl.store(frame + row * 4, best)
+    tl.store(frame + row * 4 + 1, temperature)
+    tl.store(frame + row * 4 + 2, p)
+    tl.store(frame + row * 4 + 3, -tl.log(tl.load(asked + 3).to(tl.float32)))
+    tl.store(numbers + row * 4, kind)
+    tl.store(numbers + row * 4 + 1, k)
+    tl.store(numbers + row * 4 + 2, _mixed(first ^ (second * 0x2C1B3C6D)).to(tl.int32, bitcast=True))
+    tl.store(numbers + row * 4 + 3, _mixed(second ^ (first * 0x2C1B3C6D)).to(tl.int32, bitcast=True))
+    tl.store(counters + row, 0)
+    if kind >= 2:
+        step = tl.maximum(vocab // SAMPLE, 1)
+        token = tl.arange(0, SAMPLE) * step
+        inside = token < vocab
+        far = far_of(logits + row * stride, token, inside, best, temperature)
+        key = far.to(tl.int32, bitcast=True)
+        taken = tl.sum(inside.to(tl.float32), 0)
+        quarter = tl.arange(0, 4)
+        # Masses a little below and above top_p; or places well beyond the k-th: its list holds all before it.
+        off = tl.where(quarter == 0, -0.03, tl.where(quarter == 1, -0.008, 0.0))
+        rest = 1.0 - p
+        off = tl.where(quarter == 2, tl.minimum(0.008, rest * 0.4), off)
+        off = tl.where(quarter == 3, tl.minimum(0.03, rest * 0.8), off)
+        mean = k.to(tl.float32) * taken / vocab
+        ranks = (mean + 4.0 * tl.sqrt(mean) + 4.0) * (1 + quarter * quarter).to(tl.float32)
+        weight = tl.where(inside, tl.where(by_k, 1.0, tl.exp(-far)), 0.0)
+        target = tl.where(by_k, ranks, (p + off) * tl.sum(weight, 0))
+        low = quarter * 0
+        high = quarter * 0 + 0x7F800001
+        for _ in range(18):  # of 31 bits: a guess needs no more
+            middle = low + (high - low) // 2
+            under = tl.sum(tl.where(key[None, :] < middle[:, None], weight[None, :], 0.0), 1)
+            low = tl.where(under < target, middle, low)
+            high = tl.where(under < target, high, middle)
+        tl.store(pivots + row * 8 + quarter, high)
+        # 1, 4 and 16 (exponents 127, 129, 131 of a float) where a few tokens hold all mass; then everything
+        tl.store(pivots + row * 8 + 4 + quarter, tl.where(quarter < 3, (127 + 2 * quarter) << 23, 0x7F800001))
+
+
+@jit
+def _tally_kernel(logits, frame, numbers, pivots, partial, vocab, stride, pieces, PIECE: tl.constexpr,
+                  BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    wait_for_previous(PDL)
+    kind = tl.load(numbers + row * 4)
+    if kind < 2:
+        return
+    best, temperature = tl.load(frame + row * 4), tl.load(frame + row * 4 + 1)
+    eight = tl.arange(0, 8)
+    keys = tl.load(pivots + row * 8 + eight)
+    line, start = logits + row * stride, piece * PIECE
+    stop = tl.minimum(start + PIECE, vocab)
+    at = partial + (row * pieces + piece) * 8 + eight
+    if kind == 2:
+        tl.store(at, tally_line(line, start, stop, best, temperature, keys, 0x7F800000, True, BLOCK))
+    else:
+        tl.store(at, tally_line(line, start, stop, best, temperature, keys, 0x7F800000, False, BLOCK))
+
+
+@jit
+def _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP: tl.constexpr):
+    """Keys low and high that hold the bound, F below low, the target. Nothing barred: all is below low."""
+    low, high = kind * 0, kind * 0 + 0x7F800001
+    below = kind.to(tl.float32) * 0.0
+    target = below
+    if kind >= 2:
+        piece, eight = tl.arange(0, UP), tl.arange(0, 8)
+        at = partial + (row * pieces + piece)[:, None] * 8 + eight[None, :]
+        sums = tl.sum(tl.load(at, mask=(piece < pieces)[:, None], other=0.0), 0)
+        keys = tl.load(pivots + row * 8 + eight)
+        target = tl.load(frame + row * 4 + 2) * tl.max(sums, 0)
+        target = tl.where(kind == 3, tl.load(numbers + row * 4 + 1).to(tl.float32), target)
+        low, high, below = narrowed(keys, sums, low, high, below, target)
+        low = tl.where(kind == 3, 0, low)  # top-p may look at all that top-k keeps
+        below = tl.where(kind == 3, 0.0, below)
+    else:
+        low = high
+    return low, high, below, target
+
+
+@jit
+def _sift_kernel(logits, frame, numbers, pivots, partial, counters, keys, listed, tops, chosen, vocab, stride,
+                 pieces, PIECE: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr, UP: tl.constexpr,
+                 PDL: tl.constexpr):  # fmt: skip
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    wait_for_previous(PDL)
+    kind = tl.load(numbers + row * 4)
+    if kind == 0:
+        return
+    low, high, _, _ = _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP)
+    best, temperature = tl.load(frame + row * 4), tl.load(frame + row * 4 + 1)
+    farthest = tl.load(frame + row * 4 + 3).to(tl.int32, bitcast=True)
+    first = tl.load(numbers + row * 4 + 2).to(tl.uint32, bitcast=True)
+    second = tl.load(numbers + row * 4 + 3).to(tl.uint32, bitcast=True)
+    top = tl.full([TILE], float("-inf"), tl.float32)
+    at = tl.full([TILE], 2147483647, tl.int32)
+    for start in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, vocab), TILE):
+        token = start + tl.arange(0, TILE)
+        inside = token < vocab
+        far = far_of(logits + row * stride, token, inside, best, temperature)
+        key = far.to(tl.int32, bitcast=True)
+        kept = inside & (key < low) & (key <= farthest)
+        if tl.max(kept.to(tl.int32), 0) > 0:  # most tiles of a trained model's line keep nothing
+            score = tl.where(kept, -far - _log_exponential(token, first, second), float("-inf"))
+            at = tl.where(score > top, token, at)
+            top = tl.maximum(top, score)
+        wanted = (inside & (key >= low) & (key < high)).to(tl.int32)
+        count = tl.sum(wanted, 0)
+        if count > 0:
+            place = tl.atomic_add(counters + row, count, sem="relaxed") + tl.cumsum(wanted, 0) - 1
+            fits = (wanted > 0) & (place < ROOM)
+            tl.store(keys + row * ROOM + place, key, mask=fits)
+            tl.store(listed + row * ROOM + place, token, mask=fits)
+    winner = tl.max(top, 0)
+    tl.store(tops + row * pieces + piece, winner)
+    tl.store(chosen + row * pieces + piece, tl.min(tl.where(top == winner, at, 2147483647), 0))
+
+
+@jit
+def _settle_kernel(logits, frame, numbers, pivots, partial, counters, keys, spares, listed, tops, chosen,
+                   tokens, vocab, stride, pieces, ROOM: tl.constexpr, BLOCK: tl.constexpr, UP: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    wait_for_previous(PDL)
+    kind, k = tl.load(numbers + row * 4), tl.load(numbers + row * 4 + 1)
+    if kind == 0:
+        return
+    low, high, below, target = _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP)
+    best, temperature = tl.load(frame + row * 4), tl.load(frame + row * 4 + 1)
+    p, line = tl.load(frame + row * 4 + 2), logits + row * stride
+    farthest = tl.load(frame + row * 4 + 3).to(tl.int32, bitcast=True)
+    first = tl.load(numbers + row * 4 + 2).to(tl.uint32, bitcast=True)
+    second = tl.load(numbers + row * 4 + 3).to(tl.uint32, bitcast=True)
+    piece = tl.arange(0, UP)
+    score = tl.load(tops + row * pieces + piece, mask=piece < pieces, other=float("-inf"))
+    token = tl.load(chosen + row * pieces + piece, mask=piece < pieces, other=2147483647)
+    top = tl.max(score, 0)
+    winner = tl.min(tl.where(score == top, token, 2147483647), 0)
+    if kind >= 2:
+        count = tl.load(counters + row)
+        mine = keys + row * ROOM
+        bests = tl.full([BLOCK], float("-inf"), tl.float32)
+        at = tl.full([BLOCK], 2147483647, tl.int32)
+        if count <= ROOM:
+            most = bound_of_list(
+                mine, spares + row * ROOM, count, low, high, below, target, k, p, kind, BLOCK
+            )
+            most = tl.minimum(most, farthest)
+            for start in range(0, count, BLOCK):
+                place = start + tl.arange(0, BLOCK)
+                key = tl.load(mine + place, mask=place < count, other=0x7FFFFFFF)
+                one = tl.load(listed + row * ROOM + place, mask=place < count, other=2147483647)
+                noise = _log_exponential(one, first, second)
+                value = tl.where(key <= most, -key.to(tl.float32, bitcast=True) - noise, float("-inf"))
+                # The list is in any order: of equal scores the first token, as argmax has it.
+                better = (value > bests) | ((value == bests) & (one < at))
+                at = tl.where(better, one, at)
+                bests = tl.maximum(bests, value)
+        else:
+            most = tl.minimum(bound_of_line(line, vocab, best, temperature, k, p, kind, BLOCK), farthest)
+            for start in range(0, vocab, BLOCK):
+                one = start + tl.arange(0, BLOCK)
+                far = far_of(line, one, one < vocab, best, temperature)
+                key = far.to(tl.int32, bitcast=True)
+                kept = (one < vocab) & (key >= low) & (key <= most)
+                value = tl.where(kept, -far - _log_exponential(one, first, second), float("-inf"))
+                at = tl.where(value > bests, one, at)
+                bests = tl.maximum(bests, value)
+        late = tl.max(bests, 0)
+        other = tl.min(tl.where(bests == late, at, 2147483647), 0)
+        winner = tl.where(late > top, other, tl.where(late == top, tl.minimum(other, winner), winner))
+    tl.store(tokens + row, tl.minimum(winner, vocab - 1).to(tl.int64))  # a line of NaN has no winner
+
+
+def draw_triton(
+    logits: Tensor,  # [S, vocab] of any float dtype
+    rows: Tensor,  # [S] int32: lines of the parameters; negative: nobody's, which is as good as greedy
+    parameters: Tensor,  # [any, 9] float64, as `runtime.bars` names them; temperature 0: greedy
+    outputs: Tensor,  # [S] int64: output positions
+    tuning: DrawTuning | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The drawn (or greedy) token of each line, [S] int64; and whether the line was of numbers, [S] bool."""
+    lines, vocab = logits.shape
+    for name, tensor, dtype, shape in (
+        ("rows", rows, torch.int32, (lines,)),
+        ("parameters", parameters, torch.float64, (parameters.shape[0], COLUMNS)),
+        ("outputs", outputs, torch.int64, (lines,)),
+    ):
+        if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous {shape} of {dtype}, not {tuple(tensor.shape)} {tensor.dtype}"
+            )
+    t = tuning or DrawTuning(pdl=mode().early)
+
+    def made(kind: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(lines, *shape, dtype=kind, device=logits.device)
+
+    tokens, sound = made(torch.int64), made(torch.bool)
+    if not lines:
+        return tokens, sound
+    best, size = best_of_pieces(logits, t)
+    pieces = up(vocab, size)
+    frame, numbers, pivots = made(torch.float32, 4), made(torch.int32, 4), made(torch.int32, 8)
+    counters, partial = made(torch.int32), made(torch.float32, pieces, 8)
+    keys, spares, listed = (made(torch.int32, t.room) for _ in range(3))
+    tops, chosen = made(torch.float32, pieces), made(torch.int32, pieces)
+    of_line = vocab, logits.stride(0), pieces
+    more = {"PDL": t.pdl, "num_warps": t.warps, **({"launch_pdl": True} if t.pdl else {})}
+    ways, tile = power_of_two(pieces), min(t.tile, power_of_two(size))
+    _pivot_kernel[(lines,)](
+        logits, *best, rows, parameters, outputs, tokens, sound, frame, numbers, pivots, counters, *of_line,
+        UP=ways, SAMPLE=t.sample, **more,
+    )  # fmt: skip
+    _tally_kernel[(lines, pieces)](
+        logits, frame, numbers, pivots, partial, *of_line, PIECE=size, BLOCK=t.block, **more
+    )
+    _sift_kernel[(lines, pieces)](
+        logits, frame, numbers, pivots, partial, counters, keys, listed, tops, chosen, *of_line, PIECE=size,
+        TILE=tile, ROOM=t.room, UP=ways, **more,
+    )  # fmt: skip
+    _settle_kernel[(lines,)](
+        logits, frame, numbers, pivots, partial, counters, keys, spares, listed, tops, chosen, tokens,
+        *of_line, ROOM=t.room, BLOCK=t.block, UP=ways, **more,
+    )  # fmt: skip
+    return tokens, sound
