@@ -28,12 +28,31 @@ else:
 
 INTERPRETED: bool = TRITON and bool(triton.knobs.runtime.interpret)
 
-__all__ = ["INTERPRETED", "TRITON", "fetch_ahead", "jit", "power_of_two", "tl", "up", "wait_for_previous"]
+__all__ = [
+    "INTERPRETED",
+    "TRITON",
+    "fetch_ahead",
+    "jit",
+    "jit_for_any",
+    "power_of_two",
+    "tl",
+    "up",
+    "wait_for_previous",
+]
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """A Triton kernel, or the bare function where there is no Triton (nothing calls it there)."""
     return triton.jit(function) if TRITON else function
+
+
+def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
+    """A kernel that is not compiled anew for values of these arguments that are 1, or multiples of 16."""
+
+    def make(function: Callable[..., Any]) -> Any:
+        return triton.jit(function, do_not_specialize=names) if TRITON else function
+
+    return make
 
 
 def power_of_two(value: int) -> int:

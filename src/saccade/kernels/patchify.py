@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.jit import jit, power_of_two, tl, up
+from saccade.kernels.jit import jit_for_any, power_of_two, tl, up
 
 WEIGHT_BITS = 22
 
@@ -33,7 +33,7 @@ class PatchTuning(NamedTuple):
     cut_warps: int = 4
 
 
-@jit
+@jit_for_any("taps", "length")
 def _resample_kernel(source, first, weights, out, taps, length, width, y_stride, c_stride, x_stride,
                      ALONG_X: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One stretch of one line of one channel; `length` is the source's along the resampled axis."""
@@ -62,7 +62,7 @@ def _resample_kernel(source, first, weights, out, taps, length, width, y_stride,
     tl.store(out + line * width + x, value.to(tl.uint8), mask=inside)
 
 
-@jit
+@jit_for_any("frames", "columns")
 def _patchify_kernel(planes, table, out, frames, columns, frame_stride, width, MERGE: tl.constexpr,
                      PATCH: tl.constexpr, TIME: tl.constexpr, SIZE: tl.constexpr,
                      SIZE_UP: tl.constexpr):  # fmt: skip

@@ -83,10 +83,17 @@ class VisionLayer(nn.Module):
         self.down = Linear(dims.inner, (dims.hidden,), place, bias=True)
         self._activation = ACTIVATIONS[dims.activation]
 
-    def forward(self, x: Tensor, turn: Turn, runs: Sequence[Run]) -> Tensor:
-        delta = self.attention.forward(self.attention_norm.forward(x), turn, runs)
-        normed, x = self.mlp_norm.add(delta, x)
-        return x + self.down.forward(self._activation(self.up.forward(normed)))
+    def forward(
+        self, x: Tensor, delta: Tensor | None, turn: Turn, runs: Sequence[Run]
+    ) -> tuple[Tensor, Tensor]:
+        """Of the stream x and what is still to be added to it; gives both again. The sum is made together
+        with the next layer's norm."""
+        if delta is None:
+            normed = self.attention_norm.forward(x)
+        else:
+            normed, x = self.attention_norm.add(delta, x)
+        normed, x = self.mlp_norm.add(self.attention.forward(normed, turn, runs), x)
+        return x, self.down.forward(self._activation(self.up.forward(normed)))
 
 
 class Merger(nn.Module):
@@ -147,12 +154,14 @@ class QwenVision(VisionTower):
         turn, runs = self._turn(grids), _runs(grids)
         planned = recurring or max(run.size for run in runs) >= PLANNED_PATCHES
         levels: list[Tensor] = []
+        delta: Tensor | None = None
         with (recurring_shape if planned else any_shape)(stream.device):
             for index in range(first, stop):
-                stream = self.layers[index](stream, turn, runs)
+                stream, delta = self.layers[index](stream, delta, turn, runs)
                 if index in self.deep:
+                    stream, delta = stream + delta, None
                     levels.append(self.deep_mergers[self.deep.index(index)](stream))
-        return stream, levels
+        return stream if delta is None else stream + delta, levels
 
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
         return torch.cat([self.merger.forward(stream), *levels], dim=-1)

@@ -27,6 +27,18 @@ SIZES = (
     (1280, 720),
     (1920, 1080),
 )
+# Every way of resizing, at widths and heights that are and are not multiples of 16: kernels differ by that.
+ODD_SIZES = (
+    (1023, 767),
+    (1040, 767),
+    (1023, 784),
+    (1040, 784),
+    (1024, 767),  # down the columns alone
+    (1023, 768),
+    (333, 2999),  # the columns first
+    (336, 2999),
+    (61, 47),  # enlarged
+)
 TOGETHER = (1, 2, 4)  # views of one size; larger ones go alone
 
 
@@ -48,16 +60,24 @@ def warm_pictures(
         for call in bar.track(calls, description="pictures"):
             for _ in range(2):
                 encoder.encode(call, capture=True)
+        for size in bar.track(ODD_SIZES, description="odd sizes"):
+            encoder.look(_picture(size, processing, 1)[0])
     return len(calls)
 
 
 def _calls(
     encoder: Encoder, size: tuple[int, int], processing: ImageProcessing, most_tokens: int
 ) -> list[list[Encode]]:
+    encodes = _picture(size, processing, max(TOGETHER))
+    first = encodes[0].view
+    if first.tokens >= most_tokens:
+        return []
+    return [encodes[:count] for count in TOGETHER if encoder.together(first.grid, count) == count]
+
+
+def _picture(size: tuple[int, int], processing: ImageProcessing, count: int) -> list[Encode]:
+    """A black picture, as so many different ones."""
     width, height = size
     pixels = np.zeros((1, height, width, 3), dtype=np.uint8)
-    views = [plain_view(index.to_bytes(16, "little"), size, processing) for index in range(max(TOGETHER))]
-    if views[0].tokens >= most_tokens:
-        return []
-    counts = [count for count in TOGETHER if encoder.together(views[0].grid, count) == count]
-    return [[Encode(view, view.key, pixels) for view in views[:count]] for count in counts]
+    views = [plain_view(index.to_bytes(16, "little"), size, processing) for index in range(count)]
+    return [Encode(view, view.key, pixels) for view in views]

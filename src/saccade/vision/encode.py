@@ -148,6 +148,11 @@ class Encoder:
 
     # From pixels to patches
 
+    @torch.inference_mode()
+    def look(self, encode: Encode) -> Tensor:
+        """The patches of a view, and nothing more."""
+        return self._packed([encode])
+
     def _packed(self, group: Sequence[Encode]) -> Tensor:
         frames = self._upload(group)
         return _join([self._patches(frames[id(encode.pixels)], encode) for encode in group])
