@@ -6,6 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.metrics import EngineStats, FrontMetrics
 
+OPEN = {"outcome", "route", "status"}  # labels whose values appear with use
+
 
 @dataclass
 class Exposed:

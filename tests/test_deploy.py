@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.exposed import exposed, metrics_text, series
+from tests.exposed import OPEN, metrics_text, series
 
-ROOT = Path(__file__).parent.parent
-DEPLOY = ROOT / "deploy"
+DEPLOY = Path(__file__).parent.parent / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "saccade.json").read_text())
 SCRAPED = {"job", "instance"}  # labels Prometheus adds
-OPEN = {"outcome", "route", "status"}  # labels whose values appear with use
 VARIABLES = {"$__rate_interval": "5m", "$job": "saccade", "$instance": ".*"}
 PROMTOOL = shutil.which("promtool")
 
@@ -121,21 +119,6 @@ def test_panels_have_their_place_and_their_source() -> None:
                 target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             )
     assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource", "job", "instance"]
-
-
-def test_the_table_of_metrics_is_what_is_exported() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| (\w+) \| ([^|]*)\|", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE
-    )
-    told = {}
-    for name, kind, label in rows:
-        labels, _, values = label.strip().partition(": ")
-        told[name] = (kind, set(re.findall(r"\w+", labels)), set(re.findall(r"\w+", values)))
-    assert len(told) == len(rows)
-    for name, one in exposed().items():
-        values = {value for label in one.values if label not in OPEN for value in one.values[label]}
-        assert told.pop(name, None) == (one.kind, set(one.values), values), f"docs/METRICS.md, {name}"
-    assert not told, "metrics that do not exist"
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")

@@ -1,14 +1,18 @@
 """/metrics: every number of the engine is there, of the right kind, and belongs to one server."""
 
+import re
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.metrics import CONTENT_TYPE, EngineStats, FrontMetrics
+from tests.exposed import OPEN, exposed
 
 TIERS = ("gpu", "host", "disk")
+TABLE = Path(__file__).parent.parent / "docs" / "METRICS.md"
 GAUGES: dict[tuple[str, str | None], str] = {
     ("saccade_requests", "waiting"): "waiting",
     ("saccade_requests", "running"): "running",
@@ -131,3 +135,16 @@ def test_times_are_histograms() -> None:
 def test_snapshot_survives_the_wire() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(STATS), type=EngineStats) == STATS
     assert all(attrgetter(name)(EngineStats()) == 0 for name in FIELDS)
+
+
+def test_the_table_of_metrics_is_what_is_exported() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*)\|", TABLE.read_text(), re.MULTILINE)
+    told = {}
+    for name, kind, label in rows:
+        labels, _, values = label.strip().partition(": ")
+        told[name] = (kind, set(re.findall(r"\w+", labels)), set(re.findall(r"\w+", values)))
+    assert len(told) == len(rows)
+    for name, one in exposed().items():
+        values = {value for label in one.values if label not in OPEN for value in one.values[label]}
+        assert told.pop(name, None) == (one.kind, set(one.values), values), f"docs/METRICS.md, {name}"
+    assert not told, "metrics that do not exist"
