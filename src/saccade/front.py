@@ -34,7 +34,7 @@ from saccade.stages import Stages
 from saccade.text.answer import Answer
 from saccade.text.chat import ChatTemplate, split_media, text_bytes, utf8_bytes
 from saccade.text.tokens import Tokens
-from saccade.views import read_views
+from saccade.views import views_of
 
 log = logging.getLogger(__name__)
 
@@ -205,8 +205,7 @@ class Front:
         self._check_vocabulary(ids, asked)
         self._check_placeholders(ids, parts, asked)
         text, eye = len(ids) - len(parts), self._eye
-        said = [part.detail if asked.trusted else None for part in parts if part.kind == "image"]
-        wishes = replace(asked.wishes, details=tuple(said))
+        wishes = replace(asked.wishes, details=tuple(part.detail for part in parts if part.kind == "image"))
         terms = Terms(
             salt=asked.salt,
             trusted=asked.trusted,
@@ -309,7 +308,7 @@ def _eye(checkpoint: Checkpoint) -> Eye | None:
         tuple(_given(checkpoint.vision_end_id)),
         frozenset(checkpoint.eos_ids),
     )
-    return Eye(read_views(checkpoint.config, checkpoint.image.factor), checkpoint.image, marks)
+    return Eye(views_of(checkpoint), checkpoint.image, marks)
 
 
 def _given(token: int | None) -> list[int]:

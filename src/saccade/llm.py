@@ -25,7 +25,7 @@ from saccade.errors import InvalidValue, SaccadeError
 from saccade.front import Front
 from saccade.lod.values import LodParams
 from saccade.media.detail import Wishes
-from saccade.request import Delta, Request
+from saccade.request import Delta, Request, Zoomed
 from saccade.runtime.engine import Engine
 from saccade.sampling import SamplingParams
 from saccade.text.answer import Answer, Choice, Usage
@@ -45,6 +45,7 @@ class Output:
     prompt_token_ids: tuple[int, ...]  # one placeholder per picture
     outputs: list[Choice]
     usage: Usage
+    zoomed: Zoomed | None = None  # the views chosen, where level of detail was asked for
 
 
 class LLM:
@@ -142,7 +143,10 @@ class LLM:
             finally:  # an interrupt or a refusal leaves nothing behind, in the engine or in the threads
                 ahead.stop()
                 self.engine.cancel(name for name, answer in answers.items() if not answer.done)
-        return [Output(name, prompts[name], answers[name].choices, answers[name].usage) for name in names]
+        return [
+            Output(name, prompts[name], one.choices, one.usage, one.zoomed)
+            for name, one in ((name, answers[name]) for name in names)
+        ]
 
     def _run(
         self, ahead: "_Ahead", answers: dict[str, Answer], total: int, advance: Callable[[int], None]

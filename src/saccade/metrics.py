@@ -94,6 +94,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0  # prompt tokens of admitted requests, visual and cached ones included
     generated_tokens: int = 0
     visual_tokens: int = 0  # of the prompt tokens, those that stand for pictures
+    full_visual_tokens: int = 0  # those there would have been at full detail
+    looks: int = 0  # pictures looked at to choose zoomed views
+    gated_looks: int = 0  # of those, where the global view was enough
+    zooms: int = 0  # zoomed views chosen
     steps: int = 0
     encodes: int = 0  # views run through the vision tower
     encode_slices: int = 0  # pieces in which some of them went, spread over steps
@@ -162,12 +166,13 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     yield times
     tokens = CounterMetricFamily(
         "saccade_tokens",
-        "Tokens by kind; cached and visual ones are part of the prompt tokens.",
+        "Tokens by kind; cached and visual ones are part of the prompt tokens, those at full detail are not.",
         labels=["kind"],
     )
     tokens.add_metric(["prompt"], stats.prompt_tokens)
     tokens.add_metric(["cached"], stats.prefix_hit_tokens)
     tokens.add_metric(["visual"], stats.visual_tokens)
+    tokens.add_metric(["visual_at_full_detail"], stats.full_visual_tokens)
     tokens.add_metric(["generated"], stats.generated_tokens)
     yield tokens
     yield from _totals(stats)
@@ -188,6 +193,9 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("requests_started", "Requests that got a device row.", stats.started),
         ("queue_wait_seconds", "Time those waited for it, all together.", stats.wait_seconds),
         ("vision_encodes", "Views run through the vision tower.", stats.encodes),
+        ("looks", "Pictures looked at to choose zoomed views.", stats.looks),
+        ("gated_looks", "Of those, where the global view was enough.", stats.gated_looks),
+        ("zooms", "Zoomed views chosen.", stats.zooms),
         ("vision_encode_slices", "Pieces of views spread over several steps.", stats.encode_slices),
     ):
         yield CounterMetricFamily(f"saccade_{name}", text, total)

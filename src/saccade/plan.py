@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.lod.values import Look
 from saccade.request import Pixels, Sampling, TokenLogprobs, View
 
 # Of a view: a whole picture or frame, a whole picture at less than full detail, a part of one.
@@ -50,6 +51,13 @@ class Enter(msgspec.Struct, frozen=True):
     output: tuple[int, ...]  # tokens already produced (after a preemption)
 
 
+class Sight(msgspec.Struct, frozen=True, gc=False):
+    """A picture to be looked at: where its view stands in the sequence, and its pixels."""
+
+    span: Span
+    pixels: Pixels
+
+
 class Row(msgspec.Struct, frozen=True, gc=False):  # holds nothing that could refer back to it
     """Compute `count` positions of one sequence, from `start`."""
 
@@ -64,6 +72,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # holds nothing that could re
     spans: tuple[Span, ...]  # the spans that overlap start .. start+count
     sample: bool  # whether the last position yields a token
     output_position: int  # how many output tokens precede the one sampled here
+    sights: tuple[Sight, ...] = ()  # what the last position, the end of a question, is to look at
 
 
 class Encode(msgspec.Struct, frozen=True):
@@ -107,3 +116,4 @@ class StepResult(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
     unsound: tuple[int, ...] = ()  # which of the tokens came from logits that were no numbers
+    looks: tuple[tuple[Look, ...], ...] = ()  # one entry per row with sights, one look per sight

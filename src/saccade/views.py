@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
 from saccade.lod.values import LADDER, ViewRule
 
@@ -30,6 +31,11 @@ class CheckpointViews:
     trained: bool  # with a global view and zoomed views after the question
     registered: bool  # with positions in the picture's frame
     head: RelevanceHead | None
+
+
+def views_of(checkpoint: Checkpoint) -> CheckpointViews:
+    unit = ViewRule().unit if checkpoint.image is None else checkpoint.image.factor
+    return read_views(checkpoint.config, unit)
 
 
 def read_views(config: Mapping[str, Any], unit: int) -> CheckpointViews:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
@@ -19,16 +20,15 @@ from saccade.config import EngineConfig
 from saccade.front import Front
 from saccade.lod.values import LodParams, Region
 from saccade.media.detail import Wishes
-from saccade.request import Request
+from saccade.request import Request, Zoomed
 from saccade.runtime.engine import Engine
-from saccade.vision.layout import lay_out
+from saccade.vision.layout import lay_out, zoomed
 from saccade.vision.preprocess import Preprocessor, ResampleTables
 from tests.parity.oracle import Oracle, picture
 from tests.parity.test_engine import IMAGE, SITUATIONS, run
 
 VIEWS = {
     "trained": True,
-    "positions": "registered",
     "global_tokens": [4, 12],
     "zoom_tokens": [16, 64],
     "placement": "after_question",
@@ -39,9 +39,10 @@ VIEWS = {
 class Question:
     text: str
     pictures: Sequence[Image.Image]
-    zooms: tuple[tuple[Region, ...], ...]
+    zooms: tuple[tuple[Region, ...], ...] | None
     budget: int | None = None
     max_tokens: int = 16
+    gate: bool = True
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Bench:
             f"v{next(self.numbers)}",
             images=question.pictures,
             trusted=True,
-            wishes=Wishes(params=LodParams(budget=question.budget, zooms=question.zooms)),
+            wishes=Wishes(params=LodParams(budget=question.budget, zooms=question.zooms, gate=question.gate)),
         )
 
     def engine(self, **options: Any) -> Engine:
@@ -83,6 +84,23 @@ class Bench:
         for question, request in zip(questions, requests, strict=True):
             for index in range(request.sampling.n):
                 assert answers[request.id, index] == self.expected(question), question.text
+
+
+def looked(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[list[list[int]], Zoomed]]:
+    """Every choice's tokens of requests that are looked at, and the views that were chosen for them."""
+    answers: dict[str, tuple[list[list[int]], list[Zoomed]]] = {}
+    for request in requests:
+        engine.submit(request)
+        answers[request.id] = [[] for _ in range(request.sampling.n)], []
+    while not engine.idle:
+        for delta in engine.step():
+            answers[delta.request_id][0][delta.index].extend(delta.tokens)
+            answers[delta.request_id][1].extend([delta.zoomed] if delta.zoomed else [])
+        engine.check()
+    stats = engine.stats()
+    assert stats.blocks_used == stats.running == stats.waiting == 0
+    assert all(len(told) == 1 for _, told in answers.values()), "what was chosen is told once"
+    return {name: (tokens, told[0]) for name, (tokens, told) in answers.items()}
 
 
 def patches_of(front: Front, request: Request) -> torch.Tensor:
@@ -113,14 +131,33 @@ def bench(
         if mode not in made:
             folder = family_folder("qwen3_vl")
             oracle = Oracle(folder)
+            folder = shutil.copytree(folder, tmp_path_factory.mktemp("views") / mode)
+            config = json.loads((folder / "config.json").read_text())
+            section: dict[str, Any] = {"views": {**VIEWS, "positions": mode}}
             if mode == "registered":
-                folder = shutil.copytree(folder, tmp_path_factory.mktemp("views") / "registered")
-                config = json.loads((folder / "config.json").read_text())
-                (folder / "config.json").write_text(json.dumps({**config, "saccade": {"views": VIEWS}}))
+                section["relevance"] = write_head(folder)
+            (folder / "config.json").write_text(json.dumps({**config, "saccade": section}))
             made[mode] = Bench(folder, oracle)
         return made[mode]
 
     return make
+
+
+HEAD_WIDTH, HEAD_LAYER = 8, 2
+
+
+def write_head(folder: Path, hidden: int = 64) -> dict[str, Any]:
+    """A random relevance head, and the section of config.json that names it."""
+    generator = torch.Generator().manual_seed(5)
+    save_file(
+        {
+            "relevance_norm.weight": 1 + 0.1 * torch.randn(hidden, generator=generator),
+            "question.weight": 0.05 * torch.randn(HEAD_WIDTH, hidden, generator=generator),
+            "place.weight": 0.05 * torch.randn(HEAD_WIDTH, hidden, generator=generator),
+        },
+        folder / "head.safetensors",
+    )
+    return {"file": "head.safetensors", "layer": HEAD_LAYER, "width": HEAD_WIDTH}
 
 
 def zoom(x0: int, y0: int, x1: int, y1: int, rows: int, columns: int) -> Region:
@@ -128,7 +165,7 @@ def zoom(x0: int, y0: int, x1: int, y1: int, rows: int, columns: int) -> Region:
 
 
 SHARED = picture(230, 250, 21)
-LARGE = [picture(230, 250, 21), picture(256, 190, 22)]
+LARGE = [picture(250, 256, 21), picture(256, 248, 22)]  # 64 tokens each at full detail
 TURN = "<|im_start|>user\n" + IMAGE + "{}<|im_end|>\n<|im_start|>assistant\n"
 QUESTIONS = [
     Question(TURN.format("What colour is the house?"), [LARGE[0]], ((zoom(30, 40, 130, 161, 4, 4),),), 40),
@@ -180,7 +217,7 @@ def test_registered_positions_are_those_of_training(bench: Callable[[str], Bench
     layout = lay_out(request)
     whole, part = layout.spans
     (rows, columns), begin = request.media[0].full, whole.start
-    width, height = 230, 250
+    width, height = LARGE[0].size
     assert (rows, columns) != whole.view.token_grid
     high, wide = whole.view.token_grid
     first = layout.positions[:, whole.start]
@@ -227,3 +264,63 @@ def test_twin_pictures_never_share_the_blocks_of_a_zoom(bench: Callable[[str], B
     peers.check(engine, both[:1])
     peers.check(engine, both[1:])
     assert peers.expected(both[0]) != peers.expected(both[1])
+
+
+LOOKS = [
+    Question(TURN.format("What colour is the house?"), [LARGE[0]], None, 56, gate=False),
+    Question(TURN.format("What colour is the boat?"), [LARGE[0]], None, 56, gate=False),
+    Question("Look: " + IMAGE + " and " + IMAGE + " which?", LARGE, None, 112, gate=False),  # no turn to end
+    Question(TURN.format("Read the sign"), [LARGE[1]], None, 60, 60, gate=False),
+    Question("x" + IMAGE, [LARGE[1]], None, 52, 80),  # nothing behind the picture
+]
+
+
+def check_looks(peers: Bench, engine: Engine, questions: Sequence[Question], **params: Any) -> list[Zoomed]:
+    """The tokens are those of transformers for the views that were chosen."""
+    requests = [peers.request(question, **params) for question in questions]
+    answers = looked(engine, requests)
+    for question, request in zip(questions, requests, strict=True):
+        choices, chosen = answers[request.id]
+        assert request.zooming is not None, "the budget leaves nothing to choose"
+        decided = zoomed(request, dict(zip(request.zooming.slots, chosen.regions, strict=True)))
+        key = hash((question.text, str(boxes(chosen))))
+        if key not in peers.known:
+            peers.known[key] = peers.oracle.greedy_views(decided, patches_of(peers.front, decided))
+        assert choices == [peers.known[key]] * request.sampling.n, question.text
+        visual = sum(item.view.tokens for item in decided.media)
+        assert question.budget is not None
+        assert visual <= question.budget
+        assert decided.length == request.length + chosen.more_tokens
+    return [answers[request.id][1] for request in requests]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize(
+    ("mode", "situation"),
+    [
+        *[("stock", name) for name in ("roomy", "small chunks", "few blocks", "no prefix cache")],
+        *[("registered", name) for name in SITUATIONS if name != "one token at a time"],
+    ],
+)
+def test_chosen_zooms_equal_transformers(
+    bench: Callable[[str], Bench], mode: str, situation: str, overlap: bool
+) -> None:
+    """Without a head (stock) and with one (registered), whatever the steps look like."""
+    peers = bench(mode)
+    options: dict[str, Any] = dict(SITUATIONS[situation])
+    if "few blocks" in situation:
+        most = max(peers.request(one).most_length + one.max_tokens for one in LOOKS)
+        options |= {"num_blocks": -(-most // 4) + 3, "block_size": 4}
+    engine = peers.engine(overlap=overlap, **options)
+    first = check_looks(peers, engine, LOOKS)
+    assert sum(len(regions) for one in first for regions in one.regions) > 2
+    if "few blocks" in situation:
+        assert engine.stats().preemptions > 0
+    # Again, on whatever the caches hold now: the same views, found by the same looks.
+    again = check_looks(peers, engine, LOOKS[::-1], n=2)
+    assert [boxes(one) for one in again[::-1]] == [boxes(one) for one in first]
+
+
+def boxes(chosen: Zoomed) -> list[list[tuple[Any, ...]]]:
+    """Without the scores, whose last bits depend on how the prompt was cut."""
+    return [[(region.box, region.grid) for region in regions] for regions in chosen.regions]

@@ -15,17 +15,19 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.kinds import SCOPES
 from saccade.cache.prefix import PrefixCache
 from saccade.cache.swap import SwapSpace
-from saccade.lod.values import Grid
+from saccade.lod.values import Choice, Grid, LodParams, Look, Picture, Region, ViewRule
 from saccade.plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
-from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
+from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, Zooming
 from saccade.schedule.cost import Coefficients, CostModel, Work
+from saccade.schedule.looking import Looking
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.schedule.sequence import derive_seed
-from saccade.vision.layout import lay_out
+from saccade.vision.layout import lay_out, zoomed
 from saccade.vision.store import FeatureStore
 from saccade.vision.unfinished import Unfinished
 
 IMAGE_ID = 0  # the placeholder; text uses 1 and above
+MARK_ID = 3  # before a zoomed view
 STOP_ID = 1
 VOCABULARY = 9
 ROOT = 0  # what stands before the first cell
@@ -67,6 +69,8 @@ def question(
     *,
     salt: bytes = b"",
     priority: int = 0,
+    zooming: Zooming | None = None,
+    registered: bool = False,
     **sampling: Any,
 ) -> Request:
     """Greedy or not makes no difference here: the device mixes in the seed."""
@@ -78,10 +82,96 @@ def question(
         sampling=Sampling(**options),
         salt=salt,
         priority=priority,
+        zooming=zooming,
+        registered=registered,
     )
 
 
-def next_cell(before: int, content: int, positions: tuple[int, ...], apart: bool) -> Cell:
+def zooming(
+    at: int, slots: tuple[int, ...], tokens: int, pictures: tuple[Media, ...], *, only_look: bool = False
+) -> Zooming:
+    """Views of `tokens` together may be chosen at index `at` of the prompt."""
+    looked = sum(one.view.tokens for one in pictures if one.slot in slots)
+    return Zooming(
+        params=LodParams(),
+        slots=slots,
+        budget=looked + tokens,
+        most_views=2 * len(slots),
+        at=at,
+        before=(MARK_ID,),
+        after=(),
+        only_look=only_look,
+    )
+
+
+def look_of(cells: list[int]) -> Look:
+    """A look at the cells of a view and the question's last: any change of any of them shows."""
+    seen = np.full((1, 1), abs(hash(tuple(cells))) % 1009, dtype=np.float32)
+    return Look(propositional=seen, perspectival=seen, participatory=seen, lost=seen)
+
+
+def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
+    """Up to two views of one or two tokens of each picture, as the looks have it, within the budget."""
+    left = budget - sum(one.grid[0] * one.grid[1] for one in pictures)
+    choices = []
+    for one in pictures:
+        number = int(one.look.participatory[0, 0])
+        regions: list[Region] = []
+        for part in range(number % 3):
+            columns = 1 + number // 3 % 2
+            if columns <= left:
+                left -= columns
+                regions.append(Region((part, 0, part + 1, 1 + number // 6 % 2), (1, columns), 1.0))
+        choices.append(Choice(regions=tuple(regions), relevance=one.look.lost))
+    return tuple(choices)
+
+
+def decided_alone(request: Request, limits: Limits, roles: Set[Role]) -> Request:
+    """The request with its views chosen, as it would be alone."""
+    if request.zooming is None:
+        return request
+    cells = all_cells(request, limits, roles)
+    media = {item.slot: item for item in request.media}
+    order = sorted(media)
+    spans = dict(zip(order, lay_out(request).spans, strict=True))
+    slots = request.zooming.slots
+    pictures = [
+        Picture(
+            look=look_of([cell.value for cell in (*cells[spans[slot].start : spans[slot].stop], cells[-1])]),
+            size=media[slot].view.box[2:],
+            frame=media[slot].full,
+            grid=media[slot].view.token_grid,
+        )
+        for slot in slots
+    ]
+    choices = choose_by_hash(pictures, request.zooming.budget, request.zooming.params, ViewRule())
+    return zoomed(request, {slot: choice.regions for slot, choice in zip(slots, choices, strict=True)})
+
+
+def all_cells(request: Request, limits: Limits, roles: Set[Role]) -> list[Cell]:
+    """Of the prompt as it is laid out, one after the other."""
+    layout = lay_out(request)
+    names = {item.slot: int(item.pixels.flat[0]) for item in request.media if item.pixels.size}
+    shown = [item.slot if item.origin is None else item.origin for item in in_order(request)]
+    inputs: list[int] = list(layout.tokens)
+    for span, slot in zip(layout.spans, shown, strict=True):
+        for offset in range(span.view.tokens):
+            inputs[span.start + offset] = visual_input(names[slot], span.view, offset)
+    views = {token for span in layout.spans if span.role in roles for token in range(span.start, span.stop)}
+    cells: list[Cell] = []
+    for index, content in enumerate(inputs):
+        first = index // limits.block_size * limits.block_size
+        apart = views.issuperset(range(first, first + limits.block_size))
+        before = cells[-1].value if cells else ROOT
+        cells.append(next_cell(before, content, true_positions(layout, index), apart))
+    return cells
+
+
+def in_order(request: Request) -> list[Media]:
+    return sorted(request.media, key=lambda item: item.slot)
+
+
+def next_cell(before: int, content: int, positions: tuple[float, ...], apart: bool) -> Cell:
     """A block in the vision pool may be of another precision: what is computed of it differs."""
     return Cell(before, hash((before, content, *positions, *[apart] * apart)))
 
@@ -90,40 +180,30 @@ def sample(last: Cell, seed: int, output_position: int) -> int:
     return 1 + hash((last.value, seed, output_position)) % (VOCABULARY - 1)
 
 
-def visual_input(name: int, offset: int) -> int:
-    return -2 - 1000 * name - offset  # apart from every token id
+def visual_input(name: int, view: View, offset: int) -> int:
+    return -2 - abs(hash((name, view.box, view.grid, offset)))  # apart from every token id
 
 
 def answer_alone(request: Request, index: int, limits: Limits, roles: Set[Role] = frozenset()) -> list[int]:
     """What the request's choice gets with the engine to itself: the whole truth, without blocks or steps."""
+    request = decided_alone(request, limits, roles)
     layout = lay_out(request)
     sampling = request.sampling
     seed = derive_seed(sampling, limits.seed, request.id, index)
-    names = {media.view.key: int(media.pixels.flat[0]) for media in request.media}
-    inputs: list[int] = list(layout.tokens)
-    views = {token for span in layout.spans if span.role in roles for token in range(span.start, span.stop)}
-    size = limits.block_size
-    for span in layout.spans:
-        for offset in range(span.view.tokens):
-            inputs[span.start + offset] = visual_input(names[span.key], offset)
-    cell = Cell(ROOT, ROOT)
+    cells = all_cells(request, limits, roles)
     output: list[int] = []
-    for index in range(min(len(inputs) + sampling.max_tokens, limits.max_model_len)):
-        if index >= len(inputs):
-            output.append(sample(cell, seed, len(output)))
-            if len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
-                break
-        content = output[-1] if index >= len(inputs) else inputs[index]
-        first = index // size * size
-        apart = views.issuperset(range(first, first + size))
-        cell = next_cell(cell.value, content, true_positions(layout, index), apart)
+    for index in range(len(cells), min(len(cells) + sampling.max_tokens, limits.max_model_len)):
+        output.append(sample(cells[-1], seed, len(output)))
+        if len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
+            break
+        cells.append(next_cell(cells[-1].value, output[-1], true_positions(layout, index), False))
     return output
 
 
-def true_positions(layout: Layout, index: int) -> tuple[int, ...]:
+def true_positions(layout: Layout, index: int) -> tuple[float, ...]:
     if index < len(layout.tokens):
-        return tuple(int(axis[index]) for axis in layout.positions)
-    return (index + layout.delta,) * 3
+        return tuple(float(axis[index]) for axis in layout.positions)
+    return (float(index + layout.delta),) * 3
 
 
 @dataclass
@@ -141,6 +221,7 @@ class Device:
     coming: list[tuple[int, dict[int, Cell]]] = field(default_factory=list)  # (block, cells), still under way
     swapped: int = 0  # blocks that came back
     slices: int = 0  # that did not complete their view
+    looked: int = 0  # rows that looked
 
     def place(self, row: int, index: int) -> tuple[int, int]:
         return self.tables[row, index // self.limits.block_size], index % self.limits.block_size
@@ -160,7 +241,23 @@ class Device:
         contexts = [self.read_context(row) for row in plan.rows]
         sampled = [self.compute(row, last) for row, last in zip(plan.rows, contexts, strict=True)]
         tokens = tuple(token for token in sampled if token is not None)
-        return StepResult(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens))
+        looks = tuple(self.looks(row) for row in plan.rows if row.sights)
+        return StepResult(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens), looks=looks)
+
+    def looks(self, row: Row) -> tuple[Look, ...]:
+        """From the cells of the views, wherever they were computed, and the one just computed."""
+        assert not row.sample, "a row that looks has nothing to sample yet"
+        last = row.start + row.count - 1
+        self.looked += 1
+        return tuple(
+            look_of(
+                [
+                    self.cells[self.place(row.row, index)].value
+                    for index in (*range(sight.span.start, sight.span.stop), last)
+                ]
+            )
+            for sight in row.sights
+        )
 
     def encode(self, encode: Encode) -> None:
         """A view half way is the layers it has passed, in order, and its pixels."""
@@ -241,7 +338,7 @@ class Device:
             index = row.start + offset
             place = self.place(row.row, index)
             assert self.pool.writable(place[0]), f"sequence {row.sequence} writes a block that is not its own"
-            positions = tuple(int(axis[offset]) for axis in row.positions)
+            positions = tuple(float(axis[offset]) for axis in row.positions)
             apart = self.pool.in_vision(place[0])
             last = next_cell(last.value, self.look(row, index, token), positions, apart)
             self.cells[place] = last
@@ -254,7 +351,7 @@ class Device:
         for span in row.spans:
             if span.start <= index < span.stop:
                 assert token == IMAGE_ID
-                return visual_input(self.store.get(span.key), index - span.start)
+                return visual_input(self.store.get(span.key), span.view, index - span.start)
         assert token != IMAGE_ID, "a placeholder without its view"
         return token
 
@@ -291,6 +388,7 @@ class Engine:
             clock=lambda: self.now,
             unfinished=self.unfinished,
             swap=SwapSpace(slots, slot_milliseconds),
+            looking=Looking(chooser=choose_by_hash),
         )
         self.device = Device(self.limits, self.pool, self.store, self.unfinished)
         self.overlap = overlap

@@ -12,7 +12,7 @@ from saccade.cache.kinds import SCOPES
 from saccade.errors import RequestError
 from saccade.request import Media, Request
 from saccade.schedule.scheduler import Limits
-from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question
+from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question, zooming
 
 Action = tuple[str, object]
 
@@ -97,10 +97,25 @@ def requests(draw: st.DrawFn) -> Callable[[str], Request]:
         "seed": draw(st.sampled_from([None, 0, 1])),
         "stop_token_ids": draw(st.sampled_from([(), (1,), (1, 2)])),
     }
+    zoom = None
+    if pictures and draw(st.sampled_from([True, True, False])):
+        tail = draw(st.integers(0, 3))
+        prompt += [7] * tail
+        at = len(prompt) - tail
+        slots = tuple(one.slot for one in pictures if draw(st.booleans()))
+        zoom = zooming(at, slots, draw(st.integers(0, 6)), tuple(pictures)) if slots else None
+    registered = draw(st.booleans())
     salt = draw(st.sampled_from([b"", b"", b"other"]))
     priority = draw(st.sampled_from([0, 0, 0, -1, 1, 50]))
     return lambda name: question(
-        name, prompt or [2], tuple(pictures), salt=salt, priority=priority, **sampling
+        name,
+        prompt or [2],
+        tuple(pictures),
+        salt=salt,
+        priority=priority,
+        zooming=zoom,
+        registered=registered,
+        **sampling,
     )
 
 
@@ -209,6 +224,8 @@ def crowd(
         for _ in range(draw.randrange(3)):
             pictures.append(picture(draw.randrange(3), len(prompt), 2, draw.choice([2, 3])))
             prompt += [IMAGE_ID, *[2, 4, 6, 8][: draw.randrange(5)]]
+        at, slots = len(prompt), tuple(one.slot for one in pictures if draw.random() < 0.7)
+        zoom = zooming(at, slots, draw.randrange(7), tuple(pictures)) if slots else None
         request = question(
             f"r{number}",
             prompt or [3],
@@ -219,6 +236,7 @@ def crowd(
             n=draw.choice([1, 1, 1, 2, 4]),
             seed=draw.choice([None, 1]),
             priority=draw.choice([0, 0, -1, 2]),
+            zooming=zoom,
         )
         engine.add(request)
         accepted[request.id] = request
@@ -233,7 +251,7 @@ def crowd(
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, prefix_caching: bool) -> None:
-    steps = preemptions = hits = copies = slices = swaps = dropped = 0
+    steps = preemptions = hits = copies = slices = swaps = dropped = zooms = 0
     for seed in range(36):
         engine, accepted = crowd(seed, overlap=overlap, prefix_caching=prefix_caching)
         verify(engine, accepted)
@@ -246,6 +264,7 @@ def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, p
         swaps += engine.device.swapped
         dropped += stats.swap_dropped
         assert engine.device.swapped == stats.swap_in_blocks
+        zooms += stats.zooms
     # The crowd must have met what it is there to meet.
     assert steps > 5000
     assert preemptions > 80
@@ -253,6 +272,7 @@ def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, p
     assert slices > 50
     assert swaps > 50
     assert dropped > 5
+    assert zooms > 300
     assert (hits > 500) == prefix_caching
 
 

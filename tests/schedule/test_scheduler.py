@@ -237,7 +237,7 @@ def test_at_most_two_steps_are_in_flight_and_results_come_in_order() -> None:
         engine.scheduler.plan()
     with pytest.raises(RuntimeError, match="step 0 is next"):
         engine.scheduler.apply(second, StepResult(1, (2,), (None,)))
-    with pytest.raises(RuntimeError, match="samples 1 tokens, but 0 came back"):
+    with pytest.raises(RuntimeError, match="samples 1 tokens and looks 0 times, but 0"):
         engine.scheduler.apply(first, StepResult(0, (), ()))
 
 

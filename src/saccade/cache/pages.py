@@ -15,6 +15,8 @@ from torch import Tensor
 
 from saccade.kernels.compact import LARGEST, SCALE_BYTES, Compact
 
+SIDE_DTYPE = torch.float32
+
 
 class KVShape(NamedTuple):
     """What one token leaves behind: two vectors of kv_heads * head_dim in each layer."""
@@ -43,6 +45,7 @@ class Pages:
     k: Tensor
     v: Tensor
     compact: Compact | None = None
+    side: Tensor | None = None  # [1, blocks, block_size, width]: a vector per token beside its K and V
 
     @classmethod
     def allocate(
@@ -54,6 +57,7 @@ class Pages:
         device: torch.device | str,
         compact_blocks: int = 0,  # of them, the last ones
         compact_dtype: torch.dtype | None = None,
+        side_width: int = 0,  # 0: nothing beside K and V
     ) -> "Pages":
         if blocks < 1 or block_size < 1:
             raise ValueError(f"pages need at least one block of one token, not {blocks} of {block_size}")
@@ -68,8 +72,11 @@ class Pages:
         spare = 1 if plain and compact_blocks else 0
         inner = (block_size, shape.kv_heads, shape.head_dim)
         k, v = (zeros(plain + spare, dtype, *inner) for _ in "kv")
+        side = None
+        if side_width:
+            side = torch.zeros(1, blocks, block_size, side_width, dtype=SIDE_DTYPE, device=device)
         if compact_dtype is None:
-            return cls(k, v)
+            return cls(k, v, None, side)
         small = compact_blocks + spare
         compact = Compact(
             zeros(small, compact_dtype, *inner),
@@ -78,13 +85,14 @@ class Pages:
             zeros(small, torch.float32, shape.kv_heads, block_size),
             plain,
         )
-        return cls(k, v, compact)
+        return cls(k, v, compact, side)
 
     @staticmethod
-    def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
+    def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype, side_width: int = 0) -> int:
         """Of a plain block, or of a compact one where `dtype` is an 8-bit one: its scales are counted."""
         vector = shape.head_dim * dtype.itemsize + (SCALE_BYTES if dtype in LARGEST else 0)
-        return 2 * shape.layers * block_size * shape.kv_heads * vector
+        beside = block_size * side_width * SIDE_DTYPE.itemsize
+        return 2 * shape.layers * block_size * shape.kv_heads * vector + beside
 
     @property
     def shape(self) -> KVShape:
@@ -117,12 +125,13 @@ class Pages:
     def parts(self) -> tuple[Part, ...]:
         """Everything a block consists of: copying it, or moving it elsewhere, means all tensors of every part
         whose blocks it is among."""
+        side = () if self.side is None else (Part(0, self.blocks, (self.side,)),)
         if self.compact is None:
-            return (Part(0, self.blocks, (self.k, self.v)),)
+            return (Part(0, self.blocks, (self.k, self.v)), *side)
         k, v, *scales, first = self.compact
         # As bytes: not every device can index 8-bit floats.
         small = Part(first, self.blocks - first, (k.view(torch.uint8), v.view(torch.uint8), *scales))
-        return (Part(0, first, (self.k, self.v)), small) if first else (small,)
+        return (Part(0, first, (self.k, self.v)), small, *side) if first else (small, *side)
 
     def in_order(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
         """(source, target) pairs of blocks, those of plain blocks first; and how many these are."""

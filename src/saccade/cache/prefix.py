@@ -51,6 +51,10 @@ class Chain:
         self._roles = roles  # of views whose blocks are kept apart, and perhaps in another precision
         self._root = blake3(salt, derive_key_context="saccade prefix cache: root of a tenant").digest()
 
+    def see(self, spans: Sequence[Span]) -> None:
+        """All views of the sequence, now that those behind its tokens so far are known too."""
+        self._spans = spans
+
     def before(self, index: int) -> bytes:
         """The key of the block before block `index`; the tenant's root before the first."""
         return self.keys[index - 1] if index else self._root

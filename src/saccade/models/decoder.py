@@ -23,6 +23,7 @@ from saccade.models.layers import (
     RMSNorm,
     Turn,
     VisionTower,
+    Watch,
 )
 
 # The names most families give these modules in their checkpoints; what is fused stands in one line.
@@ -100,7 +101,12 @@ class Decoder(LanguageModel):
         return self.embedding.forward(tokens)
 
     def forward(
-        self, embeds: Tensor, positions: Tensor, paged: Paged | FixedPaged, deep: DeepVisual | None
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        paged: Paged | FixedPaged,
+        deep: DeepVisual | None,
+        watch: Watch | None = None,
     ) -> Tensor:
         pages = paged.pages
         rows = rows_of(paged)
@@ -110,6 +116,8 @@ class Decoder(LanguageModel):
         normed, x = norms[0].add(None, embeds)
         with any_shape(x.device):
             for index, layer in enumerate(layers):
+                if watch is not None:
+                    watch.note(index, x)
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
                 inner, x = layer.forward(normed, x, turn, k, v, paged.slots, rows, compact)
                 down, norm = layer.mlp.down, norms[index + 1]
@@ -118,11 +126,19 @@ class Decoder(LanguageModel):
                     normed, x = norm.add(None, x)
                 else:
                     normed, x = down.normed(inner, x, norm)
+        if watch is not None:
+            watch.note(len(layers), x)
         return normed
 
     def turn(self, positions: Tensor) -> Turn:
         """The rotation at positions [3, T], in the weights' dtype."""
         return Turn(*rotary_angles(positions, self._frequencies, self._axes, self.embedding.weight.dtype))
+
+    def queries(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
+        one = self.layers[layer]
+        if not isinstance(one, Layer):
+            raise TypeError(f"layer {layer} is a {type(one).__name__}")
+        return one.attention.queries(one.attention_norm.forward(states), self.turn(positions))
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
         head = self.embedding if self.head is None else self.head

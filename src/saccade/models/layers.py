@@ -4,7 +4,7 @@ Every module takes a `Place` and makes its parameters there, empty: never elsewh
 explicit; nothing is read from the surroundings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from saccade.kernels.add_norm import add_layer_norm, add_rms_norm
 from saccade.kernels.attention import paged_attention
 from saccade.kernels.compact import Compact
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish
+from saccade.kernels.rope import apply_rotary
 from saccade.kernels.rows import FixedRows, Rows
 from saccade.kernels.skinny import Norm, skinny_linear, skinny_linear_gated, skinny_linear_normed
 
@@ -39,6 +40,20 @@ class DeepVisual:
 
     index: Tensor  # [Tv] int64, each once: which of the step's tokens are visual
     levels: Tensor  # [D, Tv, hidden]
+
+
+class Watch:
+    """Hidden states to be handed out on the way through a decoder: of some tokens, behind some layers."""
+
+    def __init__(self, wanted: Mapping[int, Tensor]) -> None:
+        self.wanted = wanted  # by layers passed: [n] int64, which of the step's tokens
+        self.seen: dict[int, Tensor] = {}  # the same: [n, hidden]
+
+    def note(self, layers: int, x: Tensor) -> None:
+        """The stream behind so many layers is x."""
+        tokens = self.wanted.get(layers)
+        if tokens is not None:
+            self.seen[layers] = x[tokens]
 
 
 class VisionTower(nn.Module):
@@ -100,9 +115,19 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, embeds: Tensor, positions: Tensor, paged: Paged | FixedPaged, deep: DeepVisual | None
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        paged: Paged | FixedPaged,
+        deep: DeepVisual | None,
+        watch: Watch | None = None,
     ) -> Tensor:
         """[T, hidden] at positions [3, T] float32; gives the normalised last hidden states [T, hidden]."""
+        raise NotImplementedError
+
+    def queries(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
+        """What a layer's attention asks for tokens whose stream before it is `states` [n, hidden], at
+        positions [3, n]: [n, heads, head_dim], normalised and rotated as the keys in the pages are."""
         raise NotImplementedError
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
@@ -239,3 +264,12 @@ class Attention(nn.Module):
         q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages, compact)
         seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window, compact)
         return seen.flatten(1)
+
+    def queries(self, x: Tensor, turn: Turn) -> Tensor:
+        """The queries alone, [n, heads, head_dim]."""
+        inner = self.heads * self.head_dim
+        bias = None if self.qkv.bias is None else self.qkv.bias[:inner]
+        q = F.linear(x, self.qkv.weight[:inner], bias).view(-1, self.head_dim)
+        if self.q_norm is not None:
+            q = self.q_norm.forward(q)
+        return apply_rotary(q.view(-1, self.heads, self.head_dim), turn.cos, turn.sin)

@@ -42,7 +42,7 @@ def divide(rows: Sequence[Row]) -> Division | None:
     """Rows of one token that yield one, then the others; None where a row needs what no captured step has."""
     decodes, chunks = [], []
     for row in rows:
-        if row.spans:
+        if row.spans or row.sights:
             return None
         if row.count == 1 and row.sample and _straight(row):
             decodes.append(row)

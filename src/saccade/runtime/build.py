@@ -22,7 +22,8 @@ from saccade.runtime.batch import Batch
 from saccade.runtime.features import build_store
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
-from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype
+from saccade.runtime.lookout import Head, Lookout
+from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype, side_width
 from saccade.runtime.network import read_network
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.runner import Runner
@@ -31,8 +32,10 @@ from saccade.runtime.warm import warm_pictures
 from saccade.runtime.way import Way, resolve_way
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
+from saccade.schedule.looking import Looking
 from saccade.schedule.prior import CHIPS, CPU, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
+from saccade.views import views_of
 from saccade.vision.encode import Encoder, Halfway
 from saccade.vision.graphs import tower_graphs
 from saccade.vision.store import FeatureStore
@@ -61,7 +64,7 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     store = build_store(config, shares.feature_bytes, model, device)
     unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
-    pages = _pages(config, model, shares, device, dtype)
+    pages = _pages(config, checkpoint, model, shares, device, dtype)
     host = HostPages(pages, shares.swap_slots) if shares.swap_slots else None
     return Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
@@ -102,7 +105,8 @@ def _scheduler(
     pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_wish().roles)
     prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
     cost = CostModel(coefficients(network, chip))
-    return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=_swap_space(host))
+    swap, looking = _swap_space(host), Looking(views_of(checkpoint).rule)
+    return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=swap, looking=looking)
 
 
 def _swap_space(host: HostPages | None) -> SwapSpace | None:
@@ -132,11 +136,12 @@ def _runner(
     progress: bool,
 ) -> Runner:
     device, dtype = pages.k.device, pages.k.dtype
-    encoder = None
+    encoder, lookout = None, None
     processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
     if model.vision is not None and processing:
         tower = tower_graphs(model.vision, device, dtype) if way.tower else None
         encoder = Encoder(model.vision, processing, device, dtype, unfinished, tower)
+        lookout = Lookout(model, pages, _head(config, checkpoint, model, device), device, encoder.send)
         if tower is not None and device.type == "cuda" and checkpoint.image is not None:
             with running(way.mode):
                 warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
@@ -155,11 +160,25 @@ def _runner(
         else:
             graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
         captured = step, graphs
-    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host)
+    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout)
+
+
+def _head(
+    config: EngineConfig, checkpoint: Checkpoint, model: LanguageModel, device: torch.device
+) -> Head | None:
+    named = views_of(checkpoint).head
+    if named is None:
+        return None
+    return Head.load(checkpoint, named, model.hidden_size, device, dummy=config.load_format == "dummy")
 
 
 def _pages(
-    config: EngineConfig, model: LanguageModel, shares: Budget, device: torch.device, dtype: torch.dtype
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    shares: Budget,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Pages:
     form = config.kv_wish().format if shares.kv.compact else None
     return Pages.allocate(
@@ -170,6 +189,7 @@ def _pages(
         device,
         shares.kv.compact,
         FORMATS[form] if form else None,
+        side_width(checkpoint, model),
     )
 
 

@@ -14,7 +14,6 @@ import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.errors import InvalidValue
 from saccade.metrics import EngineStats
 from saccade.plan import StepPlan
 from saccade.request import Delta, Request
@@ -87,7 +86,7 @@ def learn(scheduler: Scheduler, watch: Stopwatch, launched: Launched | list[Delt
     except Exception as error:
         watch.reset()
         return _give_up(scheduler, launched.plan, error)
-    seconds = watch.result(waited=bool(result.tokens))
+    seconds = watch.result(waited=bool(result.tokens or result.looks))
     return scheduler.apply(launched.plan, result, seconds)
 
 
@@ -111,8 +110,6 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises a RequestError when it can never be answered."""
-        if request.zooming is not None:
-            raise InvalidValue("this engine cannot look by itself yet; give zooms, or detail low or high")
         self._scheduler.add(request, lay_out(request))
 
     def cancel(self, request_ids: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from saccade.kernels.rows import MOST_GATHERED
 from saccade.models.layers import LanguageModel
 from saccade.runtime.buckets import CHUNKS, MOST, TOKENS, most_lines
 from saccade.runtime.workspace import PictureBytes, picture_bytes
+from saccade.views import views_of
 
 MIB = 1 << 20
 GRAPH_BYTES = 8 * MIB  # of the driver's memory, for one captured step
@@ -102,7 +103,8 @@ def budget(
     reserve = features + pictures.kept
     reserve += graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0
     free = _kv_bytes(config, model, device, step_tokens, reserve, pictures.peak)
-    shares = _divide(config, model, dtype, free)
+    bytes_of = _block_bytes(config, model, dtype, side_width(checkpoint, model))
+    shares = _divide(config, model, bytes_of, free)
     if not sized:
         # Nobody asked for more than every row at its longest, twice over for the prefix cache.
         most = 2 * config.max_num_seqs * -(-wanted_len // config.block_size)
@@ -114,7 +116,7 @@ def budget(
             f"max_model_len {wanted_len}; give it more memory or lower --max-model-len"
         )
     plain = shares.compact < shares.blocks  # a slot takes any block
-    per_block = _block_bytes(config, model, dtype)[0 if plain else 1]
+    per_block = bytes_of[0 if plain else 1]
     slots = _swap_bytes(config, device) // per_block
     if config.swap_bytes and not slots:
         raise ConfigError(
@@ -129,21 +131,30 @@ def _swap_bytes(config: EngineConfig, device: torch.device) -> int:
     return 4 * GIB if device.type == "cuda" else 0
 
 
-def _divide(config: EngineConfig, model: LanguageModel, dtype: torch.dtype, free: int) -> Shares:
+def _divide(config: EngineConfig, model: LanguageModel, bytes_of: tuple[int, int], free: int) -> Shares:
     """The KV blocks of both pools."""
     wish = config.kv_wish()
     if wish.split and model.vision is None:
         raise ConfigError("the model sees no pictures; leave out the options --kv-vision-...")
     if config.num_blocks is not None:
         return wish.divide_blocks(config.num_blocks)
-    plain, small = _block_bytes(config, model, dtype)
-    return wish.divide_bytes(free, plain, small)
+    return wish.divide_bytes(free, *bytes_of)
 
 
-def _block_bytes(config: EngineConfig, model: LanguageModel, dtype: torch.dtype) -> tuple[int, int]:
-    """Of a block in the model's dtype, and in 8 bits."""
-    shape, size = model.kv_shape, config.block_size
-    return Pages.bytes_per_block(shape, size, dtype), Pages.bytes_per_block(shape, size, torch.int8)
+def _block_bytes(
+    config: EngineConfig, model: LanguageModel, dtype: torch.dtype, beside: int
+) -> tuple[int, int]:
+    """Of a block in the model's dtype, and in 8 bits; `beside`: numbers per token that neither changes."""
+    plain, small = (
+        Pages.bytes_per_block(model.kv_shape, config.block_size, kind, beside) for kind in (dtype, torch.int8)
+    )
+    return plain, small
+
+
+def side_width(checkpoint: Checkpoint, model: LanguageModel) -> int:
+    """Numbers kept per token beside K and V: for the relevance head, where there is one."""
+    head = views_of(checkpoint).head
+    return head.width if head is not None and model.vision is not None else 0
 
 
 def _kv_bytes(

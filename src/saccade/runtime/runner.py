@@ -22,6 +22,7 @@ from saccade.runtime.buckets import Division, Shape
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
 from saccade.runtime.history import send
+from saccade.runtime.lookout import HostLooks, Lookout
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.sampler import HostSample, SampleOutput, Sampler
 from saccade.vision.encode import Encoder
@@ -35,12 +36,14 @@ class Launched:
 
     plan: StepPlan
     sample: HostSample | None  # None when no row sampled
+    looks: HostLooks | None = None  # None when no row looked
 
     def wait(self) -> StepResult:
+        looks = () if self.looks is None else self.looks.wait()
         if self.sample is None:
-            return StepResult(self.plan.number, (), ())
+            return StepResult(self.plan.number, (), (), looks=looks)
         tokens, logprobs = self.sample.wait()
-        return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound())
+        return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
 
 
 class Runner:
@@ -55,6 +58,7 @@ class Runner:
         mode: Mode = Mode(),
         captured: tuple[FixedStep, Graphs] | None = None,  # None: every step takes the ordinary way
         host: HostPages | None = None,
+        lookout: Lookout | None = None,
     ) -> None:
         self._model = model
         self._encoder = encoder
@@ -66,6 +70,7 @@ class Runner:
         self._captured = captured
         self._host = host
         self.replays = 0  # steps that ran captured
+        self._lookout = lookout
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -85,14 +90,14 @@ class Runner:
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)
         self._encode(plan)
-        hidden = self._forward(inputs)
+        hidden, looks = self._forward(inputs)
         if not inputs.sampled:
             self._batch.settle(inputs, inputs.sample_rows)
-            return Launched(plan, None)
+            return Launched(plan, None, looks)
         logits = self._model.logits(hidden[inputs.sample_at])
         sampled = self._sampler.sample(logits, inputs.sampled, inputs.sample_rows, inputs.output_positions)
         self._batch.settle(inputs, sampled.tokens)
-        return Launched(plan, sampled.to_host())
+        return Launched(plan, sampled.to_host(), looks)
 
     def _replay(
         self, plan: StepPlan, step: FixedStep, divided: Division, shape: Shape, replay: Replay
@@ -131,11 +136,14 @@ class Runner:
         for key, features in self._encoder.encode(plan.encodes).items():
             self._store.put(key, features, features.nbytes, contents[key])
 
-    def _forward(self, inputs: Inputs) -> Tensor:
+    def _forward(self, inputs: Inputs) -> tuple[Tensor, HostLooks | None]:
         model = self._model
         embeds = model.embed(inputs.tokens)
         deep = None
         if model.vision is not None:
             deep = splice(embeds, inputs.rows, self._store.get, model.vision.depth_levels)
-        hidden: Tensor = model(embeds, inputs.positions, inputs.paged, deep)
-        return hidden
+        watch = None if self._lookout is None else self._lookout.watch(inputs.rows)
+        hidden: Tensor = model(embeds, inputs.positions, inputs.paged, deep, watch)
+        if self._lookout is None or watch is None:
+            return hidden, None
+        return hidden, self._lookout.see(inputs.rows, inputs.positions, inputs.paged, watch)

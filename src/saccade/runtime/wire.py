@@ -98,6 +98,8 @@ class Channel:
 
         def place(value: Any) -> dict[str, Any]:
             nonlocal offset
+            if isinstance(value, np.ndarray) and value.dtype == np.float32:  # maps of a look: small
+                return {"float32": value.tobytes(), "shape": list(value.shape)}
             if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
                 raise TypeError(f"{type(value).__name__} cannot cross the link")
             arrays.append(value)
@@ -140,6 +142,8 @@ class Channel:
             return None
 
         def restore(type_: Any, value: Any) -> Any:
+            if "float32" in value:
+                return np.frombuffer(value["float32"], dtype=np.float32).reshape(value["shape"])
             start, shape = value["offset"], tuple(value["shape"])
             count = int(np.prod(shape, dtype=np.int64))
             if start < 0 or start + count > len(pixels):

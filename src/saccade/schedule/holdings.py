@@ -165,7 +165,7 @@ class Holdings:
             self._pool.share(block)
         sequence.blocks, sequence.computed, sequence.host = list(blocks), head.computed, head.slots
         sequence.stale = list(range(len(blocks)))
-        text, vision = self._needs(sequence, sequence.length)
+        text, vision = self._needs(sequence, sequence.claim)
         if len(blocks) > head.computed // self._size:  # its next token falls into a block to be copied
             copied = self._pool.in_vision(blocks[-1])
             text, vision = text + (not copied), vision + copied
@@ -222,6 +222,12 @@ class Holdings:
             sequence.stale.append(index)
             vision = self._pool.split and index in self.kinds(sequence.group)
             sequence.blocks.append(self._pool.take(vision=vision))
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back the blocks behind its tokens: its prompt has become shorter than it could have been."""
+        while len(sequence.blocks) > self._limits.blocks_for(sequence.length):
+            self._pool.release(sequence.blocks.pop())
+        sequence.stale = [index for index in sequence.stale if index < len(sequence.blocks)]
 
     def settle(self, sequence: Sequence, computed: int) -> None:
         """The result has arrived of a step that computed the sequence up to `computed`: the views it has

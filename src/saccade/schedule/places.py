@@ -47,6 +47,7 @@ class Places:
         self.running_requests -= sequence.group.rows == 0
         heappush(self.free_rows, sequence.row)
         sequence.row = None
+        sequence.renewed = False
         sequence.epoch += 1
 
     @property

@@ -75,7 +75,7 @@ def rank(came: float, priority: int, handle: int, limits: Limits) -> Rank:
 
 def refuse_impossible(request: Request, layout: Layout, limits: Limits, pool_blocks: int) -> None:
     """Raise for a request that could not be answered even with the engine to itself."""
-    sampling, prompt = request.sampling, len(layout.tokens)
+    sampling, prompt = request.sampling, request.most_length  # with all the views that may be chosen
     if prompt < 1:
         raise InvalidValue("the prompt is empty; it needs at least one token", param="prompt")
     if sampling.max_tokens < 1:

@@ -19,13 +19,16 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
 from saccade.cache.swap import SwapSpace
 from saccade.errors import InvalidValue
+from saccade.lod.values import Look
 from saccade.metrics import EngineStats
 from saccade.plan import Layout, StepPlan, StepResult
-from saccade.request import Delta, FinishReason, Request, TokenLogprobs
+from saccade.request import Delta, FinishReason, Request
 from saccade.schedule import policy
 from saccade.schedule.choices import choices_of
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.holdings import Holdings
+from saccade.schedule.looking import Looking
+from saccade.schedule.news import news
 from saccade.schedule.places import Places
 from saccade.schedule.policy import Allowance, Limits
 from saccade.schedule.prior import UNKNOWN
@@ -38,6 +41,7 @@ from saccade.vision.unfinished import Unfinished
 
 __all__ = ["Limits", "Scheduler"]
 
+UNSOUND = "the model computed values that are not numbers; try another dtype or a shorter input"
 CLASSES = (False, True)  # without, and with views to encode
 MAX_IN_FLIGHT = 2  # steps; beyond, a sequence would have to go on from a token two steps ahead of the host
 
@@ -53,6 +57,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         unfinished: Unfinished[Any] | None = None,
         swap: SwapSpace | None = None,
+        looking: Looking = Looking(),
     ) -> None:
         self._limits = limits
         self._pool = pool
@@ -62,6 +67,7 @@ class Scheduler:
         swapping = Swapping(limits, pool, store, self._cost, swap)
         self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished)
         self._clock = clock
+        self._looking = looking
         self._groups: dict[str, Group] = {}  # by request id
         self._pixel_bytes = 0  # of all groups
         self._places = Places(limits.max_rows)
@@ -249,7 +255,7 @@ class Scheduler:
         self._totals.start(sequence, self._clock(), self._limits.block_size)
         self._holdings.copy_on_write(step, sequence)
         self._holdings.bring_back(step, sequence)
-        self._holdings.extend(sequence, sequence.length)
+        self._holdings.extend(sequence, sequence.claim)
         if tokens:
             step.await_swaps |= bool(sequence.host)
             step.run(sequence, sequence.next_row(tokens))
@@ -282,52 +288,43 @@ class Scheduler:
             raise RuntimeError(f"step {oldest} is next to be applied, not {plan.number} with {result.number}")
         step = self._in_flight.pop(plan.number)
         self._totals.time(self._cost, step, seconds)
-        if not step.sampling == len(result.tokens) == len(result.logprobs):
-            raise RuntimeError(
-                f"step {oldest} samples {step.sampling} tokens, but {len(result.tokens)} came back"
-            )
-        failed = self._fail_unsound(step, result) if result.unsound else []
-        samples = zip(result.tokens, result.logprobs, strict=True)
+        step.check(result)
+        failed = [one for name in step.unsound(result) for one in self._end_request(name, "error", UNSOUND)]
+        samples, looks = zip(result.tokens, result.logprobs, strict=True), iter(result.looks)
         block_size = self._limits.block_size
         deltas = []
         for sequence, epoch, row in step.planned:
             sample = next(samples) if row.sample else None
+            seen = next(looks) if row.sights else None
             if sequence.ended:
                 continue  # stopped or cancelled meanwhile: the row was wasted
             if sample:  # also for one that gave way meanwhile: the token is its own, it goes on from there
                 sequence.pending -= 1
                 sequence.tokens.append(sample[0])
             if sequence.epoch == epoch:
-                computed = row.start + row.count
+                computed = row.start + row.count - bool(row.sights)  # it may be computed again, to sample
                 if sequence.pins or computed // block_size > sequence.sealed:
                     self._holdings.settle(sequence, computed)
             if sample:
-                deltas.append(self._news(sequence, *sample))
+                deltas.append(news(sequence, *sample, self._clock))
+                if deltas[-1].finish:
+                    self._end(sequence)
+            if seen is not None:
+                failed += self._decide(sequence.group, seen)
         self._totals.generated_tokens += len(deltas)
         return deltas + failed
 
-    def _fail_unsound(self, step: Step, result: StepResult) -> list[Delta]:
-        """Requests whose logits were no numbers end with an error: any token would be made up."""
-        sampled = [sequence for sequence, _, row in step.planned if row.sample]
-        requests = dict.fromkeys(sampled[place].group.request.id for place in result.unsound)
-        error = "the model computed values that are not numbers; try another dtype or a shorter input"
-        return [delta for name in requests for delta in self._end_request(name, "error", error)]
-
-    def _news(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
-        group = sequence.group
-        cached, group.cached = group.cached, 0
-        finish = sequence.finish()
-        if finish:
-            self._end(sequence)
-        return Delta(
-            request_id=group.request.id,
-            index=sequence.index,
-            tokens=(token,),
-            logprobs=(logprobs,) if logprobs else (),
-            finish=finish,
-            cached_tokens=cached,
-            times=group.times(self._clock, last=finish is not None),
-        )
+    def _decide(self, group: Group, looks: tuple[Look, ...]) -> list[Delta]:
+        """The views of a request are chosen, once: another stay of it may have looked before it gave way."""
+        if not group.undecided:
+            return []
+        name = group.request.id
+        try:
+            zoomed = self._looking.decide(group, looks, self._limits, self._holdings)
+        except ValueError as error:
+            return self._end_request(name, "error", f"the picture could not be looked at: {error}")
+        self._totals.looked(zoomed)
+        return self._end_request(name, "stop") if zoomed.looks else []
 
     # Leaving
 
@@ -361,8 +358,8 @@ class Scheduler:
         for sequence in ending:
             self._end(sequence)
         return [
-            Delta(request_id=request_id, index=sequence.index, finish=finish, error=error)
-            for sequence in ending
+            Delta(request_id=request_id, index=one.index, finish=finish, error=error, zoomed=one.group.zoomed)
+            for one in ending
         ]
 
     # How it stands

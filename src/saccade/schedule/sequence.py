@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from saccade.cache.kinds import Kinds
 from saccade.cache.prefix import Chain, overlapping
-from saccade.plan import Enter, Layout, Row, Span
-from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling
+from saccade.plan import Enter, Layout, Row, Sight, Span
+from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling, Zoomed
 
 Rank = tuple[float, int]  # when it came, moved by its priority; its handle
 
@@ -41,6 +41,12 @@ class Group:
     encode_seconds: float = 0.0  # of steps, spent on its views
     preempted: int = 0  # times a choice of it gave way
     kinds: tuple[Layout, Kinds] | None = None  # of its blocks, once asked for; of the layout it has now
+    zoomed: Zoomed | None = None  # what was chosen after a look; None again once told
+
+    @property
+    def undecided(self) -> bool:
+        """Whether views are still to be chosen: the layout ends where they go."""
+        return self.request.zooming is not None
 
     def times(self, clock: Callable[[], float], *, last: bool) -> EngineTimes | None:
         """Where its time went, for its first news and its last ones; the others cost nothing."""
@@ -75,6 +81,7 @@ class Sequence:
     rank: Rank = (0.0, 0)  # its place in every line, for good
 
     prompt_length: int = field(init=False)
+    renewed: bool = False  # its prompt has changed since its row was told of it
     encoding: bool = False  # its class: whether a view of it must be encoded, as of when it joined the queue
     pending: int = 0  # tokens sampled by steps whose results are not known yet
     ended: bool = False
@@ -91,12 +98,22 @@ class Sequence:
     host: tuple[int, ...] = ()  # host slots of its next blocks, in the step it returns with
 
     def __post_init__(self) -> None:
-        self.prompt_length = len(self.group.layout.tokens)
+        self.set_prompt()
+
+    def set_prompt(self) -> None:
+        """The prompt is the group's; while its views are undecided, as long as it can become."""
+        group = self.group
+        self.prompt_length = group.request.most_length if group.undecided else len(group.layout.tokens)
 
     @property
     def length(self) -> int:
         """Tokens it has, those still unknown included."""
         return len(self.tokens) + self.pending
+
+    @property
+    def claim(self) -> int:
+        """Tokens it needs places for when it enters: of a prompt that may grow, the most it can have."""
+        return max(self.length, self.prompt_length)
 
     @property
     def remaining(self) -> int:
@@ -141,9 +158,19 @@ class Sequence:
             tuple(self.tokens[start:stop]),
             _positions(self.group.layout, start, stop),
             tuple(self.spans(start, stop)),
-            stop == len(self.tokens) + self.pending,
+            stop == len(self.tokens) + self.pending and not self.group.undecided,
             stop - prompt if stop > prompt else 0,
+            self._sights() if self.group.undecided and stop == len(self.tokens) else (),
         )
+
+    def _sights(self) -> tuple[Sight, ...]:
+        """What is looked at where the known part of an undecided prompt ends."""
+        group = self.group
+        zooming = group.request.zooming
+        slots = sorted(item.slot for item in group.request.media)  # in the order of the spans
+        spans = dict(zip(slots, group.layout.spans, strict=True))
+        wanted = [spans[slot] for slot in zooming.slots] if zooming else []
+        return tuple(Sight(span, group.pixels[span.key]) for span in wanted)
 
     def finish(self) -> FinishReason | None:
         """Whether the last known token ends it."""

@@ -7,7 +7,7 @@ never   decides
 
 from dataclasses import dataclass, field
 
-from saccade.plan import Encode, Enter, Row, StepPlan
+from saccade.plan import Encode, Enter, Row, StepPlan, StepResult
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.sequence import Sequence
 
@@ -34,6 +34,7 @@ class Step:
     singles: list[Planned] = field(default_factory=list)  # rows of one token: attended in one batch
     longer: list[Planned] = field(default_factory=list)
     sampling: int = 0  # rows that yield a token
+    looking: int = 0  # rows that yield looks
 
     @property
     def milliseconds(self) -> float:
@@ -60,14 +61,34 @@ class Step:
         sequence.arriving = True
 
     def run(self, sequence: Sequence, row: Row) -> None:
-        """Compute the row, and tell the device of the sequence's blocks it does not know yet."""
+        """Compute the row, and tell the device what it does not know of the sequence: blocks, the prompt."""
+        if sequence.renewed:
+            self.enter.append(sequence.enter())
+            sequence.renewed = False
         if sequence.stale:
             self.table += [(row.row, index, sequence.blocks[index]) for index in sequence.stale]
             sequence.stale = []
         (self.singles if row.count == 1 else self.longer).append((sequence, sequence.epoch, row))
         self.tokens_left -= row.count
         self.sampling += row.sample
+        self.looking += bool(row.sights)
         self.work.add_row(row.start, row.count)
+
+    def check(self, result: StepResult) -> None:
+        """Raise unless the result has what the step yields."""
+        sampled = self.sampling == len(result.tokens) == len(result.logprobs)
+        if not sampled or self.looking != len(result.looks):
+            raise RuntimeError(
+                f"step {result.number} samples {self.sampling} tokens and looks {self.looking} times, but "
+                f"{len(result.tokens)} and {len(result.looks)} came back"
+            )
+
+    def unsound(self, result: StepResult) -> list[str]:
+        """Requests whose logits were no numbers: any token of theirs would be made up."""
+        if not result.unsound:
+            return []
+        sampled = [sequence for sequence, _, row in self.planned if row.sample]
+        return list(dict.fromkeys(sampled[place].group.request.id for place in result.unsound))
 
     def plan(self, number: int) -> StepPlan:
         """Nothing may be added any more."""

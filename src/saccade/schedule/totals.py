@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.plan import StepPlan
+from saccade.request import Zoomed
 from saccade.schedule.cost import CostModel
 from saccade.schedule.sequence import Group, Sequence
 from saccade.schedule.step import Step
@@ -26,6 +27,10 @@ class Counters:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     visual_tokens: int = 0
+    full_visual_tokens: int = 0
+    looks: int = 0
+    gated_looks: int = 0
+    zooms: int = 0
     steps: int = 0
     encodes: int = 0
     encode_slices: int = 0
@@ -66,12 +71,20 @@ class Totals(Counters):
         self.gone(group)
         self.started += 1
         self.wait_seconds += now - group.since
-        self.prompt_tokens += sequence.prompt_length
+        self.prompt_tokens += group.request.length
         self.visual_tokens += sum(span.view.tokens for span in group.layout.spans)
+        self.full_visual_tokens += group.request.full_tokens
         if sequence.chain is not None:  # there is a prefix cache
-            self.prefix_queried_tokens += sequence.prompt_length
+            self.prefix_queried_tokens += len(group.layout.tokens)
             self.prefix_hit_tokens += sequence.computed
             self.prefix_copied_tokens += sequence.computed % block_size
+
+    def looked(self, zoomed: Zoomed) -> None:
+        self.prompt_tokens += zoomed.more_tokens
+        self.visual_tokens += zoomed.visual_tokens
+        self.looks += len(zoomed.regions)
+        self.gated_looks += sum(why is not None for why in zoomed.gated)
+        self.zooms += sum(map(len, zoomed.regions))
 
     def gave_way(self, sequence: Sequence) -> None:
         sequence.group.preempted += 1

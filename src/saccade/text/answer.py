@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from saccade.request import Delta, FinishReason, Request, TokenLogprobs
+from saccade.request import Delta, FinishReason, Request, TokenLogprobs, Zoomed
 from saccade.text.detokenise import TextStream
 from saccade.text.tokens import Tokens
 
@@ -52,6 +52,7 @@ class Usage:
     completion_tokens: int  # of all choices; tokens after a stop string not counted
     cached_tokens: int  # of the prompt, found in the prefix cache
     visual_tokens: int  # of the prompt
+    full_visual_tokens: int = 0  # what its pictures and videos would have taken at full detail
 
     @property
     def total_tokens(self) -> int:
@@ -109,7 +110,9 @@ class Answer:
         self._include_stop = include_stop
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._want_logprobs = sampling.logprobs is not None
+        self.zoomed: Zoomed | None = None  # the views chosen, where some could be
         self._prompt_tokens = request.length
+        self._full_visual_tokens = request.full_tokens
         self._visual_tokens = sum(media.view.tokens for media in request.media)
         self._cached_tokens = 0
         self._ended_by_engine = 0
@@ -129,11 +132,16 @@ class Answer:
             completion_tokens=sum(len(choice.token_ids) for choice in self.choices),
             cached_tokens=self._cached_tokens,
             visual_tokens=self._visual_tokens,
+            full_visual_tokens=self._full_visual_tokens,
         )
 
     def push(self, delta: Delta) -> AnswerPiece | None:
         """Takes the next delta; None when its choice has already ended."""
         self._cached_tokens = max(self._cached_tokens, delta.cached_tokens)
+        if delta.zoomed is not None and self.zoomed is None:
+            self.zoomed = delta.zoomed
+            self._prompt_tokens += delta.zoomed.more_tokens
+            self._visual_tokens += delta.zoomed.visual_tokens
         self._ended_by_engine += delta.finish is not None
         choice = self.choices[delta.index]
         if choice.finish_reason is not None:

@@ -26,7 +26,7 @@ def splice(
     hidden = embeds.shape[1]
     pieces: list[Tensor] = []
     places: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-    for span, first, count, place in _visible(rows):
+    for span, first, count, place in visible(rows):
         whole = features(span.key)
         expected = (span.view.tokens, (1 + depth_levels) * hidden)
         if tuple(whole.shape) != expected:
@@ -47,7 +47,7 @@ def splice(
     return DeepVisual(index=index, levels=levels)
 
 
-def _visible(rows: Sequence[Row]) -> Iterator[tuple[Span, int, int, int]]:
+def visible(rows: Sequence[Row]) -> Iterator[tuple[Span, int, int, int]]:
     """What rows show of their spans: (span, first token of the view, how many, place among the T tokens)."""
     offset = 0
     for row in rows:

@@ -1,0 +1,236 @@
+"""Looking, on the device: how the question takes hold of each place of a picture, and what else is there.
+
+takes   a step's inputs, and the hidden states its forward pass handed out
+gives   the looks of its rows with sights, on their way to the host
+owns    the relevance head, where the checkpoint ships one; a small cache of what pictures say by themselves
+never   waits for the device, but in `HostLooks.wait`
+
+With a head, every token of a view leaves a vector beside its keys and values (the side page: it lies in the
+same blocks, so whoever shares, copies or moves those has it too), and a look compares the question's vector
+with those of the view. Without one, a look compares the question's queries at a few middle layers with the
+view's keys. Either needs the hidden states of the question's last token alone, so it does not matter how the
+prompt was cut into steps, or how much of it another request had computed before.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from saccade.cache.pages import Paged, Pages
+from saccade.checkpoint import Checkpoint
+from saccade.errors import CheckpointError
+from saccade.kernels.compact import read_slots
+from saccade.lod.relevance import from_attention, from_head, score, to_look
+from saccade.lod.texture import texture
+from saccade.lod.values import Grid, Look
+from saccade.models.layers import LanguageModel, Watch
+from saccade.plan import Row, Sight
+from saccade.request import Pixels
+from saccade.views import RelevanceHead
+from saccade.vision.splice import visible
+
+STILLS = 4096  # pictures; three maps of at most 256 tokens each: 12 MB
+MIDDLE = (0.4, 0.5, 0.6)  # of the decoder's depth: the layers whose queries and keys are compared
+HEAD_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Head:
+    """score = question(norm(h_question)) . place(norm(h_place)) / sqrt(width), behind `layer` layers."""
+
+    layer: int
+    norm: Tensor  # [hidden] float32
+    question: Tensor  # [width, hidden] float32
+    place: Tensor
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, named: RelevanceHead, hidden: int, device: torch.device, *, dummy: bool
+    ) -> "Head":
+        shapes = {
+            "relevance_norm.weight": (hidden,),
+            "question.weight": (named.width, hidden),
+            "place.weight": (named.width, hidden),
+        }
+        generator = torch.Generator().manual_seed(0)
+        if dummy:
+            found = {
+                name: torch.randn(shape, generator=generator) / hidden**0.5 for name, shape in shapes.items()
+            }
+        else:
+            found = _read(checkpoint, named.file, shapes)
+        norm, question, place = (found[name].to(device, torch.float32) for name in shapes)
+        return cls(named.layer, norm, question, place)
+
+    def normed(self, states: Tensor) -> Tensor:
+        x = states.float()
+        return x * (x.square().mean(-1, keepdim=True) + HEAD_EPS).rsqrt() * self.norm
+
+
+def _read(checkpoint: Checkpoint, file: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    try:
+        with safe_open(checkpoint.path / file, framework="pt") as stored:
+            found = {name: stored.get_tensor(name) for name in shapes}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}, which config.json names, cannot be read: {error}") from error
+    for name, shape in shapes.items():
+        if tuple(found[name].shape) != shape:
+            raise CheckpointError(f"{file}: {name} is {tuple(found[name].shape)}; the model needs {shape}")
+    return found
+
+
+@dataclass(frozen=True)
+class HostLooks:
+    """Looks on their way to the host."""
+
+    numbers: Tensor  # all of them, one after the other, as `lod.relevance.score` gives them
+    grids: tuple[tuple[Grid, ...], ...]  # of each row with sights
+    done: torch.cuda.Event | None
+
+    def wait(self) -> tuple[tuple[Look, ...], ...]:
+        if self.done is not None:
+            self.done.synchronize()
+        sizes = [4 * rows * columns + 1 for grids in self.grids for rows, columns in grids]
+        parts = iter(torch.split(self.numbers, sizes))
+        return tuple(tuple(to_look(next(parts), grid) for grid in grids) for grids in self.grids)
+
+
+class Lookout:
+    def __init__(
+        self,
+        model: LanguageModel,
+        pages: Pages,
+        head: Head | None,
+        device: torch.device,
+        upload: Callable[[Pixels], Tensor],
+    ) -> None:
+        depth = model.kv_shape.layers
+        if head is not None and (head.layer > depth or pages.side is None):
+            raise CheckpointError(
+                f"config.json: saccade.relevance has layer {head.layer}; the decoder has {depth} layers"
+            )
+        self._model = model
+        self._pages = pages
+        self._head = head
+        self._device = device
+        self._upload = upload
+        self._layers = tuple(dict.fromkeys(min(int(depth * part), depth - 1) for part in MIDDLE))
+        # By view key: the maps that do not depend on the question, least recently used first.
+        self._still: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def watch(self, rows: Sequence[Row]) -> Watch | None:
+        """The hidden states that the forward pass of these rows must hand out."""
+        ends = np.cumsum([row.count for row in rows]) - 1
+        asking = [int(end) for end, row in zip(ends, rows, strict=True) if row.sights]
+        if self._head is None:
+            if not asking:
+                return None
+            wanted = self._index(asking)
+            return Watch(dict.fromkeys(self._layers, wanted))
+        seen = [np.arange(place, place + count) for _, _, count, place in visible(rows)]
+        if not asking and not seen:
+            return None
+        return Watch(
+            {self._head.layer: self._index(np.concatenate([*seen, np.array(asking, dtype=np.int64)]))}
+        )
+
+    def see(self, rows: Sequence[Row], positions: Tensor, paged: Paged, watch: Watch) -> HostLooks | None:
+        """After the forward pass: keep what its views leave, and look."""
+        asking = [(place, row) for place, row in enumerate(rows) if row.sights]
+        if self._head is not None:
+            states = self._head.normed(watch.seen[self._head.layer])
+            views = len(states) - len(asking)
+            if views:
+                self._leave(states[:views], watch.wanted[self._head.layer][:views], paged)
+            questions = states[views:] @ self._head.question.T
+        else:
+            questions = self._queries(watch, positions)
+        if not asking:
+            return None
+        numbers = [
+            self._look(sight, questions[..., number, :], self._slots(paged, place, sight))
+            for number, (place, row) in enumerate(asking)
+            for sight in row.sights
+        ]
+        grids = tuple(tuple(sight.span.view.token_grid for sight in row.sights) for _, row in asking)
+        return self._to_host(torch.cat(numbers), grids)
+
+    # With a head
+
+    def _leave(self, states: Tensor, tokens: Tensor, paged: Paged) -> None:
+        if self._head is None or self._pages.side is None:
+            raise RuntimeError("there is no head to leave anything for")
+        side = self._pages.side.flatten(0, 2)  # [slots, width]
+        side.index_copy_(0, paged.slots[tokens], (states @ self._head.place.T).to(side.dtype))
+
+    # Without
+
+    def _queries(self, watch: Watch, positions: Tensor) -> Tensor:
+        """Of the questions' last tokens: [layers, heads, questions, dim]."""
+        wanted = watch.wanted[self._layers[0]]
+        at = positions[:, wanted]
+        found = [self._model.queries(layer, watch.seen[layer], at) for layer in self._layers]
+        return torch.stack(found).transpose(1, 2)
+
+    def _keys(self, slots: Tensor) -> Tensor:
+        """What the middle layers have at some slots: [layers, tokens, kv_heads, dim]."""
+        pages, found = self._pages, []
+        for layer in self._layers:
+            compact = pages.layer(layer)
+            if compact is None:
+                found.append(pages.k[layer].flatten(0, 1).index_select(0, slots))
+            else:
+                found.append(read_slots(pages.k[layer], compact.k, compact.k_scale, compact.first, slots))
+        return torch.stack(found)
+
+    # Both
+
+    def _look(self, sight: Sight, question: Tensor, slots: Tensor) -> Tensor:
+        grid = sight.span.view.token_grid
+
+        def coupling() -> tuple[Tensor, Tensor]:
+            if self._head is None:
+                return from_attention(question[:, None], self._keys(slots))
+            if self._pages.side is None:
+                raise RuntimeError("a head needs side pages")
+            return from_head(question, self._pages.side.flatten(0, 2).index_select(0, slots))
+
+        key = sight.span.key
+        still = self._still.get(key)
+        if still is None:
+            # A picture has one frame; what a zoomed view would be cut from is all of it.
+            numbers = score(texture(self._upload(sight.pixels)[0]), grid, coupling)
+            self._keep(key, numbers[: 3 * grid[0] * grid[1]])
+            return numbers
+        self._still.move_to_end(key)
+        share, strength = coupling()
+        return torch.cat([still, share.flatten(), strength.reshape(1)])
+
+    def _keep(self, key: bytes, still: Tensor) -> None:
+        self._still[key] = still.clone()
+        while len(self._still) > STILLS:
+            self._still.popitem(last=False)
+
+    def _slots(self, paged: Paged, place: int, sight: Sight) -> Tensor:
+        """Where a view's tokens lie in the pages."""
+        size = self._pages.block_size
+        index = torch.arange(sight.span.start, sight.span.stop, device=self._device)
+        return paged.tables[place, index // size].long() * size + index % size
+
+    def _index(self, values: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+        host = torch.from_numpy(np.asarray(values, dtype=np.int64))
+        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
+
+    def _to_host(self, numbers: Tensor, grids: tuple[tuple[Grid, ...], ...]) -> HostLooks:
+        if self._device.type != "cuda":
+            return HostLooks(numbers, grids, None)
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host.copy_(numbers, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return HostLooks(host, grids, done)

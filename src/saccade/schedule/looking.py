@@ -1,0 +1,83 @@
+"""A look becomes views: the length of a request is decided in the middle of its life.
+
+takes   a request that stands where its zoomed views go, and what one look at its pictures gave
+gives   the same request with its views chosen: a longer prompt for all its choices
+owns    the rule for views of the checkpoint, and who chooses
+never   decides twice: what was chosen stays, though the request gives way and is computed again
+"""
+
+from collections.abc import Callable, Sequence
+
+from saccade.lod.choose import choose
+from saccade.lod.values import Choice, LodParams, Look, Picture, ViewRule
+from saccade.request import Request, Zoomed
+from saccade.schedule.holdings import Holdings
+from saccade.schedule.policy import Limits
+from saccade.schedule.sequence import Group, slot_of
+from saccade.vision.layout import lay_out, zoomed
+
+Choose = Callable[[Sequence[Picture], int, LodParams, ViewRule], tuple[Choice, ...]]
+
+
+class Looking:
+    def __init__(self, rule: ViewRule = ViewRule(), chooser: Choose = choose) -> None:
+        self._rule = rule
+        self._choose = chooser
+
+    def decide(self, group: Group, looks: Sequence[Look], limits: Limits, holdings: Holdings) -> Zoomed:
+        """Choose, and lengthen every choice of the request; blocks claimed for more than that are given back.
+        Raises ValueError for looks that make no sense."""
+        request, zooming = group.request, group.request.zooming
+        if zooming is None:
+            raise RuntimeError(f"the views of request {request.id} are chosen already")
+        pictures = _pictures(request, zooming.slots, looks)
+        choices = self._choose(pictures, zooming.budget, zooming.params, self._rule)
+        chosen = {slot: choice.regions for slot, choice in zip(zooming.slots, choices, strict=True)}
+        decided = zoomed(request, chosen)
+        if decided.length > request.most_length:
+            raise RuntimeError(
+                f"views of request {request.id} were chosen that make it {decided.length} tokens long; it "
+                f"claimed {request.most_length}"
+            )
+        group.zoomed = Zoomed(
+            regions=tuple(chosen.values()),
+            gated=tuple(choice.gated for choice in choices),
+            more_tokens=decided.length - request.length,
+            visual_tokens=sum(choice.spent for choice in choices),
+            choices=choices if zooming.only_look else (),
+            looks=tuple(looks) if zooming.only_look else (),
+        )
+        _lengthen(group, decided, limits, holdings)
+        return group.zoomed
+
+
+def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> list[Picture]:
+    media = {item.slot: item for item in request.media}
+    return [
+        Picture(
+            look=look,
+            size=(media[slot].view.box[2], media[slot].view.box[3]),
+            frame=media[slot].full,
+            grid=media[slot].view.token_grid,
+        )
+        for slot, look in zip(slots, looks, strict=True)
+    ]
+
+
+def _lengthen(group: Group, decided: Request, limits: Limits, holdings: Holdings) -> None:
+    holdings.making.gone(group)
+    group.request, group.layout = decided, lay_out(decided)
+    pixels = {item.slot: item.pixels for item in decided.media}
+    group.pixels = {item.view.key: pixels[slot_of(item)] for item in decided.media}
+    holdings.making.came(group)
+    for choice in group.choices:
+        choice.tokens = list(group.layout.tokens)
+        choice.limit = min(len(choice.tokens) + decided.sampling.max_tokens, limits.max_model_len)
+        choice.set_prompt()
+        if choice.computed == len(choice.tokens):  # nothing was added: its end is computed again, to sample
+            choice.computed -= 1
+        if choice.chain is not None:
+            choice.chain.see(group.layout.spans)
+        if choice.row is not None:
+            choice.renewed = True
+            holdings.trim(choice)

@@ -1,0 +1,132 @@
+"""A look's participatory map, beside what transformers' hidden states and attention weights say."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from saccade import SamplingParams
+from saccade.config import EngineConfig
+from saccade.errors import CheckpointError
+from saccade.lod.values import LodParams
+from saccade.media.detail import Wishes
+from saccade.plan import Layout
+from saccade.request import Request, Zoomed
+from saccade.runtime.engine import Engine
+from saccade.vision.layout import lay_out
+from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, bench, patches_of
+
+__all__ = ["bench"]  # the fixture
+
+
+def only_look(peers: Bench, number: int, **options: Any) -> tuple[Request, Zoomed, Layout]:
+    """The same question looked at twice by one engine: by itself, and on the caches the first one left."""
+    question = LOOKS[number]
+    engine = peers.engine(**options)
+    told = []
+    for _ in range(2):
+        request = peers.front.prepare_prompt(
+            question.text,
+            SamplingParams(max_tokens=4, temperature=0),
+            f"look{next(peers.numbers)}",
+            images=question.pictures,
+            trusted=True,
+            wishes=Wishes(params=LodParams(budget=question.budget, gate=False), only_look=True),
+        )
+        engine.submit(request)
+        while not engine.idle:
+            told += [delta.zoomed for delta in engine.step() if delta.zoomed]
+            engine.check()
+    first, second = told
+    for one, other in zip(first.looks, second.looks, strict=True):
+        assert np.allclose(one.participatory, other.participatory, atol=1e-5)
+        assert np.array_equal(one.propositional, other.propositional)
+        assert np.array_equal(one.lost, other.lost)
+    assert engine.stats().prefix_hit_tokens > 0
+    return request, second, lay_out(request)
+
+
+@torch.inference_mode()
+def inside(peers: Bench, request: Request, layout: Layout) -> tuple[torch.Tensor, Any]:
+    """transformers' states before the head's layer, and attention weights, up to where the question ends."""
+    model = peers.oracle.model
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    states: list[torch.Tensor] = []
+    hook = model.model.language_model.layers[HEAD_LAYER].register_forward_pre_hook(
+        lambda layer, arguments: states.append(arguments[0])
+    )
+    try:
+        ids = torch.tensor([layout.tokens])
+        result = model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            pixel_values=patches_of(peers.front, request),
+            image_grid_thw=torch.tensor([[1, *span.view.grid] for span in layout.spans]),
+            mm_token_type_ids=(ids == peers.oracle.config.image_token_id).long(),
+            position_ids=torch.from_numpy(layout.positions)[:, None],
+            output_attentions=True,
+        )
+        return states[0][0], result.attentions
+    finally:
+        hook.remove()
+        model.set_attn_implementation(before)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 5, "block_size": 4}], ids=["whole", "chunks"]
+)
+def test_the_head_scores_what_its_definition_says(
+    bench: Callable[[str], Bench], number: int, options: dict[str, Any]
+) -> None:
+    peers = bench("registered")
+    request, told, layout = only_look(peers, number, **options)
+    states, _ = inside(peers, request, layout)
+    weights = load_file(peers.folder / "head.safetensors")
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weights["relevance_norm.weight"]
+
+    asked = weights["question.weight"] @ normed(states[-1])
+    for look, span in zip(told.looks, layout.spans, strict=True):
+        places = normed(states[span.start : span.stop]) @ weights["place.weight"].T
+        scores = places @ asked / HEAD_WIDTH**0.5
+        shown = scores.softmax(0).reshape(span.view.token_grid)
+        assert shown.max() < 0.9, "a map of one place would say little"
+        assert np.allclose(look.participatory, shown.numpy(), atol=1e-5)
+        assert math.isclose(look.strength, float(scores.logsumexp(0)), rel_tol=1e-4)
+
+
+def test_without_a_head_attention_at_the_middle_layers_counts(bench: Callable[[str], Bench]) -> None:
+    peers = bench("stock")
+    request, told, layout = only_look(peers, 0, max_num_batched_tokens=5, block_size=4)
+    _, attentions = inside(peers, request, layout)
+    layers = sorted({int(4 * part) for part in (0.4, 0.5, 0.6)})
+    (span,) = layout.spans
+    weight = torch.stack([attentions[layer][0, :, -1, span.start : span.stop] for layer in layers])
+    share = weight / weight.sum(-1, keepdim=True)  # [layers, heads, tokens]
+    entropy = -(share * share.clamp(min=1e-9).log()).sum(-1) / math.log(span.view.tokens)
+    mixed = (share * (1 - entropy).clamp(min=1e-4).square()[..., None]).sum((0, 1))
+    shown = (mixed / mixed.sum()).reshape(span.view.token_grid)
+    assert np.allclose(told.looks[0].participatory, shown.numpy(), atol=1e-4)
+
+
+def test_a_head_of_another_shape_is_refused(bench: Callable[[str], Bench], tmp_path: Any) -> None:
+    peers = bench("registered")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in peers.folder.iterdir():
+        (broken / file.name).symlink_to(file)
+    (broken / "config.json").unlink()
+    text = (peers.folder / "config.json").read_text()
+    (broken / "config.json").write_text(text.replace(f'"width": {HEAD_WIDTH}', '"width": 5'))
+    with pytest.raises(CheckpointError, match=r"question\.weight is \(8, 64\); the model needs \(5, 64\)"):
+        Engine(EngineConfig(model=str(broken), device="cpu", num_blocks=64), progress=False)
+    (broken / "head.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"head\.safetensors, which config\.json names"):
+        Engine(EngineConfig(model=str(broken), device="cpu", num_blocks=64), progress=False)
