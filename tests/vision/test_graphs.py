@@ -1,6 +1,7 @@
 """The tower by captured stretches gives what the tower gives; shapes are counted, bounded, given up."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from saccade.kernels.record import PlainRecorder, Replay
 from saccade.models.layers import VisionTower
 from saccade.models.load import load
 from saccade.vision import unfinished
-from saccade.vision.graphs import Captured, Shape, TowerGraphs
+from saccade.vision.graphs import Captured, Shape, TowerGraphs, tower_graphs
 from tests import checkpoints
 
 CPU = torch.device("cpu")
@@ -151,3 +152,26 @@ def test_what_stretches_read_outlives_the_towers_own_tables(tower: VisionTower) 
     found = graphs(tower, Counting()).find(shape, now=True)
     assert found is not None
     assert found._kept is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("shape", [Shape((4, 6), 1), Shape((28, 28), 2)])
+@torch.inference_mode()
+def test_graphs_on_a_device_give_what_the_uncaptured_tower_gives(tmp_path: Path, shape: Shape) -> None:
+    device = torch.device("cuda")
+    folder = checkpoints.qwen3_vl(tmp_path)
+    vision = load(open_checkpoint(str(folder)), "cuda", torch.bfloat16).vision
+    assert vision is not None
+    made = tower_graphs(vision, device, torch.bfloat16)
+    found = made.find(shape, now=True)
+    assert found is not None
+    grids = [shape.grid] * shape.views
+    for seed in range(3):
+        cut = patches(vision, shape, seed).to(device, torch.bfloat16)
+        stream, levels = vision.carry(vision.begin(cut, grids), grids, 0, vision.depth, recurring=True)
+        expected = vision.finish(stream, levels)
+        for ends in ([], [1], [1, 3]):
+            assert torch.equal(through(found, vision, shape, cut, ends), expected)
+    assert found.complete
+    assert len(made) == 1

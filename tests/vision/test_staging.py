@@ -1,6 +1,7 @@
 """Pinned buffers are used again, and never while the device may be reading them."""
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -86,3 +87,16 @@ def test_a_read_only_picture_of_one_pixel_goes_too() -> None:
     pixels = np.full((1, 1, 1, 3), 5, dtype=np.uint8)
     pixels.setflags(write=False)
     assert bench.staging.send(pixels).flatten().tolist() == [5, 5, 5]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pictures_sent_one_after_the_other_arrive_whole() -> None:
+    staging = Staging(torch.device("cuda"), 16 << 20)
+    draw = np.random.default_rng(0)
+    sent = []
+    for size in (100, 700, 1000, 50, 1000, 700, 1200) * 3:
+        pixels = draw.integers(0, 256, (1, size, size, 3), dtype=np.uint8)
+        sent.append((pixels, staging.send(pixels)))
+    assert all(np.array_equal(pixels, there.cpu().numpy()) for pixels, there in sent)
+    assert staging.nbytes <= 16 << 20
