@@ -2,11 +2,12 @@
 
     python -m bench.simulate [--requests 100000] [--seed 0] [--scene NAME]
 
-Qwen3-VL-8B shapes at an H200's ceilings, on three machines: `roomy` with the whole memory; `tight` with a KV
+Qwen3-VL-8B shapes at an H200's ceilings, on four machines: `roomy` with the whole memory; `tight` with a KV
 pool in which two videos do not fit together and a feature cache of one picture, so that requests queue for
 memory, give way and come back from host memory; `pictures` with a pool in which two pictures do not fit
-together, and hardly anything else. Prints what happened; fails if anybody is left or waited beyond the bound,
-or anything is still held.
+together, and hardly anything else; `pools` with a small pool for text and one for views in which two videos
+do not fit together. Prints what happened; fails if anybody is left or waited beyond the bound, or anything is
+still held.
 """
 
 import argparse
@@ -43,6 +44,7 @@ class Scene:
     speed: float  # of the traffic, against the rates above
     longest: float  # seconds to a first token that nobody's wait may exceed
     kinds: tuple[str, ...] = tuple(kind.name for kind in TRAFFIC)
+    vision: int = 0  # of the blocks, a pool for the views
     slots: int = 1_800  # KV blocks of host memory: 4 GiB
 
 
@@ -56,6 +58,7 @@ SCENES = {
         longest=60.0,
         kinds=("text", "urgent", "background", "picture", "small picture", "known picture"),
     ),
+    "pools": Scene(blocks=560, feature_budget=32 << 20, speed=0.7, longest=60.0, vision=360),
 }
 
 
@@ -75,6 +78,7 @@ def machine(scene: Scene) -> Machine:
     return Machine(
         limits=limits,
         blocks=scene.blocks,
+        vision=scene.vision,
         feature_budget=scene.feature_budget,
         feature_bytes=4 * QWEN3_VL_8B.hidden * 2,
         truth=CostModel(costs, learning=False),

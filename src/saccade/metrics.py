@@ -79,6 +79,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks_used: int = 0  # KV blocks held by requests
     blocks_cached: int = 0  # KV blocks kept only for the prefix cache
     blocks_free: int = 0
+    vision_blocks_used: int = 0  # of the blocks, those of the pool for views, where there is one
+    vision_blocks_cached: int = 0
+    vision_blocks_free: int = 0
     swap_slots_used: int = 0  # KV blocks in host memory, of requests that gave way
     swap_slots_free: int = 0  # more would fit
     swap_waiting: int = 0  # choices that gave way and are to come back with what they had
@@ -87,6 +90,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of those, found
     prefix_copied_tokens: int = 0  # of those found, the ones in a block that is shared only in part: copied
+    prefix_queried_visual_tokens: int = 0  # of those looked up, tokens of pictures
+    prefix_hit_visual_tokens: int = 0  # of those found
     preemptions: int = 0  # choices that gave way for want of KV blocks
     swap_out_blocks: int = 0  # KV blocks copied to the host for them
     swap_in_blocks: int = 0  # and back
@@ -145,6 +150,13 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     blocks.add_metric(["cached"], stats.blocks_cached)
     blocks.add_metric(["free"], stats.blocks_free)
     yield blocks
+    vision = GaugeMetricFamily(
+        "saccade_kv_vision_blocks", "Of those, the ones of the pool for pictures.", labels=["state"]
+    )
+    vision.add_metric(["used"], stats.vision_blocks_used)
+    vision.add_metric(["cached"], stats.vision_blocks_cached)
+    vision.add_metric(["free"], stats.vision_blocks_free)
+    yield vision
     slots = GaugeMetricFamily(
         "saccade_swap_slots", "KV blocks that host memory holds, or could hold.", labels=["state"]
     )
@@ -182,6 +194,16 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     for name, text, total in (
         ("prefix_cache_queried_tokens", "Prompt tokens looked up.", stats.prefix_queried_tokens),
         ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens),
+        (
+            "prefix_cache_queried_visual_tokens",
+            "Of the prompt tokens looked up, those of pictures.",
+            stats.prefix_queried_visual_tokens,
+        ),
+        (
+            "prefix_cache_hit_visual_tokens",
+            "Of the prompt tokens found, those of pictures.",
+            stats.prefix_hit_visual_tokens,
+        ),
         ("prefix_cache_copied_tokens", "Of those, inside a copied block.", stats.prefix_copied_tokens),
         ("feature_cache_misses", "Views that had to be encoded.", stats.features.misses),
         ("preemptions", "Times a choice gave way for want of KV blocks.", stats.preemptions),

@@ -63,6 +63,37 @@ def test_whole_blocks_hold_a_little_less_and_rows_or_context_may_bind_first() ->
     assert (fit.whole, fit.binds) == (0, "context")
 
 
+def test_eight_bits_fit_almost_twice_as_many_and_a_pool_for_pictures_binds_alone() -> None:
+    kinds = ("text:prompt=400,output=100", "image:prompt=400,view_tokens=576,output=100")
+    plain = big(*kinds)
+    small = big(*kinds, kv_cache_dtype="fp8")
+    assert small.network.kv_bytes == 2 * 80 * 8 * (128 + 4)
+    assert small.fits[0].bytes == small.fits[0].tokens * small.network.kv_bytes
+    assert small.fits[0].whole / plain.fits[0].whole == pytest.approx(256 / 132, rel=0.01)
+
+    views = big(*kinds, kv_vision_dtype="int8", kv_vision_share=0.25)
+    text, image = views.fits
+    assert text.bytes == plain.fits[0].bytes
+    assert text.concurrent == pytest.approx(0.75 * plain.fits[0].concurrent, rel=0.01)
+    # 36 blocks of 16 are the picture's: a picture stands in front, so all its blocks are whole ones.
+    saved = 576 * (plain.network.kv_bytes - plain.network.small_kv_bytes)
+    assert image.bytes == plain.fits[1].bytes - saved
+    assert image.whole == min(views.shares.text // 32, views.shares.vision // 36)
+    assert views.shares.compact == views.shares.vision
+
+
+def test_traffic_over_two_pools_is_played_and_all_of_it_answered() -> None:
+    options: dict[str, Any] = {"kv_vision_dtype": "fp8", "kv_cache_bytes": 10**9, "kv_vision_share": 0.5}
+    report = make_report(PlanOptions(**EIGHT, **options, seconds=5))
+    assert report.outcome is not None
+    assert report.outcome.stats.vision_blocks_cached > 0
+    assert report.outcome.stats.blocks_used == 0
+    assert all(waits.refused == 0 for waits in report.outcome.kinds.values())
+    assert report.as_json()["kv_vision_blocks"] == report.shares.vision
+    with pytest.raises(ConfigError, match="kv_vision_share"):
+        PlanOptions(**EIGHT, kv_vision_share=2.0)
+
+
 def test_the_pool_is_what_weights_features_and_workspace_leave() -> None:
     report = make_report(PlanOptions(**EIGHT, memory=40 * 10**9, seconds=0))
     tower = report.network.vision_parameters * 2

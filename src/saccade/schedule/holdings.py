@@ -271,7 +271,9 @@ class Holdings:
         """Names as in EngineStats."""
         pool, swap = self._pool, self.swapping.space.stats
         kinds = {"blocks_used": pool.used, "blocks_cached": pool.kept, "blocks_free": pool.free}
-        return {**kinds, **swap._asdict()}
+        states = ("vision_blocks_used", "vision_blocks_cached", "vision_blocks_free")
+        views = dict(zip(states, pool.gauges(vision=True), strict=True))
+        return {**kinds, **views, **swap._asdict()}
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Raise unless what the running sequences hold is exactly what pool and store think is held."""

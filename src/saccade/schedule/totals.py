@@ -23,6 +23,8 @@ class Counters:
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     prefix_copied_tokens: int = 0
+    prefix_queried_visual_tokens: int = 0
+    prefix_hit_visual_tokens: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -78,6 +80,9 @@ class Totals(Counters):
             self.prefix_queried_tokens += len(group.layout.tokens)
             self.prefix_hit_tokens += sequence.computed
             self.prefix_copied_tokens += sequence.computed % block_size
+            for span in group.layout.spans:
+                self.prefix_queried_visual_tokens += span.view.tokens
+                self.prefix_hit_visual_tokens += max(min(span.stop, sequence.computed) - span.start, 0)
 
     def looked(self, zoomed: Zoomed) -> None:
         self.prompt_tokens += zoomed.more_tokens

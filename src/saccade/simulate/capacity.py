@@ -7,10 +7,13 @@ never   rounds in secret: `concurrent` is a ratio, `whole` counts whole requests
 
 from dataclasses import dataclass
 
+from saccade.cache.kinds import Kinds
+from saccade.cache.shares import KVWish, Shares
 from saccade.errors import ConfigError
 from saccade.schedule.policy import Limits
 from saccade.schedule.prior import Network
-from saccade.simulate.traffic import Kind, Vision
+from saccade.simulate.traffic import Kind, Vision, arrivals
+from saccade.vision.layout import lay_out
 
 WORKSPACE = 2 << 30  # bytes for activations, logits and libraries, where nothing was measured
 
@@ -49,11 +52,21 @@ class Fit:
     binds: str  # what keeps it from being more: memory, rows, or context (then it does not fit at all)
 
 
-def fit_kind(kind: Kind, network: Network, vision: Vision, limits: Limits, pool_bytes: int) -> Fit:
+def fit_kind(
+    kind: Kind, network: Network, vision: Vision, limits: Limits, pool_bytes: int, wish: KVWish
+) -> Fit:
     tokens = kind.tokens(vision)
-    per_request = tokens * network.kv_bytes
-    blocks = pool_bytes // (network.kv_bytes * limits.block_size)
-    whole = blocks // limits.blocks_for(tokens)
+    shares = divide(network, limits, pool_bytes, wish)
+    wanted = limits.blocks_for(tokens)
+    views = view_blocks(kind, vision, limits, wish) if shares.vision else 0
+    text_bytes = (tokens - views * limits.block_size) * network.kv_bytes
+    view_bytes = views * limits.block_size * _bytes(network, wish.vision_format)
+    whole, concurrent = shares.text // (wanted - views), pool_bytes / (text_bytes + view_bytes)
+    if shares.vision:
+        concurrent = shares.text * limits.block_size * network.kv_bytes / text_bytes
+    if views:
+        whole = min(whole, shares.vision // views)
+        concurrent = min(concurrent, shares.vision / views)
     if tokens > limits.max_model_len:
         binds, whole = "context", 0
     else:
@@ -62,8 +75,25 @@ def fit_kind(kind: Kind, network: Network, vision: Vision, limits: Limits, pool_
         kind=kind.name,
         tokens=tokens,
         visual_tokens=kind.visual_tokens(vision),
-        bytes=per_request,
-        concurrent=pool_bytes / per_request,
+        bytes=text_bytes + view_bytes,
+        concurrent=concurrent,
         whole=min(whole, limits.max_rows),
         binds=binds,
     )
+
+
+def divide(network: Network, limits: Limits, pool_bytes: int, wish: KVWish) -> Shares:
+    """The blocks of both pools. A network whose KV is all in 8 bits says so itself."""
+    plain, small = (limits.block_size * per for per in (network.kv_bytes, network.small_kv_bytes))
+    return wish.divide_bytes(pool_bytes, plain, small)
+
+
+def view_blocks(kind: Kind, vision: Vision, limits: Limits, wish: KVWish) -> int:
+    """Blocks of a request of this kind that are nothing but views of the vision pool."""
+    request = next(arrivals([kind], vision, 0, seconds=None, requests=1)).request
+    spans = lay_out(request).spans
+    return Kinds(spans, limits.block_size, wish.roles).among(0, limits.blocks_for(kind.tokens(vision)))
+
+
+def _bytes(network: Network, form: str | None) -> int:
+    return network.kv_bytes if form is None else network.small_kv_bytes

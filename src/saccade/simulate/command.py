@@ -9,17 +9,18 @@ import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
+from saccade.cache.shares import KVDtype, KVWish, Views
 from saccade.config import GIB, VisionCache
 from saccade.errors import ConfigError
 from saccade.runtime.network import read_network
 from saccade.schedule.cost import Coefficients, CostModel
 from saccade.schedule.policy import Limits
 from saccade.schedule.prior import CHIPS, H200, Network, coefficients
-from saccade.simulate.capacity import Memory, fit_kind
+from saccade.simulate.capacity import Memory, divide, fit_kind
 from saccade.simulate.play import Machine, Outcome, Player
 from saccade.simulate.report import Report
 from saccade.simulate.traffic import Kind, Vision, arrivals, parse_kind
@@ -55,6 +56,10 @@ class PlanOptions:
     block_size: int = 16
     itl_target: float = 20.0
     prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
+    kv_vision_dtype: str = "auto"
+    kv_vision_share: float | None = None
+    kv_vision_views: str | None = None
     swap_bytes: int = 4 * GIB
     traffic: tuple[str, ...] = DEFAULT_TRAFFIC
     seconds: float = 60.0
@@ -78,12 +83,21 @@ class PlanOptions:
         cache = VisionCache.parse(self.vision_cache)
         if cache.host or cache.disk or cache.ttl:
             raise ConfigError(f"vision_cache is {self.vision_cache}; a plan knows gpu=SIZE alone")
+        self.kv_wish()
         self._refuse_mixture()
 
     @property
     def feature_bytes(self) -> int:
         gpu = VisionCache.parse(self.vision_cache).gpu
         return 2 * GIB if gpu is None else gpu
+
+    def kv_wish(self) -> KVWish:
+        return KVWish(
+            cache_dtype=cast(KVDtype, self.kv_cache_dtype),
+            vision_dtype=cast(KVDtype, self.kv_vision_dtype),
+            vision_share=self.kv_vision_share,
+            vision_views=cast(Views | None, self.kv_vision_views),
+        )
 
     def _refuse_mixture(self) -> None:
         """A model is named, or described by numbers."""
@@ -117,6 +131,10 @@ HELP = {
     "max_model_len": "Longest prompt + answer in tokens.",
     "block_size": "Tokens per KV block.",
     "itl_target": "Milliseconds a step may take while answers stream; 0: any.",
+    "kv_cache_dtype": "Of K and V: auto (as --value-bytes), fp8 or int8.",
+    "kv_vision_dtype": "The same for the blocks of pictures alone, which get a pool of their own.",
+    "kv_vision_share": "Of the KV cache, for that pool. [default: none, or 0.5]",
+    "kv_vision_views": "Pictures whose blocks go there: all, or global. [default: all]",
     "prefix_caching": "Reuse the KV of equal prompt beginnings.",
     "swap_bytes": "Host memory for the KV of requests that give way; 0: they compute again.",
     "traffic": "A kind of requests, NAME:key=value,... with the keys rate (per second), prompt, output "
@@ -161,14 +179,17 @@ def make_report(options: PlanOptions) -> Report:
     )
     pool_bytes = memory.pool_bytes(network)
     block_bytes = network.kv_bytes * limits.block_size
-    blocks = pool_bytes // block_bytes
+    wish = options.kv_wish()
+    shares = divide(network, limits, pool_bytes, wish)
     costs, source = _costs(options, network)
-    fits = [fit_kind(kind, network, vision, limits, pool_bytes) for kind in kinds]
+    fits = [fit_kind(kind, network, vision, limits, pool_bytes, wish) for kind in kinds]
     outcome: Outcome | None = None
     if options.seconds:
         machine = Machine(
             limits=limits,
-            blocks=blocks,
+            blocks=shares.blocks,
+            vision=shares.vision,
+            roles=wish.roles,
             feature_budget=options.feature_bytes,
             feature_bytes=4
             * network.hidden
@@ -180,7 +201,7 @@ def make_report(options: PlanOptions) -> Report:
             swap_seconds=block_bytes / CHIPS.get(options.costs, H200).link,
         )
         outcome = Player(machine).run(arrivals(kinds, vision, options.seed, seconds=options.seconds))
-    return Report(network, pool_bytes, blocks, costs, source, fits, outcome)
+    return Report(network, pool_bytes, shares, costs, source, fits, outcome)
 
 
 def _refuse_doubles(kinds: tuple[Kind, ...]) -> None:
@@ -193,7 +214,7 @@ def _model(options: PlanOptions) -> tuple[Network, Vision]:
     """From the folder's config, or from the numbers given."""
     if options.model is not None:
         config = _read_config(options.model)
-        network = read_network(config, options.value_bytes)
+        network = read_network(config, options.value_bytes, small=options.kv_cache_dtype != "auto")
         if options.weight_bytes is not None:
             decoder = options.weight_bytes // options.value_bytes - network.vision_parameters
             network = replace(network, parameters=max(decoder, 1))
@@ -214,6 +235,7 @@ def _model(options: PlanOptions) -> tuple[Network, Vision]:
         vision_depth=27,  # the tower of Qwen3-VL, for want of a MODEL that says
         vision_hidden=1152,
         vision_parameters=27 * (4 * 1152 * 1152 + 2 * 1152 * 4304),
+        small=options.kv_cache_dtype != "auto",
     )
     return network, Vision()
 

@@ -3,13 +3,20 @@
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from saccade.cache.shares import KVDtype, Views
 from saccade.simulate.command import HELP, PlanOptions, run
 
 SIZES = ("weight_bytes", "memory", "kv_cache_bytes", "swap_bytes")
+TYPES = {
+    "kv_cache_dtype": click.Choice(get_args(KVDtype)),
+    "kv_vision_dtype": click.Choice(get_args(KVDtype)),
+    "kv_vision_share": click.FLOAT,
+    "kv_vision_views": click.Choice(get_args(Views)),
+}
 Size = Callable[[str], int]  # reads '2GiB'
 
 
@@ -37,6 +44,8 @@ def _option(field: Field[Any], size: Size) -> Callable[[Callable[..., None]], Ca
         if isinstance(field.default, int):
             settings["default"] = f"{field.default / (1 << 30):g}GiB"
         return click.option(name, type=size, metavar="SIZE", **settings)
+    if field.name in TYPES:
+        return click.option(name, type=TYPES[field.name], **settings)
     return click.option(name, type=int if field.default is None else type(field.default), **settings)
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.cache.blocks import BlockPool
+from saccade.cache.kinds import SCOPES
 from saccade.cache.prefix import PrefixCache
 from saccade.cache.swap import SwapSpace
 from saccade.errors import RequestError
 from saccade.metrics import EngineStats
-from saccade.plan import Encode, StepPlan, StepResult
+from saccade.plan import Encode, Role, StepPlan, StepResult
 from saccade.request import Delta
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.scheduler import Limits, Scheduler
@@ -38,6 +39,8 @@ class Machine:
     truth: CostModel  # what steps take; it does not learn
     believed: CostModel  # what the scheduler thinks they take
     prefix_caching: bool = True
+    vision: int = 0  # of the blocks, those of a pool for views
+    roles: frozenset[Role] = SCOPES["all"]  # of these views
     swap_slots: int = 0  # KV blocks of host memory
     swap_seconds: float = 0.0  # to copy a block there, or back
 
@@ -91,7 +94,7 @@ class Player:
     def __init__(self, machine: Machine) -> None:
         self.now = 0.0
         self._machine = machine
-        self._pool = BlockPool(machine.blocks)
+        self._pool = BlockPool(machine.blocks, machine.vision, machine.roles)
         self._store: FeatureStore[None] = FeatureStore(machine.feature_budget)
         size = machine.limits.block_size
         prefix = PrefixCache(self._pool, size) if machine.prefix_caching else None

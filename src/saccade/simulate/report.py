@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from saccade.cache.shares import Shares
 from saccade.schedule.cost import Coefficients
 from saccade.schedule.prior import Network
 from saccade.simulate.capacity import Fit
@@ -23,7 +24,7 @@ from saccade.simulate.play import Outcome, Waits
 class Report:
     network: Network
     pool_bytes: int
-    blocks: int
+    shares: Shares
     costs: Coefficients
     source: str  # where the costs are from
     fits: Sequence[Fit]
@@ -34,7 +35,9 @@ class Report:
             "kv_bytes_per_token": self.network.kv_bytes,
             "weight_bytes": self.network.weight_bytes,
             "kv_pool_bytes": self.pool_bytes,
-            "kv_blocks": self.blocks,
+            "kv_blocks": self.shares.blocks,
+            "kv_vision_blocks": self.shares.vision,
+            "kv_compact_blocks": self.shares.compact,
             "costs_ms": asdict(self.costs),
             "costs_from": self.source,
             "kinds": {fit.kind: asdict(fit) for fit in self.fits},
@@ -46,23 +49,28 @@ class Report:
         return found
 
     def show(self, console: Console) -> None:
-        gigabytes = self.pool_bytes / 1e9
-        console.print(
-            f"{self.network.kv_bytes / 1e3:,.1f} kB of KV per token, {gigabytes:,.1f} GB of it; "
-            f"costs: {self.source}"
-        )
+        per_token = f"{self.network.kv_bytes / 1e3:,.1f} kB of KV per token{self._views()}"
+        console.print(f"{per_token}, {self.pool_bytes / 1e9:,.1f} GB of it; costs: {self.source}")
         console.print(self._capacity())
         if self.outcome is None:
             return
         console.print(_times(self.outcome))
         played = _played(self.outcome)
-        blocks = played["peak_blocks"] / max(self.blocks, 1)
+        blocks = played["peak_blocks"] / max(self.shares.blocks, 1)
         console.print(
             f"{played['seconds']:,.1f} s played in {played['steps']:,} steps, device busy "
             f"{played['busy']:.0%}, at most {played['peak_rows']:,} rows and {blocks:.0%} of the KV blocks, "
             f"{played['preemptions']:,} preemptions ({played['swapped_blocks']:,} blocks came back from host "
             f"memory); requests waited for: {played['binds']}"
         )
+
+    def _views(self) -> str:
+        """Where views have a pool of their own, what it is."""
+        if not self.shares.vision:
+            return ""
+        small = self.shares.compact == self.shares.vision and not self.network.small
+        per_token = self.network.small_kv_bytes if small else self.network.kv_bytes
+        return f" ({per_token / 1e3:,.1f} of a picture, {self.shares.vision:,} of the blocks)"
 
     def _capacity(self) -> Table:
         table = Table(title="How many fit, were there no other kind")
