@@ -20,7 +20,7 @@ from saccade.bench.options import WORKLOADS, BenchOptions
 from saccade.chat import converse
 from saccade.config import ServeConfig
 from saccade.errors import SaccadeError
-from saccade.evaluate.options import EvalOptions
+from saccade.evaluate.options import EvalOptions, LodEvalOptions
 from saccade.options import (
     ENGINE_OPTIONS,
     MEDIA_OPTIONS,
@@ -38,6 +38,7 @@ from saccade.simulate.entry import plan_command
 _LATE = {
     "bench": "saccade.bench.command",
     "eval": "saccade.evaluate.command",
+    "eval-lod": "saccade.evaluate.lod",
     "profile": "saccade.profile.command",
 }
 
@@ -233,6 +234,49 @@ def evaluate(model: str, **given: Any) -> None:
     """
     engine = engine_config(model, given)
     sys.exit(import_module(_LATE["eval"]).run(engine, EvalOptions(**given)))
+
+
+_EVAL_LOD_OPTIONS = (
+    option("--task", "tasks", multiple=True, metavar="NAME", help="Only this one (repeat the option)."),
+    option("--count", type=int, default=200, help="Questions per task of the set."),
+    option("--limit", type=int, help="Ask only so many of them, spread evenly. [default: all]"),
+    option(
+        "--share",
+        "shares",
+        type=float,
+        multiple=True,
+        default=(0.125, 0.25, 0.5),
+        help="A budget, as a share of full detail's tokens (repeat the option).",
+    ),
+    option("--ablate/--no-ablate", default=False, help="The whole without each of its stages instead."),
+    option("--scenes", type=int, metavar="SEED", help="Fresh scenes instead of the fixed set, for tuning."),
+    option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Write a page, a plot and every answer into this folder.",
+    ),
+    option("--json", metavar="FILE", help="Write every answer there; - is stdout."),
+    option("--batch", type=int, default=8, help="Examples at once; each is asked in every way."),
+    option("--max-tokens", type=int, default=64, help="Longest answer."),
+    option("--workers", type=int, help="Processes that draw pictures. [default: half the cores]"),
+    option("--progress/--no-progress", default=True, help="Show a bar on stderr."),
+)
+
+
+@app.command("eval-lod")
+@click.argument("model", default="embedded")
+@with_options(_EVAL_LOD_OPTIONS)
+@with_options(ENGINE_OPTIONS)
+def evaluate_lod(model: str, **given: Any) -> None:
+    """Accuracy against visual tokens: level of detail beside resizing, random regions and the true one.
+
+    \b
+    Examples:
+      saccade eval-lod --limit 10 --out docs/quality
+      saccade eval-lod --limit 10 --ablate --share 0.25
+    """
+    engine = engine_config(model, given)
+    sys.exit(import_module(_LATE["eval-lod"]).run(engine, LodEvalOptions(**given)))
 
 
 app.add_command(plan_command(size_in_bytes))

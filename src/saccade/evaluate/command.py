@@ -56,7 +56,7 @@ def run(engine: EngineConfig, options: EvalOptions) -> int:
     tasks = chosen_tasks(options.tasks)
     source = Source(fingerprint(checkpoint), commit())  # before: a long run may outlast both
     start = time.perf_counter()
-    with _engine(engine) as llm, _bar(options.progress) as bar:
+    with running(engine) as llm, progress_bar(options.progress) as bar:
         peer = None if options.peer is None else _load_peer(options, checkpoint, llm)
         if fingerprint(checkpoint) != source.weights:
             raise SaccadeError("the checkpoint's weights changed while they were loaded; run it again")
@@ -149,7 +149,7 @@ def _checked(
 
 
 @contextlib.contextmanager
-def _engine(config: EngineConfig) -> Iterator[LLM]:
+def running(config: EngineConfig) -> Iterator[LLM]:
     llm = LLM(config.model, progress=False, **config.options())
     try:
         yield llm
@@ -211,7 +211,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     return digest.hexdigest(length=8)
 
 
-def _bar(show: bool) -> Progress:
+def progress_bar(show: bool) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -15,7 +15,7 @@ from saccade.errors import ConfigError
 
 MOST_WORKERS = 8
 
-Place = tuple[str, int]  # task, index in the set
+Place = tuple[str, int] | tuple[str, int, int]  # task, index in the set, and its seed if not the fixed one
 
 
 def chosen_tasks(names: Sequence[str]) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def chosen_tasks(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(task for task in pictures.TASKS if not names or task in names)
 
 
-def places(tasks: Sequence[str], count: int, limit: int | None) -> list[Place]:
+def places(tasks: Sequence[str], count: int, limit: int | None) -> list[tuple[str, int]]:
     """Which questions of a set of `count` per task to ask: all, or `limit` of each, spread evenly."""
     asked = count if limit is None else min(limit, count)
     return [(task, number * count // asked) for task in tasks for number in range(asked)]

@@ -51,3 +51,44 @@ class EvalOptions:
     def levels(self) -> tuple[int | None, ...]:
         """Token limits to ask at; None is full detail."""
         return (*CURVE_LIMITS, None) if self.curve else (self.visual_tokens,)
+
+
+LOD_SHARES = (0.125, 0.25, 0.5)  # of the tokens of full detail
+
+
+@dataclass(frozen=True, kw_only=True)
+class LodEvalOptions:
+    """`saccade eval-lod`: ways to spend visual tokens, side by side."""
+
+    tasks: tuple[str, ...] = ()  # none: all, in the set's order
+    count: int = FULL_SET  # questions per task of the set
+    limit: int | None = None  # ask only so many of them per task, spread evenly over the set
+    shares: tuple[float, ...] = LOD_SHARES  # budgets; `auto` comes after them
+    ablate: bool = False  # what each stage is worth, instead of the methods
+    scenes: int | None = None  # fresh scenes by this seed, for tuning; None: the fixed set
+    out: Path | None = None  # folder of the page, the plot and the answers; None: they are not written
+    json: str | None = None  # a file, or - for stdout (the table then goes to stderr)
+    batch: int = 8  # examples held at once; each is asked in every way
+    max_tokens: int = 64
+    workers: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"count": 1, "limit": 1, "batch": 1, "max_tokens": 1, "workers": 0}
+        for field, low in least.items():
+            value = getattr(self, field)
+            if value is not None and value < low:
+                raise ConfigError(f"{field} is {value}; it must be at least {low}")
+        if self.limit is not None and self.limit > self.count:
+            raise ConfigError(
+                f"limit is {self.limit} and the set has {self.count} questions per task; lower --limit or"
+                " raise --count"
+            )
+        for share in self.shares:
+            if not 0 < share < 1:
+                raise ConfigError(f"a share is {share}; it must lie between 0 and 1, both left out")
+
+    @property
+    def levels(self) -> tuple[float | None, ...]:
+        """Shares of full detail; None is what `detail: auto` spends."""
+        return (*self.shares, None)
