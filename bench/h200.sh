@@ -14,6 +14,7 @@
 #   rows      the anchors' rows: decode steps, first tokens                                            8 min
 #   many      the anchors' rows of many requests at once                                               8 min
 #   load      mixed load over HTTP: a warm-up, then phases of 20 s                                     6 min
+#   stages    a new picture, the same again, the same after a restart, stage by stage                  4 min
 #   start     from nothing to ready: cold (no compiled artefacts), then warm, three times              5 min
 #   scaling   steps over batch and context, first tokens over picture size, with plots                 9 min
 #   growth    memory over 2,000 requests                                                               8 min
@@ -72,9 +73,10 @@ kernels)
     ;;
 sanitise)
     # The kernels are compiled first, outside the sanitizer; what it then runs is a part at a time.
+    SANITIZER=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     within 90 "$PYTHON" -m bench.kernels --check
     for part in decode compact finish points products sample pixels; do
-        within 60 compute-sanitizer --tool memcheck --error-exitcode 3 --log-file "$FOLDER/memcheck-$part.log" \
+        within 60 "$SANITIZER" --tool memcheck --error-exitcode 3 --log-file "$FOLDER/memcheck-$part.log" \
             "$PYTHON" -m bench.kernels --check --parts "$part"
         tail -n 2 "$FOLDER/memcheck-$part.log" || true
     done
@@ -107,6 +109,10 @@ load)
     BENCH="--phase-seconds 20 --image-rate 6 --image-rate 15"
     bench 240 load mixed_load
     ;;
+stages)
+    # shellcheck disable=SC2086
+    within 240 "$PYTHON" -m bench.stages "$MODEL" $ENGINE ${STAGES:-}
+    ;;
 start)
     # Compiled kernels go to a folder of this run's own: empty at the first start, full at the second.
     FRESH=$(mktemp -d)
@@ -123,7 +129,7 @@ scaling)
     within 200 "$PYTHON" -m bench.scaling "$MODEL" $ENGINE --parts batch --max-num-seqs 512 ${SCALING:-} \
         --plots "$FOLDER"
     # shellcheck disable=SC2086
-    within 170 "$PYTHON" -m bench.scaling "$MODEL" $ENGINE --parts context --max-model-len 66560 ${SCALING:-} \
+    within 170 "$PYTHON" -m bench.scaling "$MODEL" $ENGINE --parts context --max-model-len "${LONGEST:-66560}" ${SCALING:-} \
         --plots "$FOLDER"
     # shellcheck disable=SC2086
     within 150 "$PYTHON" -m bench.scaling "$MODEL" $ENGINE --parts images ${SCALING:-} --plots "$FOLDER"
@@ -140,7 +146,7 @@ all)
     "$PYTHON" -m saccade.cli bench "$MODEL" $ENGINE --json "$FOLDER/all.json"
     ;;
 *)
-    sed -n '3,24p' "$0" >&2
+    sed -n '3,25p' "$0" >&2
     exit 2
     ;;
 esac

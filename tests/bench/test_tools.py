@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import agree, growth, scaling
+from bench import agree, growth, scaling, stages
 from bench.agree import Told
 from bench.curves import Chart, Curve, svg
 from bench.growth import Look
@@ -18,6 +18,7 @@ from bench.soak.traffic import Traffic
 from bench.soak.watch import Held, Sample
 from saccade.config import EngineConfig
 from saccade.llm import LLM
+from saccade.stages import Stages
 
 MIB = 1 << 20
 
@@ -145,3 +146,11 @@ def test_traffic_is_the_same_for_a_seed_and_has_every_kind() -> None:
     assert first == second
     assert {"text", "picture", "known"} <= {shot.kind for shot in first}
     assert any(shot.wrong for shot in first)
+
+
+# Stages
+
+
+def test_stages_are_read_from_the_header_as_the_server_writes_it() -> None:
+    told = Stages(1.0, read=1.5, tokenise=0.25, sent=2.0).header(3.0).decode()
+    assert stages.stages(told) == {"receive": 500.0, "prepare": 250.0, "tokenise": 250.0, "total": 2000.0}

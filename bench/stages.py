@@ -1,0 +1,126 @@
+"""A question about a new picture, another about the same one, and one more after a restart: stage by stage.
+
+    python -m bench.stages [MODEL] [--pictures 5] [--image-size 1024x1024] [options of the engine]
+
+A server is started with a vision cache on disk, asked over HTTP, stopped and started again. The stages are
+the server's own (`Server-Timing`), medians over the pictures; `round trip` is what the client saw. The picture
+is sent each time: what is saved is the tower, and the prefill of what the prefix cache knows. Prints also how
+many views the tower computed in each round, and fails if it is not each picture once, in the first.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+import httpx
+
+from bench.soak.watch import metrics
+from saccade.bench.figures import median
+from saccade.bench.inputs import Inputs
+from saccade.bench.server import SERVED_NAME, serving
+from saccade.checkpoint import open_checkpoint
+from saccade.config import GIB, EngineConfig
+from saccade.metrics import STAGES
+from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
+from saccade.text.tokens import Tokens
+
+ROUNDS = ("new picture", "known picture", "after a restart")
+QUESTION_TOKENS = 32
+ENCODES = "saccade_vision_encodes_total"
+
+
+def body(url: str, text: str, tokens: int) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    return {
+        "model": SERVED_NAME,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+
+
+def stages(header: str) -> dict[str, float]:
+    """Milliseconds by stage, from a Server-Timing header."""
+    parts = (part.partition(";dur=") for part in header.split(", "))
+    return {name: float(value) for name, _, value in parts}
+
+
+async def ask(url: str, asked: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """One after the other; milliseconds by stage, and of the round trip."""
+    told = []
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, trust_env=False) as client:
+        for one in asked:
+            began = time.perf_counter()
+            answer = await client.post("/v1/chat/completions", json=one)
+            spent = (time.perf_counter() - began) * 1e3
+            if answer.status_code != 200:
+                raise RuntimeError(f"{answer.status_code}: {answer.text[:300]}")
+            told.append({**stages(answer.headers["server-timing"]), "round trip": spent})
+    return told
+
+
+def round_of(url: str, asked: Sequence[dict[str, Any]]) -> tuple[dict[str, float], int]:
+    """Medians by stage, and how many views the tower computed meanwhile."""
+    before = metrics(url)[ENCODES]
+    told = asyncio.run(ask(url, asked))
+    names = [name for name in (*STAGES, "round trip") if any(name in one for one in told)]
+    middle = {name: median([one.get(name, 0.0) for one in told]) for name in names}
+    return middle, int(metrics(url)[ENCODES] - before)
+
+
+def measure(
+    config: EngineConfig, pictures: int, size: tuple[int, int], tokens: int
+) -> list[tuple[dict[str, float], int]]:
+    checkpoint = open_checkpoint(config.model)
+    inputs = Inputs(checkpoint, Tokens.load(checkpoint), 0)
+    seen = [inputs.data_uri(size) for _ in range(pictures)]
+
+    def questions(urls: Sequence[str]) -> list[dict[str, Any]]:
+        return [body(url, inputs.words(QUESTION_TOKENS), tokens) for url in urls]
+
+    rounds = []
+    with serving(config) as url:
+        warm = [inputs.data_uri(size) for _ in range(2)]
+        asyncio.run(ask(url, questions(warm)))
+        rounds += [round_of(url, questions(seen)), round_of(url, questions(seen))]
+    with serving(config) as url:
+        asyncio.run(ask(url, questions(warm)))
+        rounds.append(round_of(url, questions(seen)))
+    return rounds
+
+
+def show(rounds: Sequence[tuple[dict[str, float], int]], what: str) -> None:
+    print(f"{what}; median ms by stage")
+    print(f"{'stage':14}" + "".join(f"{name:>18}" for name in ROUNDS))
+    for name in (*STAGES, "round trip"):
+        if any(name in middle for middle, _ in rounds):
+            print(f"{name:14}" + "".join(f"{middle.get(name, 0.0):18.2f}" for middle, _ in rounds))
+    print(f"{'views encoded':14}" + "".join(f"{encodes:18}" for _, encodes in rounds))
+
+
+@click.command(help=__doc__)
+@click.argument("model", default="embedded")
+@option("--pictures", type=int, default=5)
+@option("--image-size", type=width_and_height, default="1024x1024", metavar="WxH")
+@option("--answer-tokens", type=int, default=16)
+@with_options(ENGINE_OPTIONS)
+def main(model: str, pictures: int, image_size: tuple[int, int], answer_tokens: int, **given: Any) -> None:
+    config = engine_config(model, given)
+    with tempfile.TemporaryDirectory(prefix="saccade-stages-") as folder:
+        if not config.vision_cache.disk:
+            cache = replace(config.vision_cache, disk=GIB, dir=folder)
+            config = replace(config, vision_cache=cache)
+        rounds = measure(config, pictures, image_size, answer_tokens)
+    size = "{} x {}".format(*image_size)
+    show(rounds, f"{model}, {pictures} pictures of {size}, {answer_tokens} tokens out")
+    sys.exit(0 if rounds[0][1] >= pictures and not rounds[1][1] + rounds[2][1] else 1)
+
+
+if __name__ == "__main__":
+    main()
