@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
-from saccade.errors import EngineDied, SaccadeError
+from saccade.errors import OF_ENGINE, EngineDied, SaccadeError
 from saccade.front import Front
 from saccade.media.halt import Halt
 from saccade.request import Request
@@ -115,7 +115,7 @@ class AsyncEngine:
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
-                    raise SaccadeError(delta.error)
+                    raise OF_ENGINE.get(delta.code, SaccadeError)(delta.error)
                 piece = answer.push(delta)
                 if piece is not None:
                     yield piece

@@ -7,6 +7,7 @@
     │   │   └── ContextTooLong  400  more tokens than the model holds
     │   ├── NotAllowed          401  missing or wrong key
     │   ├── NotFound            404  no such model or route
+    │   │   └── ImageNotFound   404  a picture was named that is not kept
     │   ├── WrongMethod         405  the route exists, the method does not
     │   ├── BodyTooSlow         408  the request took too long to arrive
     │   ├── BodyTooLarge        413  the request body is over its limit
@@ -65,6 +66,10 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class ImageNotFound(NotFound):
+    code = "image_not_found"
+
+
 class WrongMethod(RequestError):
     status = 405
     code = "method_not_allowed"
@@ -95,6 +100,12 @@ class Overloaded(RequestError):
     status = 503
     kind = "overloaded_error"
     code = "overloaded"
+
+
+# What the engine may say of a request, by code.
+OF_ENGINE: dict[str | None, type[SaccadeError]] = {
+    kind.code: kind for kind in (InvalidValue, ContextTooLong, Overloaded, ImageNotFound)
+}
 
 
 class CheckpointError(SaccadeError):

@@ -25,6 +25,7 @@ from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
 from saccade.media.detail import Wishes
 from saccade.media.halt import Halt
+from saccade.media.hashing import for_tenant
 from saccade.media.part import MediaKind, MediaPart
 from saccade.media.sight import Eye, Marks
 from saccade.media.visual import Loader, Terms, Visual
@@ -129,6 +130,14 @@ class Front:
         self._check_counts(parts, asked)
         return self._request(ids, parts, asked)
 
+    def content(self, name: str, salt: bytes = b"") -> tuple[str, bytes]:
+        """A picture's reference and its identity, by its reference or the id its owner gave it."""
+        reference = self._loader.names.find_any(salt, name)
+        return str(reference), for_tenant(reference.digest, salt)
+
+    def forget_name(self, name: str, salt: bytes = b"") -> None:
+        self._loader.names.forget(salt, name)
+
     def answer(self, request: Request, params: SamplingParams) -> Answer:
         """What folds the deltas of `request` into text."""
         return Answer(
@@ -222,6 +231,7 @@ class Front:
         )
         if eye is not None:
             request = eye.see(request, wishes)
+            _refuse_zooming_named(request)
         return replace_field(request, sampling=self._sampling(request, asked))
 
     def _sampling(self, request: Request, asked: _Asked) -> Sampling:
@@ -292,7 +302,7 @@ class Front:
                 framed = visual.kind == "video"
                 prompt.extend(self.tokens.encode(stamp) if stamp else [])
                 prompt.extend(_given(checkpoint.vision_start_id) if framed else [])
-                media.append(Media(slot=len(prompt), view=view, pixels=pixels))
+                media.append(Media(len(prompt), view, pixels, name=visual.name, absent=visual.absent))
                 prompt.append(token)
                 prompt.extend(_given(checkpoint.vision_end_id) if framed else [])
         return tuple(prompt), tuple(media)
@@ -309,6 +319,17 @@ def _eye(checkpoint: Checkpoint) -> Eye | None:
         frozenset(checkpoint.eos_ids),
     )
     return Eye(views_of(checkpoint), checkpoint.image, marks)
+
+
+def _refuse_zooming_named(request: Request) -> None:
+    """Zoomed views are cut from pixels, and a named picture has none here."""
+    zoomed = set(request.zooming.slots) if request.zooming else set()
+    zoomed |= {item.origin for item in request.media if item.origin is not None}
+    if any(item.absent and item.slot in zoomed for item in request.media):
+        raise InvalidValue(
+            "A picture that is only named cannot be zoomed into; send its bytes, or ask for detail high.",
+            param="detail",
+        )
 
 
 def _given(token: int | None) -> list[int]:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
-from saccade.errors import InvalidValue, SaccadeError
+from saccade.errors import OF_ENGINE, InvalidValue, SaccadeError
 from saccade.front import Front
 from saccade.lod.values import LodParams
 from saccade.media.detail import Wishes
@@ -165,7 +165,7 @@ class LLM:
             whole = 0
             for delta in self.engine.step():
                 if delta.error:
-                    raise SaccadeError(delta.error)
+                    raise OF_ENGINE.get(delta.code, SaccadeError)(delta.error)
                 if delta.request_id in answers:
                     whole += self._push(answers[delta.request_id], delta)
             done += whole

@@ -74,13 +74,15 @@ class Media(msgspec.Struct, frozen=True):
     pixels: Pixels  # [frames, height, width, 3] RGB; 1 frame for a picture, 2 for video
     frame: Grid | None = None  # token grid of the picture at full detail; None: the view's own
     origin: int | None = None  # of a zoomed view: the slot of its whole picture, which has the pixels
+    name: str = ""  # of a picture: the reference its owner may send in its place
+    absent: bool = False  # it was named and came without pixels
 
     @property
     def full(self) -> Grid:
         return self.frame or self.view.token_grid
 
 
-NO_PIXELS: Pixels = np.empty((0, 0, 0, 3), dtype=np.uint8)  # a zoomed view's
+NO_PIXELS: Pixels = np.empty((0, 0, 0, 3), dtype=np.uint8)  # a zoomed view's, and a named picture's
 
 
 class Zooming(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,5 +172,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     finish: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache (on the first delta)
     error: str | None = None
+    code: str | None = None  # names the error's class (errors.py)
+    kept: tuple[int, ...] = ()  # slots of media whose features are there for later; on the first delta
     times: EngineTimes | None = None  # with the first token of a request, and with every end
     zoomed: Zoomed | None = None

@@ -9,6 +9,7 @@ prompt says decides the answer; anything else is answered with `ANSWER`:
     wait for FILE       one token; the others when there is such a file
     fail / die / full   the engine breaks on this request / ends / has no room
     broken              the link raises something nobody foresaw
+    forgotten / lost    a named picture is not known / is gone when its turn comes
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import MediaLimits
-from saccade.errors import EngineDied, Overloaded
+from saccade.errors import EngineDied, ImageNotFound, Overloaded
 from saccade.front import Front
 from saccade.metrics import EngineStats
 from saccade.request import Delta, EngineTimes, FinishReason, Request, TokenLogprobs
@@ -137,6 +138,8 @@ class FakeLink:
         self.info = EngineInfo("fake", CONTEXT, VOCAB, 16, 128, 16, "cpu", "float32")
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
+        self.dropped: set[bytes] = set()
+        self.keeps = False  # features of pictures, to be named later
         self.open: set[str] = set()
         self._kept: list[AsyncGenerator[Delta, None]] = []
         self.latest = EngineStats(blocks_free=128)
@@ -150,6 +153,14 @@ class FakeLink:
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
+        """Whatever was asked about is kept, until it is dropped."""
+        contents = {media.view.content for request in self.requests for media in request.media}
+        known = content in contents - self.dropped
+        if drop:
+            self.dropped.add(content)
+        return {"gpu": int(known), "host": 0, "disk": 0}
 
     def stats(self) -> EngineStats:
         return self.latest
@@ -178,6 +189,11 @@ class FakeLink:
         text = said(request)
         if text == "full":
             raise Overloaded("the queue is full")
+        if text == "forgotten":
+            raise ImageNotFound("not kept")
+        if text == "lost":
+            yield Delta(request_id=request.id, finish="error", error="gone", code="image_not_found")
+            return
         if text == "broken":
             raise RuntimeError("secret: /srv/models/x.py at 10.0.0.1")
         if text == "die":
@@ -225,5 +241,6 @@ class FakeLink:
             logprobs=logprobs,
             finish=finish,
             cached_tokens=len(request.prompt) - 4 if first else 0,
+            kept=tuple(media.slot for media in request.media) if first and self.keeps else (),
             times=EngineTimes(now, now, now) if first or finish else None,
         )

@@ -90,7 +90,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     (user([{"type": "image_url", "image_url": "data:"}]), "messages[0].content[0].image_url"),
     (user([{"type": "image_url", "image_url": {"url": ""}}]), "messages[0].content[0].image_url.url"),
     (user([{"type": "video_url", "video_url": {}}]), "messages[0].content[0].video_url.url"),
-    (user([{**URL, "uuid": "1"}]), "messages[0].content[0].uuid"),
+    (user([{**URL, "uuid": ""}]), "messages[0].content[0].uuid"),
     *[
         (user([{"type": "image_url", "image_url": {"url": "data:", "detail": detail}}]),
          "messages[0].content[0].image_url.detail")

@@ -1,6 +1,6 @@
 """The identity of media: everything that changes a picture changes its hash."""
 
-from saccade.media.hashing import content_hash, part_hash
+from saccade.media.hashing import content_hash, for_tenant, part_hash, picture_hash
 
 BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
 
@@ -23,6 +23,14 @@ def test_every_part_is_in_the_hash() -> None:
 def test_tenants_do_not_share_hashes() -> None:
     assert len({content_hash(*BASE, salt) for salt in (b"", b"a", b"b", b"a" * 99)}) == 4
     assert content_hash(*BASE, b"a") == content_hash(*BASE, b"a")
+
+
+def test_what_an_owner_is_told_names_nothing_of_anybody_elses() -> None:
+    """The digest is the same for all, the identity made of it is the tenant's own."""
+    digest = picture_hash(*BASE)
+    assert for_tenant(digest, b"a") == content_hash(*BASE, b"a")
+    assert len({for_tenant(digest, salt) for salt in (b"", b"a", b"b")}) == 3
+    assert for_tenant(for_tenant(digest, b"a"), b"b") != for_tenant(digest, b"b")
 
 
 def test_pairs_of_frames_have_hashes_of_their_own() -> None:

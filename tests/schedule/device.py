@@ -22,6 +22,7 @@ from saccade.schedule.cost import Coefficients, CostModel, Work
 from saccade.schedule.looking import Looking
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.schedule.sequence import derive_seed
+from saccade.vision.disk import Disk
 from saccade.vision.layout import lay_out, zoomed
 from saccade.vision.store import FeatureStore
 from saccade.vision.unfinished import Unfinished
@@ -270,7 +271,7 @@ class Device:
         passed += tuple(range(encode.first, stop))
         self.slices += encode.stop is not None
         if encode.stop is None:
-            self.store.put(encode.key, passed[0], encode.view.tokens * FEATURE_BYTES)
+            self.store.put(encode.key, passed[0], encode.view.tokens * FEATURE_BYTES, encode.view.content)
             self.encoded.append(encode.key)
         else:
             assert stop < depth
@@ -371,12 +372,16 @@ class Engine:
         limits: Limits | None = None,
         slots: int = 0,
         slot_milliseconds: float = 0.0,
+        host_bytes: int = 0,
+        disk: Disk | None = None,
     ) -> None:
         self.now = 0.0
         self.truth = CostModel(COSTS, learning=False)
         self.limits = limits or small_limits()
         self.pool = BlockPool(blocks, vision, roles)
-        self.store: FeatureStore[int] = FeatureStore(feature_bytes)
+        self.store: FeatureStore[int] = FeatureStore(
+            feature_bytes, host=host_bytes, disk=disk, clock=lambda: self.now
+        )
         prefix = PrefixCache(self.pool, self.limits.block_size) if prefix_caching else None
         self.unfinished: Unfinished[tuple[int, ...]] = Unfinished(self.limits.max_encode_patches)
         self.scheduler = Scheduler(
@@ -411,6 +416,7 @@ class Engine:
 
     def step(self) -> StepPlan | None:
         """Plan and launch one step; learn the result of it, or when overlapped of the one before."""
+        self.take(self.scheduler.end_lost())
         plan = self.scheduler.plan()
         self.scheduler.check()
         self.now += STEP_SECONDS
@@ -418,7 +424,10 @@ class Engine:
             self.plans.append(plan)
             self.in_flight.append((plan, self.device.run(plan)))
         elif not self.in_flight:
-            assert self.scheduler.idle, "nothing runs, nothing is in flight, and somebody waits"
+            ended = self.scheduler.end_lost()
+            self.take(ended)
+            waits = self.store.fetching or ended
+            assert self.scheduler.idle or waits, "nothing runs, nothing is in flight, and somebody waits"
         if self.in_flight and (plan is None or len(self.in_flight) > self.overlap):
             oldest, result = self.in_flight.pop(0)
             took = self.truth.predict(work_of(oldest, self.limits.encode_layers)) / 1e3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from saccade.api.asgi import internal_error
 from saccade.api.service import Service
-from saccade.errors import Overloaded
+from saccade.errors import OF_ENGINE, Overloaded
 from saccade.request import Delta, Request
 from saccade.stages import Stages
 from saccade.text.answer import Answer, AnswerPiece, Choice, Usage
@@ -53,6 +53,7 @@ class Generation:
             completion_tokens=sum(usage.completion_tokens for usage in each),
             cached_tokens=sum(usage.cached_tokens for usage in each),
             visual_tokens=sum(usage.visual_tokens for usage in each),
+            images=tuple(name for usage in each for name in usage.images),
         )
 
     @property
@@ -101,6 +102,8 @@ class Generation:
         raise Overloaded("the engine ended this answer early; try again")
 
     def _check(self, piece: AnswerPiece) -> None:
+        if piece.finish == "error" and piece.code in OF_ENGINE:
+            raise OF_ENGINE[piece.code](piece.error or "")
         if piece.finish == "error":
             log.error("%s: the engine reports: %s", self._name, piece.error)
             raise internal_error()

@@ -23,6 +23,7 @@ _ROUTES = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/models",
+        "/v1/images",
         "/health",
         "/ready",
         "/metrics",
@@ -82,7 +83,8 @@ class Guard:
 
 def _route(path: str) -> str:
     """A label of which there are few, whatever clients ask for."""
-    path = "/v1/models" if path.startswith("/v1/models/") else path
+    for many in ("/v1/models", "/v1/images"):
+        path = many if path.startswith(many + "/") else path
     return path if path in _ROUTES else "other"
 
 

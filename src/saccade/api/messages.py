@@ -5,12 +5,21 @@ gives   `Message`: one of five roles, with text or, from a user, text, pictures 
 never   looks at what a URL points to
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from saccade.api.strict import Strict, shown
+from saccade.media.names import MOST_LETTERS
 
 MAX_PARTS = 1024  # of one message
 
@@ -38,9 +47,40 @@ class TextPart(Strict):
     text: str
 
 
+Name = Annotated[str, Field(min_length=1, max_length=MOST_LETTERS)]
+
+
 class ImagePart(Strict):
+    """With a uuid, the picture is given that name; a uuid alone stands for the picture that was given it."""
+
     type: Literal["image_url"]
-    image_url: ImageURL
+    uuid: Name | None = None
+    image_url: ImageURL | None = Field(default=None, validate_default=True)
+
+    @field_validator("image_url")
+    @classmethod
+    def _given_or_named(cls, value: ImageURL | None, info: ValidationInfo) -> ImageURL | None:
+        if value is None and info.data.get("uuid") is None:
+            raise PydanticCustomError(
+                "source", "should be a picture, or left out beside the uuid of one sent before"
+            )
+        return value
+
+
+class ImageRef(Strict):
+    hash: Name | None = None
+    uuid: Name | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.hash is None) == (self.uuid is None):
+            raise PydanticCustomError("name", "give either a hash or a uuid")
+        return self
+
+
+class ImageRefPart(Strict):
+    type: Literal["image_ref"]
+    image_ref: ImageRef
 
 
 class VideoPart(Strict):
@@ -77,9 +117,10 @@ def _part_known(where: str, *allowed: str) -> BeforeValidator:
 AnyPart = Annotated[
     Annotated[TextPart, Tag("~text")]
     | Annotated[ImagePart, Tag("~image_url")]
+    | Annotated[ImageRefPart, Tag("~image_ref")]
     | Annotated[VideoPart, Tag("~video_url")],
     Discriminator(_by_type),
-    _part_known("in a user's message", "text", "image_url", "video_url"),
+    _part_known("in a user's message", "text", "image_url", "image_ref", "video_url"),
 ]
 OnlyText = Annotated[TextPart, _part_known("in a message of this role", "text")]
 

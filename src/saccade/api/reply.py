@@ -23,11 +23,16 @@ class PromptDetails(msgspec.Struct):
     visual_tokens: int
 
 
+class WireImage(msgspec.Struct):
+    hash: str | None  # what may be sent in its place; null if its features are not kept
+
+
 class WireUsage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    images: list[WireImage] | UnsetType = UNSET  # of the prompt, in order; absent without any
 
 
 class TokenLogprob(msgspec.Struct):
@@ -128,7 +133,8 @@ DONE = event(b"[DONE]")
 
 def _usage(usage: Usage) -> WireUsage:
     details = PromptDetails(usage.cached_tokens, usage.visual_tokens)
-    return WireUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details)
+    images = [WireImage(name) for name in usage.images] or UNSET
+    return WireUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details, images)
 
 
 class _Writer:

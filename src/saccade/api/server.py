@@ -29,6 +29,7 @@ from saccade import __version__
 from saccade.api.asgi import body_of, headers_of, internal_error
 from saccade.api.exchange import GenerationExchange
 from saccade.api.guard import Guard
+from saccade.api.images import add_images
 from saccade.api.openai import ChatBody, CompletionBody
 from saccade.api.protocol import LimitedProtocol, ServerConfig
 from saccade.api.service import Service
@@ -75,6 +76,7 @@ def create_app(front: Front, link: EngineLink, config: ServeConfig) -> Guard:
     app = FastAPI(title="Saccade", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _add_generation(app, service)
     _add_models(app, service)
+    add_images(app, service)
     _add_state(app, service)
     _add_errors(app)
     return Guard(app, service)

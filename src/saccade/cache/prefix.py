@@ -28,6 +28,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from saccade.cache.blocks import BlockPool
+from saccade.cache.editions import Editions
 from saccade.plan import Role, Span
 
 
@@ -115,6 +116,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
+        self.editions = Editions()
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
         # By the key of the block before: what follows it, in order of content. In this order the block with
@@ -125,7 +127,7 @@ class PrefixCache:
 
     def chain(self, salt: bytes, spans: Sequence[Span]) -> Chain:
         """The still empty chain of a sequence with these views."""
-        return Chain(salt, spans, self._block_size, self._pool.roles)
+        return Chain(salt, self.editions.mark(spans), self._block_size, self._pool.roles)
 
     def match(self, chain: Chain) -> list[int]:
         """The blocks that hold the beginning of the chain, as many as there are. The caller shares them."""

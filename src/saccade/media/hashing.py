@@ -11,6 +11,26 @@ from blake3 import blake3
 _CONTEXT = "saccade 2026 media content hash, keyed per tenant"
 
 
+def picture_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview) -> bytes:
+    """Hash of one source, the same for everybody: what its owner may be told, and call it by.
+
+    kind: how `data` is to be read ("jpeg", "array", ...); mode: its colour mode; size: every dimension, so
+    that the same bytes in another shape are another picture. Every part is framed by its length.
+    """
+    header = b"".join(_framed(part.encode()) for part in (kind, mode, ",".join(map(str, size))))
+    hasher = blake3(derive_key_context=_CONTEXT)
+    hasher.update(header)
+    hasher.update(len(data).to_bytes(8, "little"))
+    hasher.update(data)
+    return hasher.digest(length=32)
+
+
+def for_tenant(digest: bytes, salt: bytes = b"") -> bytes:
+    """The identity of a picture for one tenant: nobody else's, though they send the same bytes or name the
+    same digest."""
+    return blake3(digest, key=tenant_key(salt)).digest(length=32) if salt else digest
+
+
 def content_hash(
     kind: str,
     mode: str,
@@ -18,17 +38,8 @@ def content_hash(
     data: bytes | bytearray | memoryview,
     salt: bytes = b"",
 ) -> bytes:
-    """Hash of one source.
-
-    kind: how `data` is to be read ("jpeg", "array", ...); mode: its colour mode; size: every dimension, so
-    that the same bytes in another shape are another picture. Every part is framed by its length.
-    """
-    header = b"".join(_framed(part.encode()) for part in (kind, mode, ",".join(map(str, size))))
-    hasher = blake3(derive_key_context=_CONTEXT) if not salt else blake3(key=tenant_key(salt))
-    hasher.update(header)
-    hasher.update(len(data).to_bytes(8, "little"))
-    hasher.update(data)
-    return hasher.digest(length=32)
+    """The identity of one source for one tenant."""
+    return for_tenant(picture_hash(kind, mode, size, data), salt)
 
 
 def part_hash(content: bytes, indices: Sequence[int]) -> bytes:

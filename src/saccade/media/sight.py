@@ -102,7 +102,7 @@ class Eye:
 def _first(item: Media, grid: tuple[int, int]) -> Media:
     if grid == item.view.token_grid:
         return item
-    return Media(item.slot, global_view(item.view, grid), item.pixels, frame=item.view.token_grid)
+    return msgspec.structs.replace(item, view=global_view(item.view, grid), frame=item.view.token_grid)
 
 
 def _after_question(request: Request, ends: Collection[int]) -> int:

@@ -19,9 +19,9 @@ from saccade.errors import MediaRefused
 from saccade.media import decode, fetch, video
 from saccade.media.geometry import VideoProcessing
 from saccade.media.halt import Halt
-from saccade.media.hashing import content_hash
+from saccade.media.hashing import content_hash, for_tenant, picture_hash
 from saccade.media.part import MediaKind
-from saccade.request import Pixels
+from saccade.request import NO_PIXELS, Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
 
@@ -32,7 +32,8 @@ Admit = Callable[[int, int, int], None]  # told count, width and height of frame
 @dataclass(frozen=True)
 class Picture:
     pixels: Pixels  # [1, height, width, 3]
-    content: bytes
+    digest: bytes  # `hashing.picture_hash`
+    content: bytes  # that digest for its tenant
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,12 @@ class Sighted:
 
     size: tuple[int, int]  # width, height as stored; an EXIF orientation may still swap them
     decode: Callable[[], Picture]
+    absent: bool = False  # there is nothing to decode: it was only named
+
+    @property
+    def pixels(self) -> int:
+        """To be decoded."""
+        return 0 if self.absent else self.size[0] * self.size[1]
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,12 @@ def sight_picture(
     return Sighted(decode.stored_size(data, limits), lambda: _from_bytes(data, limits, salt))
 
 
+def recall_picture(digest: bytes, width: int, height: int, salt: bytes) -> Sighted:
+    """One picture of which there is only the name."""
+    picture = Picture(NO_PIXELS, digest, for_tenant(digest, salt))
+    return Sighted((width, height), lambda: picture, absent=True)
+
+
 def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> Picture:
     """One picture, decoded."""
     return sight_picture(source, limits, salt, trusted=trusted).decode()
@@ -71,18 +84,21 @@ def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted
 
 def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> Picture:
     pixels = decode.from_image(image, limits)
-    return Picture(pixels, content_hash("pil", image.mode, image.size, pixels.reshape(-1).data, salt))
+    digest = picture_hash("pil", image.mode, image.size, pixels.reshape(-1).data)
+    return Picture(pixels, digest, for_tenant(digest, salt))
 
 
 def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> Picture:
     pixels = decode.from_array(array, limits)
     data = np.ascontiguousarray(array).tobytes()
-    return Picture(pixels, content_hash("array", str(array.dtype), array.shape, data, salt))
+    digest = picture_hash("array", str(array.dtype), array.shape, data)
+    return Picture(pixels, digest, for_tenant(digest, salt))
 
 
 def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> Picture:
     found = decode.decode(data, limits)
-    return Picture(found.pixels, content_hash(found.format, found.mode, found.size, data, salt))
+    digest = picture_hash(found.format, found.mode, found.size, data)
+    return Picture(found.pixels, digest, for_tenant(digest, salt))
 
 
 def load_video(

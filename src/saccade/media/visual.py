@@ -12,8 +12,8 @@ videos, whose sizes only their decoder knows, with the same checks once it has t
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from saccade.errors import MediaRefused
 from saccade.media import geometry, hashing, source, video
 from saccade.media.geometry import ImageProcessing, VideoProcessing
 from saccade.media.halt import Budget, Halt
+from saccade.media.names import Named, Names, Reference
 from saccade.media.part import MediaPart
 from saccade.request import Pixels, View
 from saccade.stages import Stages
@@ -43,6 +44,8 @@ class Visual:
     stamps: tuple[str, ...]  # text before each view; for a picture one empty text
     views: tuple[View, ...]
     pixels: tuple[Pixels, ...]
+    name: str = ""  # of a picture: its reference
+    absent: bool = False  # it was only named
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Loader:
         self._halt = Halt()
         self._decoding = Budget(max(DECODING_PIXELS, limits.max_pixels))
         self._held = Budget(REQUESTS_AT_ONCE * limits.max_request_pixels)
+        self.names = Names()
 
     def close(self) -> None:
         """Ends the threads; requests whose media are being loaded fail."""
@@ -127,11 +131,11 @@ class Loader:
         # Each time it stands in the prompt: the engine is sent its pixels each time.
         sizes = [found[key].size for key in order if key in found]
         tally.tokens += terms.cost(sizes) if terms.cost else sum(map(self._tokens, sizes))
-        tally.pixels += sum(width * height for width, height in sizes)
+        tally.pixels += sum(found[key].pixels for key in order if key in found)
         tally.check()
         # A video's frames are counted at the most they may be: their number is not known yet.
         held = tally.pixels + len(videos) * (video.FRAME_BYTES // 3)
-        with terms.stages.spending("unpack"), self._held.holding(held, terms.halt, WAIT_SECONDS):
+        with terms.stages.spending("unpack"), _unless_free(self._held, held, terms.halt):
             sized = {key: (part, found[key]) for key, part in pictures.items()}
             decoded = self._spread(lambda one: self._picture(*one, terms), sized, terms)
             times = {key: order.count(key) for key in videos}
@@ -146,17 +150,25 @@ class Loader:
     def _sight(self, part: MediaPart, terms: Terms) -> source.Sighted:
         with _naming(part):
             self._image_processing()
+            if isinstance(part.source, Named):
+                reference = self.names.find(terms.salt, part.source, part.where or None)
+                geometry.check_size(reference.width, reference.height)
+                return source.recall_picture(*reference, terms.salt)
             return source.sight_picture(
                 part.source, self._limits, terms.salt, trusted=terms.trusted, halt=terms.halt
             )
 
     def _picture(self, part: MediaPart, sighted: source.Sighted, terms: Terms) -> Visual:
         width, height = sighted.size
-        with _naming(part), self._decoding.holding(width * height, terms.halt, WAIT_SECONDS):
+        with _naming(part), _unless_free(self._decoding, sighted.pixels, terms.halt):
             picture = sighted.decode()
-            height, width = picture.pixels.shape[1:3]
+            if not sighted.absent:
+                height, width = picture.pixels.shape[1:3]
             view = geometry.plain_view(picture.content, (width, height), self._image_processing())
-        return Visual("image", ("",), (view,), (picture.pixels,))
+        reference = Reference(picture.digest, width, height)
+        if part.uuid is not None:
+            self.names.learn(terms.salt, part.uuid, reference)
+        return Visual("image", ("",), (view,), (picture.pixels,), str(reference), sighted.absent)
 
     def _movie(self, part: MediaPart, times: int, tally: _Tally, terms: Terms) -> Visual:
         processing = self._video
@@ -191,19 +203,29 @@ class Loader:
         """`work` on every item, several at once; the first failure in their order is the one raised."""
         if len(items) <= 1:
             return {key: work(item) for key, item in items.items()}
-        futures = {key: self._pool.submit(work, item) for key, item in items.items()}
+        futures: dict[Hashable, Future[Result]] = {}
         try:
+            for key, item in items.items():
+                futures[key] = self._pool.submit(work, item)
             return {key: future.result() for key, future in futures.items()}
-        except BaseException:
+        except BaseException as error:
             terms.halt.halt()
             begun = [future for future in futures.values() if not future.cancel()]
             wait(begun)  # what they hold in memory is accounted for until they are over
+            if isinstance(error, RuntimeError):
+                self._halt.check()  # closed before all were begun
             raise
 
 
 def _identity(part: MediaPart) -> Hashable:
+    """What was given twice is loaded once; under each of its names, if it is given several."""
     given = part.source
-    return (part.kind, given) if isinstance(given, str | bytes) else (part.kind, id(given))
+    return part.kind, given if isinstance(given, str | bytes | Named) else id(given), part.uuid
+
+
+def _unless_free(budget: Budget, units: int, halt: Halt) -> AbstractContextManager[None]:
+    """A part of the budget, once it is there; whoever needs nothing waits for nobody."""
+    return budget.holding(units, halt, WAIT_SECONDS) if units else nullcontext()
 
 
 @contextmanager

@@ -117,7 +117,15 @@ class Engine:
             self._scheduler.cancel(request_id)
 
     def step(self) -> list[Delta]:
-        return self._loop.step()
+        return self._scheduler.end_lost() + self._loop.step()
+
+    def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
+        """How many views of a picture each tier keeps; with `drop` they, and KV computed from them, are found
+        by nobody any more."""
+        found = self._store.find(content)
+        if drop:
+            self._scheduler.forget(content)
+        return found
 
     @property
     def idle(self) -> bool:

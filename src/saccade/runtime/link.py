@@ -8,6 +8,7 @@ never   imports torch: the front stays small and starts fast
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -19,14 +20,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from saccade.config import EngineConfig
-from saccade.errors import (
-    ConfigError,
-    ContextTooLong,
-    EngineDied,
-    InvalidValue,
-    Overloaded,
-    SaccadeError,
-)
+from saccade.errors import OF_ENGINE, ConfigError, EngineDied, SaccadeError
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request
 from saccade.runtime.wire import (
@@ -36,6 +30,8 @@ from saccade.runtime.wire import (
     Failed,
     News,
     Ready,
+    Recall,
+    Recalled,
     Refused,
     Start,
     Stop,
@@ -45,11 +41,6 @@ from saccade.runtime.wire import (
 )
 
 log = logging.getLogger(__name__)
-
-_REFUSALS: dict[str | None, type[SaccadeError]] = {
-    kind.code: kind for kind in (InvalidValue, ContextTooLong, Overloaded)
-}
-
 
 # Threads that wait for work spin by default, which starves the front on a machine with few cores. What the
 # user has set stands.
@@ -68,6 +59,7 @@ class EngineLink(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[Delta]: ...
     def cancel(self, request_id: str) -> None: ...
     def stats(self) -> EngineStats: ...
+    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]: ...
 
 
 class _Reply:
@@ -94,6 +86,8 @@ class ProcessLink:
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._stats = EngineStats()
         self._replies: dict[str, _Reply] = {}
+        self._recalls: dict[int, asyncio.Future[dict[str, int]]] = {}
+        self._numbers = itertools.count()
         self._end: SaccadeError | None = EngineDied("the engine has not been started")  # None while it lives
 
     @property
@@ -163,6 +157,19 @@ class ProcessLink:
             if reply.open_choices:
                 self.cancel(name)
 
+    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
+        """How many views of a picture each tier keeps; with `drop` they are forgotten."""
+        if self._end is not None:
+            raise self._end
+        number = next(self._numbers)
+        asked: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+        self._recalls[number] = asked
+        self._outbox.put(Recall(number, content, drop))
+        try:
+            return await asked
+        finally:
+            self._recalls.pop(number, None)
+
     def cancel(self, request_id: str) -> None:
         if self.alive:
             self._outbox.put(Cancel(request_id))
@@ -198,7 +205,11 @@ class ProcessLink:
                 for delta in deltas:
                     self._tell(delta.request_id, delta)
             case Refused(request_id, code, text, param):
-                self._tell(request_id, _REFUSALS.get(code, SaccadeError)(text, param=param))
+                self._tell(request_id, OF_ENGINE.get(code, SaccadeError)(text, param=param))
+            case Recalled(number, tiers):
+                asked = self._recalls.pop(number, None)
+                if asked is not None and not asked.done():
+                    asked.set_result(tiers)
             case Ready(info, stats):
                 self._stats = stats
                 if self._ready is not None and not self._ready.done():
@@ -226,6 +237,9 @@ class ProcessLink:
             self._ready.set_exception(why)
         for reply in self._replies.values():
             reply.queue.put_nowait(why)
+        for asked in self._recalls.values():
+            if not asked.done():
+                asked.set_exception(why)
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:

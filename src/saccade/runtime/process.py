@@ -13,7 +13,20 @@ import threading
 from saccade.errors import RequestError, SaccadeError
 from saccade.heap import KEEPING, MAPPING, Trimmer, settle_heap
 from saccade.runtime.engine import Engine
-from saccade.runtime.wire import Cancel, Channel, Failed, News, Ready, Refused, Start, Stop, Submit, ToEngine
+from saccade.runtime.wire import (
+    Cancel,
+    Channel,
+    Failed,
+    News,
+    Ready,
+    Recall,
+    Recalled,
+    Refused,
+    Start,
+    Stop,
+    Submit,
+    ToEngine,
+)
 
 log = logging.getLogger("saccade.engine")
 
@@ -62,6 +75,8 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
                         channel.send(refusal)
                 case Cancel(request_id):
                     engine.cancel([request_id])
+                case Recall(number, content, drop):
+                    channel.send(Recalled(number, engine.picture(content, drop=drop)))
                 case Start():
                     log.warning("a second start message was ignored")
         deltas = engine.step()

@@ -48,6 +48,14 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Recall(msgspec.Struct, frozen=True, tag=True):
+    """What is kept of a picture? With `drop`, forget it."""
+
+    number: int  # of the question
+    content: bytes
+    drop: bool
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -72,6 +80,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     param: str | None
 
 
+class Recalled(msgspec.Struct, frozen=True, tag=True):
+    """How many views of the picture each tier keeps; or had, when they were dropped."""
+
+    number: int
+    tiers: dict[str, int]
+
+
 class News(msgspec.Struct, frozen=True, tag=True):
     """What one step brought."""
 
@@ -79,8 +94,8 @@ class News(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-ToEngine = Start | Submit | Cancel | Stop
-ToFront = Ready | Failed | Refused | News
+ToEngine = Start | Submit | Cancel | Recall | Stop
+ToFront = Ready | Failed | Refused | Recalled | News
 
 _HEADER = struct.Struct("<QQ")  # bytes of the message, bytes of shared memory (0: none)
 

@@ -21,8 +21,10 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.kinds import Kinds
 from saccade.cache.prefix import PrefixCache
 from saccade.plan import Span
+from saccade.request import Pixels
 from saccade.schedule.making import Making
-from saccade.schedule.policy import Limits, refuse_unplaceable
+from saccade.schedule.named import Named
+from saccade.schedule.policy import Allowance, Limits, refuse_unplaceable
 from saccade.schedule.sequence import Group, Sequence
 from saccade.schedule.step import Step
 from saccade.schedule.swapping import Swapping
@@ -55,6 +57,7 @@ class Holdings:
         self.swapping = swapping
         if prefix is not None:
             prefix.lost = swapping.space.lost
+        self.named = Named(store)
 
     # How much there is
 
@@ -80,7 +83,7 @@ class Holdings:
         pool = self._pool
         return not pool.split or any(pool.in_vision(block) == vision for block in sequence.blocks)
 
-    def refuse_unplaceable(self, group: Group, limit: int) -> None:
+    def _refuse_unplaceable(self, group: Group, limit: int) -> None:
         """Raise for a request of up to `limit` tokens whose blocks one of the pools could never hold."""
         if self._pool.split:
             wanted = self._limits.blocks_for(limit - 1)
@@ -115,7 +118,27 @@ class Holdings:
         spans = sequence.group.layout.spans
         return any(self._store.coming(span.key) and not self._store.ready(span.key) for span in spans)
 
+    def poll(self) -> None:
+        """What threads and other servers did with features since the last step."""
+        for content in self._store.poll():
+            self._hide(content)
+
+    def forget(self, content: bytes) -> None:
+        self._store.drop(content)
+        self._hide(content)
+
+    def _hide(self, content: bytes) -> None:
+        if self._prefix is not None:
+            self._prefix.editions.delete(content)
+
     # Entering
+
+    def admit(self, group: Group) -> None:
+        """A request comes; raises if it has no place, or names a picture that is not kept."""
+        self._refuse_unplaceable(group, group.choices[0].limit)
+        if any(item.absent for item in group.request.media):
+            self.named.admit(group, self._unspared(group.choices[0]))
+        self.making.came(group)
 
     def begin(self, sequence: Sequence, owed: int) -> bool:
         """Let the sequence share the blocks that already hold its beginning, if the rest of it has a place
@@ -197,6 +220,20 @@ class Holdings:
 
     # Running
 
+    def portion(self, step: Step, sequence: Sequence, allowance: Allowance) -> int:
+        """How many of its tokens a prompt gets in this step, the views among them found or encoded."""
+        tokens = min(sequence.remaining, step.tokens_left, allowance.tokens)
+        least = min(tokens, allowance.least)
+        tokens = step.affords(sequence.computed, tokens, allowance.until, least)
+        must = allowance.least > 0  # the first prompt of a class gets on, come what may
+        seen = self.see(step, sequence, tokens, must=must) if tokens else 0
+        if step.encodes:  # they take their time too
+            seen = min(seen, step.affords(sequence.computed, seen, allowance.until, max(least, 1)))
+        if seen:
+            allowance.tokens -= seen
+            allowance.least = 0
+        return seen
+
     def see(self, step: Step, sequence: Sequence, tokens: int, *, must: bool) -> int:
         """Pin the views among the next `tokens`, have those encoded that nobody has; gives how many of the
         tokens may be computed: they stop before the first view that is being fetched, or not complete with
@@ -207,13 +244,19 @@ class Holdings:
                 continue
             if not self._store.ready(span.key):
                 pixels = sequence.group.pixels[span.key]
-                if self._store.coming(span.key) or not self.making.carry_on(
-                    step, sequence.group, span, pixels, must=must
-                ):
+                if not pixels.size and not self._store.coming(span.key):
+                    self.named.lose(sequence.group)
+                if not self._makes(step, sequence.group, span, pixels, must=must):
                     return max(span.start - start, 0)
             self._store.pin(span.key)
             sequence.pins[span.start] = span
         return tokens
+
+    def _makes(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
+        """Whether the step completes the view; not if there is nothing to do but wait for it."""
+        if not pixels.size or self._store.coming(span.key):
+            return False
+        return self.making.carry_on(step, group, span, pixels, must=must)
 
     def extend(self, sequence: Sequence, stop: int) -> None:
         """Take the blocks the sequence needs to be computed up to `stop`."""
@@ -265,6 +308,11 @@ class Holdings:
         sequence.pins, sequence.blocks, sequence.stale, sequence.host = {}, [], [], ()
         sequence.computed = sequence.sealed = 0
 
+    def gone(self, group: Group) -> None:
+        """A request has ended."""
+        self.making.gone(group)
+        self.named.release(group)
+
     # How it stands
 
     def counted(self) -> dict[str, int]:
@@ -275,11 +323,12 @@ class Holdings:
         views = dict(zip(states, pool.gauges(vision=True), strict=True))
         return {**kinds, **views, **swap._asdict()}
 
-    def check(self, running: Iterable[Sequence]) -> None:
-        """Raise unless what the running sequences hold is exactly what pool and store think is held."""
+    def check(self, running: Iterable[Sequence], groups: Iterable[Group]) -> None:
+        """Raise unless what sequences hold, and requests rely on, is exactly what pool and store think."""
         self._pool.check()
         self._store.check()
         self.swapping.space.check()
+        self.named.check(groups)
         if self._prefix is not None:
             self._prefix.check()
         holders: Counter[int] = Counter()

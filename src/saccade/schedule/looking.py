@@ -13,7 +13,7 @@ from saccade.lod.values import Choice, LodParams, Look, Picture, ViewRule
 from saccade.request import Request, Zoomed
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.policy import Limits
-from saccade.schedule.sequence import Group, slot_of
+from saccade.schedule.sequence import Group, pixels_of
 from saccade.vision.layout import lay_out, zoomed
 
 Choose = Callable[[Sequence[Picture], int, LodParams, ViewRule], tuple[Choice, ...]]
@@ -67,8 +67,7 @@ def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> 
 def _lengthen(group: Group, decided: Request, limits: Limits, holdings: Holdings) -> None:
     holdings.making.gone(group)
     group.request, group.layout = decided, lay_out(decided)
-    pixels = {item.slot: item.pixels for item in decided.media}
-    group.pixels = {item.view.key: pixels[slot_of(item)] for item in decided.media}
+    group.pixels = pixels_of(decided)
     holdings.making.came(group)
     for choice in group.choices:
         choice.tokens = list(group.layout.tokens)

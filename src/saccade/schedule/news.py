@@ -6,11 +6,18 @@ gives   a Delta; what is told once is not told again
 
 from collections.abc import Callable
 
-from saccade.request import Delta, TokenLogprobs
+from saccade.request import Delta, FinishReason, TokenLogprobs
 from saccade.schedule.sequence import Sequence
 
 
-def news(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, clock: Callable[[], float]) -> Delta:
+def news(
+    sequence: Sequence,
+    token: int,
+    logprobs: TokenLogprobs | None,
+    kept: tuple[int, ...],
+    clock: Callable[[], float],
+) -> Delta:
+    """`kept`: slots of pictures whose features a later request would find."""
     group = sequence.group
     cached, group.cached = group.cached, 0
     zoomed, group.zoomed = group.zoomed, None
@@ -24,4 +31,18 @@ def news(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, clock: 
         cached_tokens=cached,
         times=group.times(clock, last=finish is not None),
         zoomed=zoomed,
+        kept=kept,
+    )
+
+
+def last_news(sequence: Sequence, finish: FinishReason, error: str | None, code: str | None) -> Delta:
+    """Of a sequence that ends without another token."""
+    group = sequence.group
+    return Delta(
+        request_id=group.request.id,
+        index=sequence.index,
+        finish=finish,
+        error=error,
+        code=code,
+        zoomed=group.zoomed,
     )

@@ -28,7 +28,8 @@ from saccade.schedule.choices import choices_of
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.looking import Looking
-from saccade.schedule.news import news
+from saccade.schedule.named import CODE, GONE
+from saccade.schedule.news import last_news, news
 from saccade.schedule.places import Places
 from saccade.schedule.policy import Allowance, Limits
 from saccade.schedule.prior import UNKNOWN
@@ -66,6 +67,7 @@ class Scheduler:
         self._cost = cost if cost is not None else CostModel(UNKNOWN)
         swapping = Swapping(limits, pool, store, self._cost, swap)
         self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished)
+        self.forget = self._holdings.forget  # of a deleted picture
         self._clock = clock
         self._looking = looking
         self._groups: dict[str, Group] = {}  # by request id
@@ -83,14 +85,14 @@ class Scheduler:
         if request.id in self._groups:
             raise InvalidValue(f"a request with the id {request.id!r} is being answered already", param="id")
         group = group_of(request, layout, since=self._clock())
+        group.pixel_bytes += self._holdings.named.weight(group)
         waiting = len(self._groups) - self._places.running_requests
         policy.refuse_too_many(waiting, self._pixel_bytes, group.pixel_bytes, self._limits)
         group.choices = choices_of(group, self._limits, self._prefix, self._handles)
-        self._holdings.refuse_unplaceable(group, group.choices[0].limit)
+        self._holdings.admit(group)
         self._groups[request.id] = group
         self._pixel_bytes += group.pixel_bytes
         self._totals.came(group)
-        self._holdings.making.came(group)
         for sequence in group.choices:
             self._queue(sequence)
 
@@ -124,7 +126,7 @@ class Scheduler:
             raise RuntimeError(
                 f"{len(self._in_flight)} steps are in flight; apply one before planning another"
             )
-        self._store.poll()
+        self._holdings.poll()
         step = Step(self._limits.max_step_tokens, self._limits.max_encode_patches, self._cost)
         prompts = self._stream(step)
         self._catch_up(step, prompts)
@@ -188,24 +190,12 @@ class Scheduler:
         )
         for kind in CLASSES:
             for sequence in prompts[kind]:
-                if sequence.row is not None and (tokens := self._portion(step, sequence, allowances[kind])):
-                    step.run(sequence, sequence.next_row(tokens))
+                still = sequence.row is not None  # it may have given way
+                portion = self._holdings.portion(step, sequence, allowances[kind]) if still else 0
+                if portion:
+                    step.run(sequence, sequence.next_row(portion))
             if self._places.waiting[kind]:
                 self._admit(step, kind, allowances[kind])
-
-    def _portion(self, step: Step, sequence: Sequence, allowance: Allowance) -> int:
-        """How many of its tokens a prompt gets in this step, the views among them found or encoded."""
-        tokens = min(sequence.remaining, step.tokens_left, allowance.tokens)
-        least = min(tokens, allowance.least)
-        tokens = step.affords(sequence.computed, tokens, allowance.until, least)
-        must = allowance.least > 0  # the first prompt of a class gets on, come what may
-        seen = self._holdings.see(step, sequence, tokens, must=must) if tokens else 0
-        if step.encodes:  # they take their time too
-            seen = min(seen, step.affords(sequence.computed, seen, allowance.until, max(least, 1)))
-        if seen:
-            allowance.tokens -= seen
-            allowance.least = 0
-        return seen
 
     def _admit(self, step: Step, kind: bool, allowance: Allowance) -> None:
         """The waiting sequences of a class in order, up to the first that does not fit."""
@@ -246,7 +236,7 @@ class Scheduler:
             self._places.starved[sequence.encoding] = True
             return False
         beside = sequence.host and step.planned  # its blocks come back while this step runs
-        tokens = 0 if beside else self._portion(step, sequence, allowance)
+        tokens = 0 if beside else self._holdings.portion(step, sequence, allowance)
         if not tokens and not beside:
             self._holdings.drop(sequence)
             return False
@@ -306,7 +296,8 @@ class Scheduler:
                 if sequence.pins or computed // block_size > sequence.sealed:
                     self._holdings.settle(sequence, computed)
             if sample:
-                deltas.append(news(sequence, *sample, self._clock))
+                kept = self._holdings.named.kept(sequence.group)
+                deltas.append(news(sequence, *sample, kept, self._clock))
                 if deltas[-1].finish:
                     self._end(sequence)
             if seen is not None:
@@ -349,18 +340,22 @@ class Scheduler:
             del self._groups[group.request.id]
             self._pixel_bytes -= group.pixel_bytes
             self._totals.gone(group)
-            self._holdings.making.gone(group)
+            self._holdings.gone(group)
         self._holdings.making.sweep()
 
-    def _end_request(self, request_id: str, finish: FinishReason, error: str | None = None) -> list[Delta]:
+    def end_lost(self) -> list[Delta]:
+        """Requests end that rely on a named picture which is gone."""
+        lost = self._holdings.named.take_lost()
+        return [delta for name in lost for delta in self._end_request(name, "error", GONE, CODE)]
+
+    def _end_request(
+        self, request_id: str, finish: FinishReason, error: str | None = None, code: str | None = None
+    ) -> list[Delta]:
         group = self._groups.get(request_id)
         ending = list(group.choices) if group else []
         for sequence in ending:
             self._end(sequence)
-        return [
-            Delta(request_id=request_id, index=one.index, finish=finish, error=error, zoomed=one.group.zoomed)
-            for one in ending
-        ]
+        return [last_news(one, finish, error, code) for one in ending]
 
     # How it stands
 
@@ -387,7 +382,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise if any bookkeeping contradicts another; for tests and idle moments."""
-        self._holdings.check(self._places.running)
+        self._holdings.check(self._places.running, self._groups.values())
         self._holdings.making.check(key for step in self._in_flight.values() for key in step.views)
         everyone = {sequence for group in self._groups.values() for sequence in group.choices}
         faults = self._places.faults(everyone)

@@ -60,8 +60,15 @@ class Group:
 def group_of(request: Request, layout: Layout, since: float) -> Group:
     """A request that has just come. Zoomed views show the pixels of their picture."""
     given = {item.slot: item.pixels for item in request.media}
-    pixels = {item.view.key: given[slot_of(item)] for item in request.media}
+    pixels = pixels_of(request)
     return Group(request, layout, pixels, sum(one.nbytes for one in given.values()), since=since)
+
+
+def pixels_of(request: Request) -> dict[bytes, Pixels]:
+    """By view key; those of a picture that is named and also given are the given ones."""
+    given = {item.slot: item.pixels for item in request.media}
+    shown = sorted(request.media, key=lambda item: not item.absent)
+    return {item.view.key: given[slot_of(item)] for item in shown}
 
 
 def slot_of(item: Media) -> int:

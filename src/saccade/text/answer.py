@@ -44,6 +44,7 @@ class AnswerPiece:
     finish: FinishReason | None
     stop: str | None = None  # what ended it: the stop string; None for end tokens and lengths
     error: str | None = None
+    code: str | None = None  # of the error
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Usage:
     cached_tokens: int  # of the prompt, found in the prefix cache
     visual_tokens: int  # of the prompt
     full_visual_tokens: int = 0  # what its pictures and videos would have taken at full detail
+    # Of each picture, in order: what may be sent in its place; None if its features are not kept.
+    images: tuple[str | None, ...] = ()
 
     @property
     def total_tokens(self) -> int:
@@ -115,6 +118,10 @@ class Answer:
         self._full_visual_tokens = request.full_tokens
         self._visual_tokens = sum(media.view.tokens for media in request.media)
         self._cached_tokens = 0
+        # Seen in full detail: a reference alone would else be asked for what nobody has computed.
+        pictures = [item for item in request.media if item.name]
+        self._names = {item.slot: item.name if item.frame is None else None for item in pictures}
+        self._kept: frozenset[int] = frozenset()
         self._ended_by_engine = 0
 
     @property
@@ -133,6 +140,7 @@ class Answer:
             cached_tokens=self._cached_tokens,
             visual_tokens=self._visual_tokens,
             full_visual_tokens=self._full_visual_tokens,
+            images=tuple(name if slot in self._kept else None for slot, name in self._names.items()),
         )
 
     def push(self, delta: Delta) -> AnswerPiece | None:
@@ -142,6 +150,7 @@ class Answer:
             self.zoomed = delta.zoomed
             self._prompt_tokens += delta.zoomed.more_tokens
             self._visual_tokens += delta.zoomed.visual_tokens
+        self._kept |= frozenset(delta.kept)
         self._ended_by_engine += delta.finish is not None
         choice = self.choices[delta.index]
         if choice.finish_reason is not None:
@@ -175,6 +184,7 @@ class Answer:
             finish=finish,
             stop=stream.stop_found,
             error=delta.error,
+            code=delta.code,
         )
 
     def _spell(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenChoice, ...]:

@@ -26,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from saccade.errors import CheckpointError, InvalidValue
 from saccade.lod.values import DETAILS
+from saccade.media.names import Named, check_uuid
 from saccade.media.part import MediaKind, MediaPart
 from saccade.text.tokens import Tokens
 
@@ -60,6 +61,9 @@ def _part(part: Mapping[str, Any], media: list[MediaPart], where: str) -> Messag
     kind = part.get("type")
     if kind == "text":
         return {"type": "text", "text": part.get("text", "")}
+    if kind == "image_ref" or (kind in ("image_url", "image") and part.get(kind) is None and "uuid" in part):
+        media.append(_named(part, where))
+        return {"type": "image"}
     detail = part.get("detail")
     if kind in ("image_url", "video_url"):
         inner = part.get(kind)
@@ -76,8 +80,22 @@ def _part(part: Mapping[str, Any], media: list[MediaPart], where: str) -> Messag
     if detail is not None and (name == "video" or detail not in DETAILS):
         allowed = ", ".join(DETAILS) if name == "image" else "none: a video is seen in full"
         raise InvalidValue(f"detail is {str(detail)[:40]!r}; allowed are {allowed}.", param=f"{where}.detail")
-    media.append(MediaPart(name, source, where, detail))
+    uuid = check_uuid(part["uuid"], f"{where}.uuid") if part.get("uuid") is not None else None
+    if uuid is not None and name == "video":
+        raise InvalidValue("Only pictures can be given a uuid.", param=f"{where}.uuid")
+    media.append(MediaPart(name, source, where, detail, uuid))
     return {"type": name}
+
+
+def _named(part: Mapping[str, Any], where: str) -> MediaPart:
+    """A picture without its bytes: `image_ref` with a hash or a uuid, or an empty image part with a uuid."""
+    inner = part.get("image_ref") if part.get("type") == "image_ref" else part
+    given = {key: inner.get(key) for key in ("hash", "uuid")} if isinstance(inner, Mapping) else {}
+    names = {key: value for key, value in given.items() if value is not None}
+    if len(names) != 1:
+        raise InvalidValue("A picture is named by its hash or by its uuid; give one.", param=where)
+    (key, value), *_ = names.items()
+    return MediaPart("image", Named(**{key: check_uuid(value, f"{where}.{key}")}), where)
 
 
 def _tool_call(call: Mapping[str, Any]) -> Message:

@@ -90,6 +90,10 @@ class Fetches:
                 wanted.append((one, reading.asked))
         return wanted
 
+    @property
+    def going_on(self) -> bool:
+        return bool(self._reading)
+
     def wait(self, seconds: float) -> None:
         """Until a fetch is over, or the time is; not at all if there is none going on."""
         if self._reading and self._disk is not None:

@@ -194,6 +194,10 @@ class FeatureStore(Generic[T]):
         self._tiers.trim()
         return self._heed()
 
+    @property
+    def fetching(self) -> bool:
+        return self._fetches.going_on
+
     def wait(self, seconds: float = 0.002) -> None:
         """For a moment, or until a fetch is over; not at all if there is none going on."""
         self._fetches.wait(seconds)

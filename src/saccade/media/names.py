@@ -1,0 +1,107 @@
+"""Pictures by name: what a client may send in the place of a picture it has sent before.
+
+takes   references as clients write them; ids clients give their pictures
+gives   the digest and size they stand for
+owns    which id names which picture, for each tenant; forgets the ids used longest ago
+never   tells one tenant of another's: an id is looked up with the tenant's salt, and a digest becomes an
+        identity only with it (`hashing.for_tenant`)
+
+A reference says all there is to know of a picture but its pixels. Whether its features are still kept is
+the engine's to say. References outlive the server, ids do not.
+"""
+
+import re
+import threading
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from saccade.errors import ImageNotFound, InvalidValue
+
+MOST_IDS = 1 << 16
+MOST_LETTERS = 256  # of an id
+_FORM = re.compile(r"([0-9a-f]{64})-([1-9][0-9]{0,6})x([1-9][0-9]{0,6})")
+
+
+class Reference(NamedTuple):
+    digest: bytes  # `hashing.picture_hash`
+    width: int  # of the picture, turned as its EXIF orientation says
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.digest.hex()}-{self.width}x{self.height}"
+
+
+def parse_reference(text: str) -> Reference | None:
+    """None if it does not look like one."""
+    found = _FORM.fullmatch(text)
+    return Reference(bytes.fromhex(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+class Named(NamedTuple):
+    """A picture whose bytes were left out: the source of a `MediaPart`."""
+
+    hash: str | None = None
+    uuid: str | None = None
+
+
+def unknown(name: str, param: str | None = None) -> ImageNotFound:
+    return ImageNotFound(
+        f"The picture {name[:80]!r} is not kept here, or no longer; send the request again with its bytes.",
+        param=param,
+    )
+
+
+class Names:
+    """Thread-safe."""
+
+    def __init__(self, most: int = MOST_IDS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[bytes, str], Reference] = OrderedDict()  # by salt and id
+
+    def learn(self, salt: bytes, uuid: str, reference: Reference) -> None:
+        """The id names this picture from here on, whatever it named before."""
+        with self._lock:
+            self._known[salt, uuid] = reference
+            self._known.move_to_end((salt, uuid))
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+
+    def forget(self, salt: bytes, uuid: str) -> None:
+        with self._lock:
+            self._known.pop((salt, uuid), None)
+
+    def find(self, salt: bytes, named: Named, param: str | None = None) -> Reference:
+        """What a name stands for; ImageNotFound if this tenant has given it to nothing."""
+        if named.hash is not None:
+            reference = parse_reference(named.hash)
+            if reference is None:
+                raise InvalidValue(
+                    f"{named.hash[:80]!r} is no picture's hash; give one as `usage` told it: 64"
+                    " hexadecimal digits and the size",
+                    param=param,
+                )
+            return reference
+        uuid = named.uuid or ""
+        with self._lock:
+            reference = self._known.get((salt, uuid))
+            if reference is not None:
+                self._known.move_to_end((salt, uuid))
+        if reference is None:
+            raise unknown(uuid, param)
+        return reference
+
+    def find_any(self, salt: bytes, name: str) -> Reference:
+        """A name that may be either; an id comes first."""
+        with self._lock:
+            reference = self._known.get((salt, name))
+        reference = reference or parse_reference(name)
+        if reference is None:
+            raise unknown(name)
+        return reference
+
+
+def check_uuid(uuid: Any, param: str) -> str:
+    if not isinstance(uuid, str) or not 0 < len(uuid) <= MOST_LETTERS:
+        raise InvalidValue(f"a picture's uuid is a text of 1 to {MOST_LETTERS} letters", param=param)
+    return uuid

@@ -1,0 +1,81 @@
+"""A picture named instead of sent gets the tokens transformers gives to the picture."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from saccade import SamplingParams
+from saccade.config import VisionCache
+from saccade.errors import ImageNotFound
+from saccade.request import Request
+from tests.parity.test_engine import IMAGE, PICTURES, Bench, Question, bench, run
+
+__all__ = ["bench"]
+
+
+def by_name(peers: Bench, question: Question, name: str) -> Request:
+    """The same request with hashes in the place of pictures, made by the front."""
+    references = [media.name for media in peers.request(question).media]
+    parts = [{"type": "image_ref", "image_ref": {"hash": reference}} for reference in references]
+    params = SamplingParams(max_tokens=question.max_tokens, temperature=0)
+    whole = peers.request(question)
+    named = peers.front.prepare_chat([{"role": "user", "content": parts}], params, name)
+    media = [
+        type(one)(given.slot, one.view, one.pixels, name=one.name, absent=one.absent)
+        for one, given in zip(named.media, whole.media, strict=True)
+    ]
+    assert all(one.absent and not one.pixels.size for one in media)
+    return Request(id=name, prompt=whole.prompt, media=tuple(media), sampling=whole.sampling)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("caching", [False, True], ids=["features", "and prefixes"])
+def test_named_pictures_equal_transformers(
+    bench: Callable[[str], Bench], overlap: bool, caching: bool
+) -> None:
+    peers = bench("qwen3_vl")
+    engine = peers.engine(prefix_caching=caching, overlap=overlap, max_num_batched_tokens=33)
+    peers.check(engine, PICTURES[:6])
+    encodes = engine.stats().encodes
+    requests = [by_name(peers, question, f"named {place}") for place, question in enumerate(PICTURES[:6])]
+    answers = run(engine, requests)
+    for question, request in zip(PICTURES, requests, strict=False):
+        assert answers[request.id, 0] == peers.expected(question)
+    assert engine.stats().encodes == encodes
+
+
+def test_named_pictures_are_answered_from_disk_after_a_restart_until_they_are_deleted(
+    bench: Callable[[str], Bench], tmp_path: Path
+) -> None:
+    peers = bench("qwen3_vl")
+    tiers = VisionCache(disk=1 << 30, dir=str(tmp_path))
+    first = peers.engine(vision_cache=tiers)
+    peers.check(first, PICTURES[:2])
+    first.close()
+    engine = peers.engine(vision_cache=tiers)
+    request = by_name(peers, PICTURES[0], "named")
+    assert run(engine, [request])["named", 0] == peers.expected(PICTURES[0])
+    assert engine.stats().encodes == 0
+    content = request.media[0].view.content
+    assert engine.picture(content)["disk"] == 1
+    engine.picture(content, drop=True)
+    assert engine.picture(content) == {"gpu": 0, "host": 0, "disk": 0}
+    with pytest.raises(ImageNotFound):
+        engine.submit(by_name(peers, PICTURES[0], "gone"))
+    peers.check(engine, PICTURES[:2])  # with its bytes it is encoded again, and the other one still known
+    assert engine.stats().encodes == 1
+    engine.close()
+
+
+def test_a_deleted_picture_leaves_no_kv_to_find(bench: Callable[[str], Bench]) -> None:
+    peers = bench("qwen3_vl")
+    engine = peers.engine(block_size=4)
+    peers.check(engine, PICTURES[:1])
+    engine.picture(peers.request(PICTURES[0]).media[0].view.content, drop=True)
+    before = engine.stats()
+    peers.check(engine, PICTURES[:1])
+    after = engine.stats()
+    assert after.encodes == before.encodes + 1
+    assert after.prefix_hit_tokens - before.prefix_hit_tokens < 4  # what stands before the picture
+    assert IMAGE in PICTURES[0].text
