@@ -3,8 +3,8 @@
     python -m bench.stages [MODEL] [--pictures 5] [--image-size 1024x1024] [options of the engine]
 
 A server is started with a vision cache on disk, asked over HTTP, stopped and started again. The stages are
-the server's own (`Server-Timing`), medians over the pictures; `round trip` is what the client saw. The picture
-is sent each time: what is saved is the tower, and the prefill of what the prefix cache knows. Prints also how
+the server's own (`Server-Timing`), medians over the pictures; `round trip` is what the client saw. Pictures
+are sent each time: what is saved is the tower, and the prefill of what the prefix cache knows. Prints also how
 many views the tower computed in each round, and fails if it is not each picture once, in the first.
 """
 
