@@ -4,8 +4,8 @@
 
 A server is started with a vision cache on disk, asked over HTTP, stopped and started again. The stages are
 the server's own (`Server-Timing`), medians over the pictures; `round trip` is what the client saw. Pictures
-are sent each time: what is saved is the tower, and the prefill of what the prefix cache knows. Prints also how
-many views the tower computed in each round, and fails if it is not each picture once, in the first.
+are sent each time: what is saved is the tower, and the prefill of what the prefix cache knows. Prints also
+how many views the tower computed in each round, and fails if it is not each picture once, in the first.
 """
 
 import asyncio
