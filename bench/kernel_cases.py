@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import bare
 from saccade.cache.pages import KVShape, Pages
-from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
+from saccade.kernels import activation, add_norm, device_rows, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import paged_attention_reference
 from saccade.kernels.compact import FORMATS, Compact
 from saccade.kernels.kv_write import kv_write_reference
@@ -150,6 +151,16 @@ def fresh(p: Paged) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+def gathered(backend: SDPBackend, p: Paged) -> Tensor:
+    """A prompt from nothing: K and V copied out of the pages, then one kernel of the library."""
+    tokens, slots = p.q.shape[0], p.rows.reads(None).chunks[0].slots
+    q = p.q.transpose(0, 1)[None]
+    k, v = (pages.flatten(0, 1).index_select(0, slots).transpose(0, 1)[None] for pages in (p.k, p.v))
+    with sdpa_kernel([backend]):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out[0].transpose(0, 1)[:tokens]
+
+
 def prefill_cases() -> Iterator[Case]:
     def call(tuning: PrefillTuning) -> Callable[[Paged], Tensor]:
         def run(p: Paged) -> Tensor:
@@ -165,6 +176,8 @@ def prefill_cases() -> Iterator[Case]:
         flops = rows * 4 * DIM * HEADS * count * (context - count / 2)
         others: dict[str, Callable[[Any], Any]] = {"twin": reference}
         if rows == 1 and count == context:
+            others["SDPA flash, gathered"] = partial(gathered, SDPBackend.FLASH_ATTENTION)
+            others["SDPA cuDNN, gathered"] = partial(gathered, SDPBackend.CUDNN_ATTENTION)
             others["SDPA, no pages"] = fresh
         yield Case(
             "prefill",
@@ -359,6 +372,57 @@ def point_cases() -> Iterator[Case]:
         )
 
 
+def angle_cases() -> Iterator[Case]:
+    def make(tokens: int, device: torch.device, _: int) -> list[Tensor]:
+        axes = torch.tensor(rope.interleaved_axes((24, 20, 20), DIM // 2), device=device)
+        return [
+            data(device, 3, tokens, dtype=torch.float32),
+            data(device, DIM // 2, dtype=torch.float32),
+            axes,
+        ]
+
+    for tokens in (1, 256, 8192):
+        yield Case(
+            "points",
+            f"angles {tokens}",
+            partial(make, tokens),
+            4,
+            {"kernel": lambda x: rope.rotary_angles_triton(x[0], x[1], x[2], BF16)},
+            {"twin": lambda x: rope.rotary_angles_reference(x[0], x[1], x[2], BF16)},
+            4 * tokens * DIM / COPY,
+        )
+
+
+def row_cases() -> Iterator[Case]:
+    """The first and the last kernel of a captured decode step."""
+
+    def make(rows: int, device: torch.device, _: int) -> tuple[Tensor, device_rows.RowState, Tensor]:
+        kinds = (torch.int64, torch.int32, torch.float32, torch.int32)
+        lines = [torch.zeros(rows + 1, dtype=kind, device=device) for kind in kinds]
+        tables = torch.zeros(rows + 1, 4096, dtype=torch.int32, device=device)
+        step = torch.arange(rows, dtype=torch.int32, device=device)
+        return step, device_rows.RowState(tables, *lines), step.long()
+
+    def kernels(x: tuple[Tensor, device_rows.RowState, Tensor]) -> None:
+        device_rows.gather_rows_triton(x[0], x[1], BLOCK)
+        device_rows.advance_rows_triton(x[0], x[2], x[1])
+
+    def twins(x: tuple[Tensor, device_rows.RowState, Tensor]) -> None:
+        device_rows.gather_rows_reference(x[0], x[1], BLOCK)
+        device_rows.advance_rows_reference(x[0], x[2], x[1])
+
+    for rows in (1, 256):
+        yield Case(
+            "points",
+            f"device rows {rows}",
+            partial(make, rows),
+            2,
+            {"kernels": kernels},
+            {"twin": twins},
+            2 * 40 * rows / COPY,
+        )
+
+
 PATCHES, VIT, VIT_INNER, VIT_HEADS, VIT_DIM = 4096, 1152, 4304, 16, 72
 
 
@@ -441,7 +505,7 @@ def product_cases(rows: tuple[int, ...]) -> Iterator[Case]:
                 partial(make, m, lines, depth),
                 copies(2 * lines * depth),
                 {" ".join(map(str, t[:6])): call(t, gated) for t in tunings},
-                {"cuBLAS": library(gated)},
+                {"cuBLAS": library(gated), "one order": call(skinny.fixed_tuning(columns, depth), gated)},
                 2 * lines * depth / READ,
             )
 
@@ -645,6 +709,8 @@ def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
         *compact_cases(),
         *finish_cases(),
         *point_cases(),
+        *angle_cases(),
+        *row_cases(),
         *vit_cases(),
         *product_cases(rows),
         *layer_cases(),

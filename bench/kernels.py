@@ -3,6 +3,7 @@
     PYTHONPATH=src python3 -m bench.kernels                      everything, under 3 minutes on an H200
     PYTHONPATH=src python3 -m bench.kernels --parts decode,products --rows 1,8,32,64
     PYTHONPATH=src python3 -m bench.kernels --check              no times; what compute-sanitizer should run
+    PYTHONPATH=src python3 -m bench.kernels --choose --write     everything; the winners become the defaults
 
 First the kernels are compiled by `--workers` processes at once (Triton keeps them on disk), then checked
 against their twins with poisoned outputs; a part that fails its check is not timed. Times are of CUDA-graph
@@ -22,8 +23,9 @@ from typing import Any
 
 import torch
 
+from bench.choose import Result, report
 from bench.compile_kernels import pretend
-from bench.kernel_cases import Case, cases
+from bench.kernel_cases import PRODUCTS, Case, cases
 from bench.kernel_checks import CHECKS, Share, poisoned, samples
 
 PARTS = tuple(CHECKS)
@@ -102,7 +104,7 @@ def seconds(call: Callable[[Any], Any], inputs: list[Any]) -> float:
     return statistics.median(taken) / calls
 
 
-def measure(case: Case, device: torch.device) -> None:
+def measure(case: Case, device: torch.device) -> Result:
     inputs = [case.make(device, i) for i in range(case.copies)]
     times: dict[str, float] = {}
     for name, call in (case.others | case.kernels).items():
@@ -120,6 +122,12 @@ def measure(case: Case, device: torch.device) -> None:
             f"{case.ceiling / times[name]:6.1%} of ceiling  {base:5.2f}x"
         )
     print(flush=True)
+    return Result(
+        case.part,
+        case.name,
+        {name: times[name] for name in case.kernels if name in times},
+        {name: times[name] for name in case.others if name in times},
+    )
 
 
 def main() -> None:
@@ -127,9 +135,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--rows", default="1,8,32", help="rows of the skinny products")
+    parser.add_argument("--rows", help="rows of the skinny products [1,8,32; to choose: 1,16,32,64]")
     parser.add_argument("--check", action="store_true", help="no times")
     parser.add_argument("--time", action="store_true", help="no checks")
+    parser.add_argument("--choose", action="store_true", help="print the lines the winners' tables need")
+    parser.add_argument("--write", action="store_true", help="with --choose: change those tables")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--workers", type=int, default=12, help="compiling processes; 0: compile when first used"
@@ -140,7 +150,10 @@ def main() -> None:
     unknown = set(parts) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    rows = tuple(int(count) for count in options.rows.split(","))
+    if (options.write and not options.choose) or (options.choose and (options.check or options.time)):
+        parser.error("--choose checks and times everything it is asked for; --write goes with it")
+    listed = options.rows or ("1,16,32,64" if options.choose else "1,8,32")
+    rows = tuple(int(count) for count in listed.split(","))
     steps = {"check", "time"} if options.check == options.time else {"check"} if options.check else {"time"}
     if options.compile_share:
         compile_share(options.compile_share, parts, rows, steps, options.seed)
@@ -152,10 +165,14 @@ def main() -> None:
     warm(options.workers, sys.argv[1:])
     failed = check(parts, device, options.seed) if "check" in steps else set()
     if "time" in steps:
+        results = []
         with torch.inference_mode():
             for case in cases(set(parts) - failed, rows):
-                measure(case, device)
+                results.append(measure(case, device))
                 torch.cuda.empty_cache()
+        if options.choose:
+            chip = torch.cuda.get_device_name().removeprefix("NVIDIA ")
+            report(results, failed, PRODUCTS, chip, write=options.write)
     if failed:
         raise SystemExit(f"wrong: {', '.join(sorted(failed))}")
 

@@ -61,8 +61,10 @@ class Norm(NamedTuple):
     eps: float
 
 
-# Measured choices by (rows up to, N, K, gated); none yet. Others go by `default_tuning`.
-TUNED: dict[tuple[int, int, int, bool], SkinnyTuning] = {}
+# Measured choices by (rows up to, N, K, gated), None where the library is faster; none yet. Others go by
+# `default_tuning`. Written by `python -m bench.kernels --choose --write`.
+TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {}
+LIMITS = (1, 16, 32, 64)  # of rows, in that table
 
 # What bench/kernels.py tries for each shape.
 CANDIDATES = (
@@ -84,9 +86,9 @@ CANDIDATES = (
 )
 
 
-AHEAD = (
-    0  # weights per column asked for before the wait, with early launch; measured by the bench's layer part
-)
+BEST_UNKNOWN = SkinnyTuning()  # of a shape nobody has measured: the kernel, by the rule below
+# Weights per column asked for before the wait, with early launch; not measured yet.
+AHEAD = 0
 
 
 def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
@@ -105,9 +107,9 @@ def fixed_tuning(columns: int, depth: int) -> SkinnyTuning:
 
 def best_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
     """Enough programs for two on each multiprocessor, cut along K where N is short."""
-    for limit in (1, 16, 32, MOST_ROWS):
-        if rows <= limit and (limit, columns, depth, gated) in TUNED:
-            return TUNED[limit, columns, depth, gated]
+    measured = _measured(rows, columns, depth, gated)
+    if measured is not None and measured is not BEST_UNKNOWN:
+        return measured
     wide = 32 if rows <= 32 else 64
     splits = max(1, min(8, up(264, up(columns, wide)), depth // 512))
     return SkinnyTuning(wide, 128 if gated or rows > 32 else 256, splits)
@@ -229,7 +231,7 @@ def _reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, re
 def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product is the better one."""
     _check(x, weight, bias, None, False)
-    if _by_kernel(x):
+    if _by_kernel(x, weight):
         return skinny_triton(x, weight, bias=bias)[0]
     return linear_reference(x, weight, bias)
 
@@ -237,7 +239,7 @@ def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
     """silu(gate) * up of a fused projection [2 * N, K], gate first."""
     _check(x, weight, None, None, True)
-    if _by_kernel(x):
+    if _by_kernel(x, weight, gated=True):
         return skinny_triton(x, weight, gated=True)[0]
     return silu_mul(linear_reference(x, weight))
 
@@ -245,16 +247,26 @@ def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
 def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """The RMS norm of residual + x W^T, and that sum."""
     _check(x, weight, None, residual, False)
-    if _by_kernel(x) and weight.shape[0] <= WIDEST:
+    if _by_kernel(x, weight) and weight.shape[0] <= WIDEST:
         return skinny_triton(x, weight, residual=residual, norm=norm)
     return add_rms_norm(linear_reference(x, weight), residual, norm.weight, norm.eps)
 
 
-def _by_kernel(x: Tensor) -> bool:
-    """Few rows, or any number where the order of a line's sums may not depend on it."""
-    return 0 < x.shape[0] <= (1 << 22 if mode().deterministic else MOST_ROWS) and runs_triton(
-        "skinny_linear", x
-    )
+def _by_kernel(x: Tensor, weight: Tensor, *, gated: bool = False) -> bool:
+    """Few rows and no faster library; or any number where the order of a line's sums may not depend on it."""
+    rows, depth = x.shape
+    if not rows or not runs_triton("skinny_linear", x):
+        return False
+    if mode().deterministic:
+        return True
+    columns = weight.shape[0] // (2 if gated else 1)
+    return rows <= MOST_ROWS and _measured(rows, columns, depth, gated) is not None
+
+
+def _measured(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning | None:
+    """The least entry of TUNED these rows fall under; None: the library's."""
+    keys = ((limit, columns, depth, gated) for limit in LIMITS if rows <= limit)
+    return next((TUNED[key] for key in keys if key in TUNED), BEST_UNKNOWN)
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,0 +1,173 @@
+"""From measured times to the lines that make them the default: `python -m bench.kernels --choose [--write]`.
+
+takes   the times of every case, and which parts were wrong
+gives   lines for CHOICE (kernels/choice.py), TUNED and AHEAD (kernels/skinny.py); with --write, those files
+
+A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
+mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
+1, 16, 32 and 64; where the library wins, the line says None and the library runs.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from saccade.kernels import choice, skinny
+
+
+class Result(NamedTuple):
+    """Of one case: seconds of each variant."""
+
+    part: str
+    name: str
+    kernels: dict[str, float]
+    others: dict[str, float]  # the twin or the library first
+
+
+# Which cases speak for which kernel: the part, and how the case's name begins.
+CASES: dict[str, tuple[str, str]] = {
+    "decode_attention": ("decode", ""),
+    "prefill_attention": ("prefill", ""),
+    "qkv_finish": ("finish", ""),
+    "rotary_angles": ("points", "angles"),
+    "rotary": ("points", "ViT rotation"),
+    "add_rms_norm": ("points", "add + rms norm"),
+    "silu_mul": ("points", "silu * up"),
+    "add_layer_norm": ("points", "ViT add + layer norm"),
+    "gelu": ("points", "ViT gelu"),
+    "skinny_linear": ("products", ""),
+    "argmax": ("sample", "greedy"),
+    "draw": ("sample", "top-p"),
+    "device_rows": ("points", "device rows"),
+}
+FRESH = "SDPA flash, gathered"  # what `fresh_attention: torch` runs
+AHEADS = {"plain": 0, "pdl": 0, "pdl, 512 ahead": 512, "pdl, 2048 ahead": 2048}
+LIMITS = (1, 16, 32, 64)
+
+
+def verdict(ratios: list[float]) -> tuple[str, str]:
+    """The choice, and the figure that stands behind it."""
+    if not ratios:
+        return choice.TORCH, "not compared"
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    figure = f"{mean:.2f}x the twin over {len(ratios)} cases, {min(ratios):.2f} to {max(ratios):.2f}"
+    return (choice.KERNEL if mean > 1 else choice.TORCH), figure
+
+
+def ratios(results: Iterable[Result], part: str, begins: str) -> list[float]:
+    return [
+        next(iter(found.others.values())) / min(found.kernels.values())
+        for found in results
+        if found.part == part and found.name.startswith(begins) and found.kernels and found.others
+    ]
+
+
+def choices(results: list[Result], failed: set[str]) -> dict[str, tuple[str, str]]:
+    """By the name of the kernel: the choice and why."""
+    made = {}
+    for name, (part, begins) in CASES.items():
+        wrong = part in failed
+        made[name] = (choice.TORCH, "wrong on this chip") if wrong else verdict(ratios(results, part, begins))
+    fresh = [
+        found.others[FRESH] / min(found.kernels.values())
+        for found in results
+        if found.part == "prefill" and FRESH in found.others and found.kernels
+    ]
+    made["fresh_attention"] = verdict(fresh)
+    return made
+
+
+def choice_lines(results: list[Result], failed: set[str], chip: str) -> list[str]:
+    """As they stand in kernels/choice.py."""
+    constant = {choice.TORCH: "TORCH", choice.KERNEL: "KERNEL"}
+    return [
+        f'    "{name}": {constant[chosen]},  # {chip}: {why}'
+        for name, (chosen, why) in choices(results, failed).items()
+    ]
+
+
+def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
+    """As they stand in TUNED of kernels/skinny.py; `shapes`: columns, depth and gated of each product."""
+    lines = []
+    by_name = {" ".join(map(str, tuning[:6])): tuning for tuning in skinny.CANDIDATES}
+    for found in results:
+        if found.part != "products" or not found.kernels or not found.others:
+            continue
+        product, rows = found.name.rsplit(" ", 1)
+        limit = next(limit for limit in LIMITS if int(rows) <= limit)
+        columns, depth, gated = shapes[product]
+        best = min(found.kernels, key=lambda name: found.kernels[name])
+        ratio = next(iter(found.others.values())) / found.kernels[best]
+        t = by_name[best]
+        nbytes = 2 * columns * (2 if gated else 1) * depth
+        value = f'SkinnyTuning({t.columns}, {t.depth}, {t.splits}, {t.warps}, {t.stages}, "{t.mode}")'
+        figure = f"{product}: {nbytes / found.kernels[best] / 1e12:.2f} TB/s, {ratio:.2f}x cuBLAS"
+        if ratio <= 1:
+            value = "None"
+        lines.append(f"    ({limit}, {columns}, {depth}, {gated}): {value},  # {figure}")
+    return lines
+
+
+def ahead_line(results: list[Result]) -> str | None:
+    """How far a product looks ahead: the best over the layer's cases, by the sum of their times."""
+    found = [one.kernels for one in results if one.part == "layer" and set(AHEADS) <= set(one.kernels)]
+    if not found:
+        return None
+    sums = {name: sum(times[name] for times in found) for name in AHEADS if name != "plain"}
+    best = min(sums, key=lambda name: sums[name])
+    plain = sum(times["plain"] for times in found)
+    return f"AHEAD = {AHEADS[best]}  # {best}: {sums[best] / plain:.2f} of a layer without early launch"
+
+
+def rewrite_choice(text: str, lines: Iterable[str]) -> str:
+    for line in lines:
+        name = line.split('"')[1]
+        text, count = re.subn(
+            rf'^    "{name}": \w+,[^\n]*$', line.replace("\\", ""), text, flags=re.MULTILINE
+        )
+        if count != 1:
+            raise ValueError(f"kernels/choice.py has {count} lines for {name!r}")
+    return text
+
+
+def rewrite_skinny(text: str, lines: list[str], ahead: str | None) -> str:
+    if lines:
+        body = "\n".join(["{", *lines, "}"])
+        head = r"^(TUNED: [^\n]*? = )\{(\n[^}]*)?\}$"
+        text, count = re.subn(head, lambda m: m[1] + body, text, flags=re.MULTILINE)
+        if count != 1:
+            raise ValueError("kernels/skinny.py has no table TUNED to replace")
+    if ahead is not None:
+        text, count = re.subn(r"^AHEAD = [^\n]*$", ahead, text, flags=re.MULTILINE)
+        if count != 1:
+            raise ValueError("kernels/skinny.py has no line AHEAD to replace")
+    return text
+
+
+def report(
+    results: list[Result],
+    failed: set[str],
+    shapes: dict[str, tuple[int, int, bool]],
+    chip: str,
+    *,
+    write: bool,
+    show: Callable[[str], None] = print,
+) -> None:
+    chosen, tuned, ahead = (
+        choice_lines(results, failed, chip),
+        tuned_lines(results, shapes),
+        ahead_line(results),
+    )
+    show("\nkernels/choice.py, CHOICE:")
+    for line in chosen:
+        show(line)
+    show("\nkernels/skinny.py, TUNED and AHEAD:")
+    for line in (*tuned, *([ahead] if ahead else [])):
+        show(line)
+    if write:
+        table, tunings = Path(str(choice.__file__)), Path(str(skinny.__file__))
+        table.write_text(rewrite_choice(table.read_text(), chosen))
+        tunings.write_text(rewrite_skinny(tunings.read_text(), tuned, ahead))
+        show(f"written: {table}, {tunings}")

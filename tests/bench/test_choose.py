@@ -1,0 +1,89 @@
+"""From times to the lines of the tables: what is printed is what the tables take."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.choose import (
+    Result,
+    ahead_line,
+    choice_lines,
+    choices,
+    rewrite_choice,
+    rewrite_skinny,
+    tuned_lines,
+)
+from bench.kernel_cases import PRODUCTS
+from saccade.kernels import choice, skinny
+from saccade.kernels.choice import CHOICE
+
+FAST, SLOW = " ".join(map(str, skinny.CANDIDATES[0][:6])), " ".join(map(str, skinny.CANDIDATES[3][:6]))
+RESULTS = [
+    Result("decode", "1 x 640", {"tile 64": 5e-6, "tile 32": 4e-6}, {"twin": 12e-6}),
+    Result("decode", "8 x 640", {"tile 64": 9e-6}, {"twin": 12e-6}),
+    Result("prefill", "1 x 8192 of 8192", {"a": 3e-4}, {"twin": 9e-4, "SDPA flash, gathered": 2e-4}),
+    Result("finish", "1 tokens", {"a": 5e-6}, {"twin": 4e-6}),
+    Result("products", "qkv 1", {FAST: 12e-6, SLOW: 15e-6}, {"cuBLAS": 16e-6}),
+    Result("products", "gate_up 64", {SLOW: 60e-6}, {"cuBLAS": 50e-6}),
+    Result(
+        "layer", "1 x 640", {"plain": 9e-5, "pdl": 8e-5, "pdl, 512 ahead": 7e-5, "pdl, 2048 ahead": 8e-5}, {}
+    ),
+    Result("sample", "top-p, flat 256", {"a": 2e-4}, {"twin": 9e-3}),
+]
+
+
+def test_a_kernel_is_chosen_for_being_right_and_faster() -> None:
+    made = choices(RESULTS, {"sample"})
+    assert made["decode_attention"][0] == "triton"
+    assert made["prefill_attention"][0] == "triton"
+    assert made["fresh_attention"][0] == "torch"  # flash is faster there
+    assert made["qkv_finish"][0] == "torch"
+    assert made["draw"] == ("torch", "wrong on this chip")
+    assert made["gelu"] == ("torch", "not compared")
+    assert set(made) == set(CHOICE) - {"patchify"}
+
+
+def test_the_lines_are_those_the_tables_take(tmp_path: Path) -> None:
+    text = rewrite_choice(Path(str(choice.__file__)).read_text(), choice_lines(RESULTS, set(), "H200"))
+    table = next(
+        node.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CHOICE"
+    )
+    assert isinstance(table, ast.Dict)
+    chosen = {
+        ast.unparse(k)[1:-1]: ast.unparse(v) for k, v in zip(table.keys, table.values, strict=True) if k
+    }
+    assert set(chosen) == set(CHOICE)
+    assert chosen["decode_attention"] == "KERNEL"
+    assert chosen["qkv_finish"] == "TORCH"
+
+    lines, ahead = tuned_lines(RESULTS, PRODUCTS), ahead_line(RESULTS)
+    made = rewrite_skinny(Path(str(skinny.__file__)).read_text(), lines, ahead)
+    made = rewrite_skinny(made, lines, ahead)  # what is written can be written again
+    scope: dict[str, object] = {"SkinnyTuning": skinny.SkinnyTuning}
+    for node in ast.parse(made).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TUNED" and node.value:
+            exec(f"TUNED = {ast.unparse(node.value)}", scope)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "AHEAD":
+            exec(ast.unparse(node), scope)
+    assert scope["TUNED"] == {
+        (1, *PRODUCTS["qkv"]): skinny.CANDIDATES[0],
+        (64, *PRODUCTS["gate_up"]): None,
+    }
+    assert scope["AHEAD"] == 512
+
+
+def test_a_measured_shape_goes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = skinny.SkinnyTuning(16, 64)
+    monkeypatch.setattr(skinny, "TUNED", {(16, 40, 64, False): tuning, (32, 40, 64, False): None})
+    assert skinny.default_tuning(9, 40, 64, False) == tuning
+    assert skinny.default_tuning(9, 40, 65, False) != tuning
+    monkeypatch.setattr(skinny, "runs_triton", lambda name, tensor: True)
+    weight = torch.zeros(40, 64)
+    assert skinny._by_kernel(torch.zeros(9, 64), weight)
+    assert not skinny._by_kernel(torch.zeros(20, 64), weight)
+    assert skinny._by_kernel(torch.zeros(40, 64), weight)
+    assert not skinny._by_kernel(torch.zeros(65, 64), weight)
