@@ -13,6 +13,14 @@ from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import any_shape, paged_attention_reference
 from saccade.kernels.compact import FORMATS, read_slots
+from saccade.kernels.device_rows import (
+    Gathered,
+    RowState,
+    advance_rows_reference,
+    advance_rows_triton,
+    gather_rows_reference,
+    gather_rows_triton,
+)
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_reference, qkv_finish_triton
@@ -145,6 +153,41 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
                 PrefillTuning(32, 16, 8, 2) if small else PrefillTuning(),
             )
             yield compared(f"prefill {label}", out[decodes:], wanted[decodes:], dtype)
+
+
+def captured(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """What captured steps add: tables by index, padding, rows that are gathered and move on."""
+    heads, kv_heads, dim, block = 32, 8, 128, 16
+    work = [(1, dice.randint(1, 700)) for _ in range(5)]
+    rows, blocks, slots = make_rows(dice, device, work, 5, block)
+    flat = torch.full((2, blocks * block, kv_heads, dim), torch.nan, dtype=torch.bfloat16, device=device)
+    flat[:, slots] = torch.randn(2, len(slots), kv_heads, dim, device=device).bfloat16()
+    pages = flat.view(2, blocks, block, kv_heads, dim)
+    q = torch.randn(8, heads, dim, device=device).bfloat16()
+    clean = torch.nan_to_num(pages)
+    with any_shape(device):
+        wanted = paged_attention_reference(q[:5], clean[0], clean[1], rows, dim**-0.5, None)
+    order = torch.tensor(dice.sample(range(9), 5), device=device)
+    tables = torch.full((10, rows.tables.shape[1]), 2**30, dtype=torch.int32, device=device)
+    tables[order] = rows.tables
+    step = torch.cat((order.int(), torch.full((3,), -1, dtype=torch.int32, device=device)))
+    lengths = torch.cat((rows.lengths, torch.zeros(3, dtype=torch.int32, device=device)))
+    made = launch(
+        decode_attention_triton, q, pages[0], pages[1], tables, lengths, dim**-0.5, None, 4096, index=step
+    )
+    yield compared("decode by index, padded", made[:5], wanted, torch.bfloat16)
+    kinds = (torch.int64, torch.int32, torch.float32, torch.int32)
+    lines = [torch.randint(0, 90, (10,), device=device).to(kind) for kind in kinds]
+    mine, theirs = (RowState(tables.clone(), *(line.clone() for line in lines)) for _ in range(2))
+    got = launch(gather_rows_triton, step, mine, block)
+    wanted_rows = gather_rows_reference(step, theirs, block)
+    for name, left, right in zip(Gathered._fields, got, wanted_rows, strict=False):  # one where only compiled
+        yield Check(f"rows gathered: {name}", float((left != right).sum()), 0)
+    tokens = torch.arange(100, 108, device=device)
+    launch(advance_rows_triton, step, tokens, mine)
+    advance_rows_reference(step, tokens, theirs)
+    for name, left, right in zip(RowState._fields, mine, theirs, strict=True):
+        yield Check(f"rows moved on: {name}", float((left[:9] != right[:9]).sum()), 0)
 
 
 def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
@@ -321,7 +364,7 @@ def pixels(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
 
 
 CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator[Check]], ...]] = {
-    "decode": (attention,),
+    "decode": (attention, captured),
     "prefill": (),  # together with decode: the same rows
     "compact": (compact,),
     "finish": (finish,),
