@@ -3,9 +3,10 @@
     python -m bench.stages [MODEL] [--pictures 5] [--image-size 1024x1024] [options of the engine]
 
 A server is started with a vision cache on disk, asked over HTTP, stopped and started again. The stages are
-the server's own (`Server-Timing`), medians over the pictures; `round trip` is what the client saw. Pictures
-are sent each time: what is saved is the tower, and the prefill of what the prefix cache knows. Prints also
-how many views the tower computed in each round, and fails if it is not each picture once, in the first.
+the server's own (`Server-Timing`), medians over the pictures; `round trip` is what the client saw. A known
+picture is first sent again (what is saved is the tower, and the prefill of what the prefix cache knows), then
+named by its hash (and its way to the server, and its decoding). Prints also how many views the tower computed
+in each round, and fails if it is not each picture once, in the first.
 """
 
 import asyncio
@@ -29,13 +30,21 @@ from saccade.metrics import STAGES
 from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
 from saccade.text.tokens import Tokens
 
-ROUNDS = ("new picture", "known picture", "after a restart")
+ROUNDS = ("new picture", "sent again", "named", "restart, named", "restart, sent")
 QUESTION_TOKENS = 32
 ENCODES = "saccade_vision_encodes_total"
 
 
-def body(url: str, text: str, tokens: int) -> dict[str, Any]:
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+def given(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "image_ref", "image_ref": {"hash": name}}
+
+
+def body(picture: dict[str, Any], text: str, tokens: int) -> dict[str, Any]:
+    content = [picture, {"type": "text", "text": text}]
     return {
         "model": SERVED_NAME,
         "messages": [{"role": "user", "content": content}],
@@ -51,9 +60,9 @@ def stages(header: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in parts}
 
 
-async def ask(url: str, asked: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """One after the other; milliseconds by stage, and of the round trip."""
-    told = []
+async def ask(url: str, asked: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float]], list[str]]:
+    """One after the other; milliseconds by stage, and of the round trip; and the hash of each picture."""
+    told, hashes = [], []
     async with httpx.AsyncClient(base_url=url, timeout=600.0, trust_env=False) as client:
         for one in asked:
             began = time.perf_counter()
@@ -62,13 +71,14 @@ async def ask(url: str, asked: Sequence[dict[str, Any]]) -> list[dict[str, float
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code}: {answer.text[:300]}")
             told.append({**stages(answer.headers["server-timing"]), "round trip": spent})
-    return told
+            hashes.append(answer.json()["usage"]["images"][0]["hash"])
+    return told, hashes
 
 
 def round_of(url: str, asked: Sequence[dict[str, Any]]) -> tuple[dict[str, float], int]:
     """Medians by stage, and how many views the tower computed meanwhile."""
     before = metrics(url)[ENCODES]
-    told = asyncio.run(ask(url, asked))
+    told, _ = asyncio.run(ask(url, asked))
     names = [name for name in (*STAGES, "round trip") if any(name in one for one in told)]
     middle = {name: median([one.get(name, 0.0) for one in told]) for name in names}
     return middle, int(metrics(url)[ENCODES] - before)
@@ -81,17 +91,20 @@ def measure(
     inputs = Inputs(checkpoint, Tokens.load(checkpoint), 0)
     seen = [inputs.data_uri(size) for _ in range(pictures)]
 
-    def questions(urls: Sequence[str]) -> list[dict[str, Any]]:
-        return [body(url, inputs.words(QUESTION_TOKENS), tokens) for url in urls]
+    def questions(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [body(part, inputs.words(QUESTION_TOKENS), tokens) for part in parts]
 
+    warm, sent = [given(inputs.data_uri(size)) for _ in range(2)], [given(one) for one in seen]
     rounds = []
     with serving(config) as url:
-        warm = [inputs.data_uri(size) for _ in range(2)]
         asyncio.run(ask(url, questions(warm)))
-        rounds += [round_of(url, questions(seen)), round_of(url, questions(seen))]
-    with serving(config) as url:
-        asyncio.run(ask(url, questions(warm)))
-        rounds.append(round_of(url, questions(seen)))
+        rounds += [round_of(url, questions(sent)), round_of(url, questions(sent))]
+        names = [named(name) for name in asyncio.run(ask(url, questions(sent)))[1]]
+        rounds.append(round_of(url, questions(names)))
+    for again in (names, sent):
+        with serving(config) as url:
+            asyncio.run(ask(url, questions(warm)))
+            rounds.append(round_of(url, questions(again)))
     return rounds
 
 
@@ -119,7 +132,7 @@ def main(model: str, pictures: int, image_size: tuple[int, int], answer_tokens: 
         rounds = measure(config, pictures, image_size, answer_tokens)
     size = "{} x {}".format(*image_size)
     show(rounds, f"{model}, {pictures} pictures of {size}, {answer_tokens} tokens out")
-    sys.exit(0 if rounds[0][1] >= pictures and not rounds[1][1] + rounds[2][1] else 1)
+    sys.exit(0 if rounds[0][1] >= pictures and not sum(encodes for _, encodes in rounds[1:]) else 1)
 
 
 if __name__ == "__main__":
