@@ -9,10 +9,10 @@ from saccade.cache.pages import KVShape, Pages
 SHAPE = KVShape(layers=3, kv_heads=2, head_dim=8)
 
 
-def filled(compact: int) -> Pages:
+def filled(compact: int, side: int = 0) -> Pages:
     """Twelve blocks of four tokens, the last `compact` of them in 8 bits, all of noise."""
     dtype = torch.int8 if compact else None
-    pages = Pages.allocate(SHAPE, 12, 4, torch.bfloat16, "cpu", compact, dtype)
+    pages = Pages.allocate(SHAPE, 12, 4, torch.bfloat16, "cpu", compact, dtype, side)
     for part in pages.parts():
         for tensor in part.tensors:
             noise = torch.randint(-100, 100, tensor.shape)
@@ -33,9 +33,10 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("side", [0, 6])
 @pytest.mark.parametrize("compact", [0, 5, 12])
-def test_blocks_come_back_as_they_went_out_to_other_places_of_their_kind(compact: int) -> None:
-    pages = filled(compact)
+def test_blocks_come_back_as_they_went_out_to_other_places_of_their_kind(compact: int, side: int) -> None:
+    pages = filled(compact, side)
     host = HostPages(pages, 9)
     plain = 12 - compact
     gone = [block for block in (1, 4, plain, plain + 3) if block < 12]

@@ -51,6 +51,20 @@ def test_compact_pages_take_the_bytes_they_announce_and_a_spare_block_of_each_ki
     assert pages.nbytes == (7 - compact + spare) * plain + (compact + spare) * small
 
 
+@pytest.mark.parametrize("compact", [0, 3, 7])
+def test_every_block_is_in_one_part_and_all_of_it_in_there(compact: int) -> None:
+    dtype = torch.int8 if compact else None
+    pages = Pages.allocate(SHAPE, 7, 2, torch.float32, "cpu", compact, dtype, side_width=5)
+    parts = pages.parts()
+    assert [block for part in parts for block in range(part.first, part.first + part.blocks)] == list(
+        range(7)
+    )
+    assert pages.side is not None
+    for value, part in enumerate(parts, 1):
+        part.tensors[-1].fill_(value)  # what stands beside K and V
+    assert pages.side[0, :, 0, 0].tolist() == [1] * (7 - compact) + [len(parts)] * compact
+
+
 def test_every_byte_of_a_block_is_copied_whatever_its_kind() -> None:
     pages = Pages.allocate(SHAPE, 8, 2, torch.float32, "cpu", 4, torch.float8_e4m3fn)
     tensors = [tensor for part in pages.parts() for tensor in part.tensors]

@@ -123,15 +123,17 @@ class Pages:
         return None if self.compact is None else self.compact.layer(index)
 
     def parts(self) -> tuple[Part, ...]:
-        """Everything a block consists of: copying it, or moving it elsewhere, means all tensors of every part
-        whose blocks it is among."""
-        side = () if self.side is None else (Part(0, self.blocks, (self.side,)),)
+        """Everything blocks consist of. A block is in one part: copying it, or moving it elsewhere, means all
+        tensors of that part."""
+        border, blocks = self.border, self.blocks
+        below, above = ((), ()) if self.side is None else ((self.side[:, :border],), (self.side[:, border:],))
+        plain = (Part(0, border, (self.k, self.v, *below)),) if border else ()
         if self.compact is None:
-            return (Part(0, self.blocks, (self.k, self.v)), *side)
-        k, v, *scales, first = self.compact
+            return plain
+        k, v, *scales, _ = self.compact
         # As bytes: not every device can index 8-bit floats.
-        small = Part(first, self.blocks - first, (k.view(torch.uint8), v.view(torch.uint8), *scales))
-        return (Part(0, first, (self.k, self.v)), small, *side) if first else (small, *side)
+        tensors = (k.view(torch.uint8), v.view(torch.uint8), *scales, *above)
+        return (*plain, Part(border, blocks - border, tensors))
 
     def in_order(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
         """(source, target) pairs of blocks, those of plain blocks first; and how many these are."""
