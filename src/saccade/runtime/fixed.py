@@ -127,17 +127,18 @@ class FixedStep:
         hidden, outputs = self._forward(shape)
         logits = self._model.raw_logits(hidden)
         lines = len(rows)
-        self._outputs[:lines].copy_(outputs)
         if shape.ending == "logits":
             self.logits(shape).copy_(logits)
+            self._outputs[:lines].copy_(outputs)
             return
         if shape.ending == "greedy":
             tokens, sound = greedy(logits)
         else:
             tokens, sound = self._sampler.draw(logits, rows, outputs)
+        advance_rows(rows, tokens, self._rows.state)
+        # Copies last: a kernel can be launched early behind another kernel alone.
         self.tokens[:lines].copy_(tokens)
         self.sound[:lines].copy_(sound)
-        advance_rows(rows, tokens, self._rows.state)
 
     def all_rows(self, shape: Shape) -> Tensor:
         """[lines] int32: the device row of each line, -1 for padding."""
@@ -145,7 +146,7 @@ class FixedStep:
         return torch.cat((decodes, self._cut(self.feed, shape).chunks)) if shape.chunks else decodes
 
     def outputs(self, shape: Shape) -> Tensor:
-        """[lines] int64: output positions of the step that ran last."""
+        """[lines] int64: output positions of the last step that ended in logits."""
         return self._outputs[: shape.decodes + shape.chunks]
 
     def _forward(self, shape: Shape) -> tuple[Tensor, Tensor]:
