@@ -27,7 +27,7 @@ MAPPING = {
 # An engine on a CPU: its activations are better kept than mapped anew (that took 25% more time for a picture
 # of 896 x 896). One heap for all threads, and what is free in it is given back now and then, by `Trimmer`.
 KEEPING = {_ARENA_MAX: 1}
-TRIM_SECONDS = 30.0  # touching 200 MiB again takes 90 ms, so this costs 0.3% at most
+TRIM_SECONDS = 30.0  # trimming takes 10 to 90 ms, touching 200 MiB again 90: 0.6% at most
 _SET_BY_USER = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 

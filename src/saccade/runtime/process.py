@@ -61,7 +61,7 @@ class Inbox:
 
 def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
     """Until the front says stop: listen, step, tell."""
-    heap = Trimmer()
+    heap = Trimmer() if engine.info.device == "cpu" else None  # a GPU would wait for it
     while True:
         for message in inbox.take(wait=engine.idle):
             match message:
@@ -81,7 +81,8 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
                     log.warning("a second start message was ignored")
         deltas = engine.step()
         channel.send(News(tuple(deltas), engine.stats()))
-        heap.after_step()
+        if heap is not None:
+            heap.after_step()
 
 
 def main() -> None:
