@@ -58,6 +58,8 @@ ENGINE_OPTIONS = {
     "kv-vision-views": ("global", "global"),
     "vision-cache": ("gpu=0,host=1GiB", VisionCache(gpu=0, host=1 << 30)),
     "prefix-caching": (None, False),
+    "pin-prefix": (__file__, (Path(__file__).read_text(encoding="utf-8"),)),
+    "pinned-prefix-bytes": ("1MiB", 1 << 20),
     "swap-bytes": ("3MiB", 3 << 20),
     "overlap": (None, False),
     "itl-target": ("12.5", 12.5),

@@ -135,6 +135,8 @@ class EngineConfig:
     kv_vision_views: Views | None = None  # whose blocks go there; None: all whole pictures', if there is one
     vision_cache: VisionCache = field(default_factory=VisionCache)  # image features kept for reuse
     prefix_caching: bool = True
+    pin_prefix: tuple[str, ...] = ()  # system prompts whose KV is never given up
+    pinned_prefix_bytes: int = 256 << 20  # of KV that a tenant's system prompts may take for good
     # Host memory for the KV of requests that give way; None: 4 GiB on cuda, none on cpu
     swap_bytes: int | None = None
     overlap: bool | None = None  # plan step N+1 while N runs; None: on cuda
@@ -168,13 +170,19 @@ class EngineConfig:
         _one_of(self, "early_launch", Switch)
         least = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue": 1}
         least |= {"max_queue_bytes": 1, "block_size": 1, "num_blocks": 1, "kv_cache_bytes": 1}
-        _whole(self, {**least, "swap_bytes": 0, "seed": -(1 << 63)})
+        _whole(self, {**least, "swap_bytes": 0, "pinned_prefix_bytes": 0, "seed": -(1 << 63)})
         cache = self.vision_cache
         _require(isinstance(cache, VisionCache), f"vision_cache is {cache!r}; give a VisionCache")
         _require(self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, f"gpu_memory_utilization is {share}; it is a share of the memory, 0 to 1")
         _require(self.deterministic is not None, "deterministic is None; it is true or false")
+        texts: object = self.pin_prefix
+        _require(
+            isinstance(texts, tuple) and all(isinstance(text, str) and text.strip() for text in texts),
+            f"pin_prefix is {str(texts)[:60]!r}; it is a tuple of texts, none of them empty",
+        )
+        _require(self.prefix_caching or not texts, "pin_prefix needs prefix_caching; leave out one of them")
         for name in ("prefix_caching", "overlap", "deterministic"):
             value = getattr(self, name)
             _require(value in (True, False, None), f"{name} is {value!r}; it is true or false")

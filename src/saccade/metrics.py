@@ -82,6 +82,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     vision_blocks_used: int = 0  # of the blocks, those of the pool for views, where there is one
     vision_blocks_cached: int = 0
     vision_blocks_free: int = 0
+    blocks_pinned: int = 0  # KV blocks of pinned beginnings that no request holds at the moment
+    blocks_spared: int = 0  # KV blocks that would be used beside, were none shared by several requests
     swap_slots_used: int = 0  # KV blocks in host memory, of requests that gave way
     swap_slots_free: int = 0  # more would fit
     swap_waiting: int = 0  # choices that gave way and are to come back with what they had
@@ -92,6 +94,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_copied_tokens: int = 0  # of those found, the ones in a block that is shared only in part: copied
     prefix_queried_visual_tokens: int = 0  # of those looked up, tokens of pictures
     prefix_hit_visual_tokens: int = 0  # of those found
+    pin_refusals: int = 0  # choices of tenants whose beginnings could not be pinned for want of room
     preemptions: int = 0  # choices that gave way for want of KV blocks
     swap_out_blocks: int = 0  # KV blocks copied to the host for them
     swap_in_blocks: int = 0  # and back
@@ -143,12 +146,13 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     yield queue
     blocks = GaugeMetricFamily(
         "saccade_kv_blocks",
-        "KV blocks held by requests (used), kept only for the prefix cache (cached), and free.",
+        "KV blocks held by requests (used), kept only for the prefix cache (cached), pinned, and free.",
         labels=["state"],
     )
     blocks.add_metric(["used"], stats.blocks_used)
     blocks.add_metric(["cached"], stats.blocks_cached)
     blocks.add_metric(["free"], stats.blocks_free)
+    blocks.add_metric(["pinned"], stats.blocks_pinned)
     yield blocks
     vision = GaugeMetricFamily(
         "saccade_kv_vision_blocks", "Of those, the ones of the pool for pictures.", labels=["state"]
@@ -157,15 +161,10 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     vision.add_metric(["cached"], stats.vision_blocks_cached)
     vision.add_metric(["free"], stats.vision_blocks_free)
     yield vision
-    slots = GaugeMetricFamily(
-        "saccade_swap_slots", "KV blocks that host memory holds, or could hold.", labels=["state"]
-    )
-    slots.add_metric(["used"], stats.swap_slots_used)
-    slots.add_metric(["free"], stats.swap_slots_free)
-    yield slots
+    yield from _swap_families(stats)
     yield from _feature_families(stats.features)
     for name, text, state in (
-        ("swap_waiting_choices", "Choices that are to come back from host memory.", stats.swap_waiting),
+        ("kv_blocks_spared", "KV blocks saved by sharing, at the moment.", stats.blocks_spared),
         ("queue_oldest_seconds", "How long the longest waiting request has waited.", stats.oldest_wait),
         ("step_error_ratio", "Recent mean relative error of predicted step times.", stats.step_error),
     ):
@@ -190,6 +189,18 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     yield from _totals(stats)
 
 
+def _swap_families(stats: EngineStats) -> Iterator[Metric]:
+    slots = GaugeMetricFamily(
+        "saccade_swap_slots", "KV blocks that host memory holds, or could hold.", labels=["state"]
+    )
+    slots.add_metric(["used"], stats.swap_slots_used)
+    slots.add_metric(["free"], stats.swap_slots_free)
+    yield slots
+    yield GaugeMetricFamily(
+        "saccade_swap_waiting_choices", "Choices that are to come back from host memory.", stats.swap_waiting
+    )
+
+
 def _totals(stats: EngineStats) -> Iterator[Metric]:
     for name, text, total in (
         ("prefix_cache_queried_tokens", "Prompt tokens looked up.", stats.prefix_queried_tokens),
@@ -210,6 +221,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("swap_out_blocks", "KV blocks copied to host memory.", stats.swap_out_blocks),
         ("swap_in_blocks", "KV blocks brought back from it.", stats.swap_in_blocks),
         ("swap_dropped", "Choices that lost what was set aside for them.", stats.swap_dropped),
+        ("pin_refusals", "Choices of tenants whose prefixes could not be pinned.", stats.pin_refusals),
         ("engine_steps", "Steps the engine ran.", stats.steps),
         ("timed_steps", "Measurements behind the step times.", stats.timed_steps),
         ("requests_started", "Requests that got a device row.", stats.started),

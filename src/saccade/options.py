@@ -33,6 +33,14 @@ def vision_cache(value: str) -> VisionCache:
         raise click.BadParameter(error.message) from None
 
 
+def text_of_file(value: str) -> str:
+    """The text in the file that is named."""
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{value!r} cannot be read as text: {error}") from None
+
+
 def counts(value: str) -> dict[str, int]:
     """'image=4,video=1'."""
     found: dict[str, int] = {}
@@ -137,6 +145,21 @@ ENGINE_OPTIONS = (
     ),
     option(
         "--prefix-caching/--no-prefix-caching", default=True, help="Reuse the KV of equal prompt beginnings."
+    ),
+    option(
+        "--pin-prefix",
+        type=text_of_file,
+        multiple=True,
+        metavar="FILE",
+        help="A text file with a system prompt: the KV of conversations that begin with it is never given "
+        "up, for any tenant. Repeat the option for several.",
+    ),
+    option(
+        "--pinned-prefix-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        default="256MiB",
+        help="Most KV that pinned system prompts may take of each tenant's.",
     ),
     option(
         "--swap-bytes",

@@ -13,6 +13,7 @@ import numpy as np
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.kinds import SCOPES
+from saccade.cache.pins import Pins
 from saccade.cache.prefix import PrefixCache
 from saccade.cache.swap import SwapSpace
 from saccade.lod.values import Choice, Grid, LodParams, Look, Picture, Region, ViewRule
@@ -374,6 +375,7 @@ class Engine:
         slot_milliseconds: float = 0.0,
         host_bytes: int = 0,
         disk: Disk | None = None,
+        pins: Pins | None = None,
     ) -> None:
         self.now = 0.0
         self.truth = CostModel(COSTS, learning=False)
@@ -382,7 +384,7 @@ class Engine:
         self.store: FeatureStore[int] = FeatureStore(
             feature_bytes, host=host_bytes, disk=disk, clock=lambda: self.now
         )
-        prefix = PrefixCache(self.pool, self.limits.block_size) if prefix_caching else None
+        prefix = PrefixCache(self.pool, self.limits.block_size, pins) if prefix_caching else None
         self.unfinished: Unfinished[tuple[int, ...]] = Unfinished(self.limits.max_encode_patches)
         self.scheduler = Scheduler(
             self.limits,

@@ -38,6 +38,7 @@ class BlockPool:
         self.vision = vision
         self.roles = roles if vision else frozenset[Role]()  # of the views that pool is for
         self.forget: Callable[[int], None] | None = None  # told of every sealed block that is given up
+        self.spared = 0  # holders beyond the first, of all blocks together
         self._border = count - vision
         self._holders = [0] * count
         self._sealed: set[int] = set()
@@ -108,6 +109,7 @@ class BlockPool:
         if not self._holders[block] and block not in kept:
             raise RuntimeError(f"block {block} is free; there is nothing in it to share")
         kept.pop(block, None)
+        self.spared += self._holders[block] > 0
         self._holders[block] += 1
 
     def release(self, block: int) -> None:
@@ -117,6 +119,7 @@ class BlockPool:
             raise RuntimeError(f"block {block} is held by nobody; it cannot be released")
         self._holders[block] -= 1
         if self._holders[block]:
+            self.spared -= 1
             return
         if block in self._sealed:
             self._kept[self.in_vision(block)][block] = None
@@ -168,5 +171,7 @@ class BlockPool:
                 faults.append("a gauge is wrong")
         if (self.used, self.kept, self.free) != (len(used), len(kept), len(free)):
             faults.append("a gauge is wrong")
+        if self.spared != sum(self._holders) - len(used):
+            faults.append("the holders beyond the first are miscounted")
         if faults:
             raise RuntimeError("block pool: " + "; ".join(faults))

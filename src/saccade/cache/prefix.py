@@ -4,7 +4,8 @@ takes   chains of block keys (one per sequence), and blocks that have become ful
 gives   the longest run of blocks that already holds a sequence's beginning, and the block that holds most of
         what comes next, to be copied
 owns    which key names which block, and which blocks follow which
-never   holds a block itself: it only knows those that sequences hold or the pool still keeps
+never   holds a block itself, but for pinned ones (cache/pins.py): it only knows those that sequences hold or
+        the pool still keeps
 
 A block's key is a hash of everything its KV depends on: the tenant's salt, every token before it (through
 the key of the block before), its own tokens, and for each view that reaches into it the view's key and
@@ -29,6 +30,7 @@ from blake3 import blake3
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.editions import Editions
+from saccade.cache.pins import Pins
 from saccade.plan import Role, Span
 
 
@@ -113,7 +115,8 @@ def _agreement(content: bytes, ends: Sequence[int], other: bytes) -> int:
 
 
 class PrefixCache:
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, pins: Pins | None = None) -> None:
+        self.pins = pins if pins is not None else Pins((), 0)
         self._pool = pool
         self._block_size = block_size
         self.editions = Editions()
@@ -127,7 +130,14 @@ class PrefixCache:
 
     def chain(self, salt: bytes, spans: Sequence[Span]) -> Chain:
         """The still empty chain of a sequence with these views."""
+        if self.pins.prefixes and not self.pins.knows(salt):
+            self.pins.admit(salt, [key for prefix in self.pins.prefixes for key in self._keys(salt, prefix)])
         return Chain(salt, self.editions.mark(spans), self._block_size, self._pool.roles)
+
+    def _keys(self, salt: bytes, text: Sequence[int]) -> list[bytes]:
+        chain = Chain(salt, (), self._block_size)
+        chain.grow(text)
+        return chain.keys
 
     def match(self, chain: Chain) -> list[int]:
         """The blocks that hold the beginning of the chain, as many as there are. The caller shares them."""
@@ -169,6 +179,8 @@ class PrefixCache:
         entry = _Entry(key, chain.before(index), index == 0, chain.contents[index])
         self._entries[block] = entry
         insort(self._following.setdefault(entry.parent, []), (entry.content, block))
+        if self.pins.claims(key, block):
+            self._pool.share(block)
         return block
 
     def _forget(self, block: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from saccade.cache.blocks import BlockPool
 from saccade.cache.host import HostPages
 from saccade.cache.pages import Pages
+from saccade.cache.pins import Pins, refuse_pins
 from saccade.cache.prefix import PrefixCache
 from saccade.cache.swap import SwapSpace
 from saccade.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ from saccade.runtime.graphs import Graphs
 from saccade.runtime.lookout import Head, Lookout
 from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype, side_width
 from saccade.runtime.network import read_network
+from saccade.runtime.pinned import pinned_tokens
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.runner import Runner
 from saccade.runtime.sampler import Sampler
@@ -33,7 +35,7 @@ from saccade.runtime.way import Way, resolve_way
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
 from saccade.schedule.looking import Looking
-from saccade.schedule.prior import CHIPS, CPU, coefficients, copy_tokens
+from saccade.schedule.prior import CHIPS, CPU, Network, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.views import views_of
 from saccade.vision.encode import Encoder, Halfway
@@ -103,10 +105,21 @@ def _scheduler(
         encode_unit=unit(network.vision_depth) if way.tower else 1,
     )
     pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_wish().roles)
-    prefix = PrefixCache(pool, config.block_size) if config.prefix_caching else None
+    prefix = None
+    if config.prefix_caching:
+        prefix = PrefixCache(pool, config.block_size, _pins(config, checkpoint, shares, network))
     cost = CostModel(coefficients(network, chip))
     swap, looking = _swap_space(host), Looking(views_of(checkpoint).rule)
     return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=swap, looking=looking)
+
+
+def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: Network) -> Pins:
+    """System prompts to be kept for good, in what a request of the longest context leaves of the pool."""
+    prefixes = pinned_tokens(checkpoint, config.pin_prefix)
+    room = shares.kv.text - -(-shares.max_model_len // config.block_size)
+    block_bytes = config.block_size * network.kv_bytes
+    refuse_pins(prefixes, config.block_size, block_bytes, config.pinned_prefix_bytes, room)
+    return Pins(prefixes, max(room, 0))
 
 
 def _swap_space(host: HostPages | None) -> SwapSpace | None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.kinds import Kinds
+from saccade.cache.pins import Pins
 from saccade.cache.prefix import PrefixCache
 from saccade.plan import Span
 from saccade.request import Pixels
@@ -318,10 +319,19 @@ class Holdings:
     def counted(self) -> dict[str, int]:
         """Names as in EngineStats."""
         pool, swap = self._pool, self.swapping.space.stats
-        kinds = {"blocks_used": pool.used, "blocks_cached": pool.kept, "blocks_free": pool.free}
+        pins = self._prefix.pins if self._prefix is not None else Pins((), 0)
+        idle = sum(pool.holders(block) == 1 for block in pins.blocks)
         states = ("vision_blocks_used", "vision_blocks_cached", "vision_blocks_free")
-        views = dict(zip(states, pool.gauges(vision=True), strict=True))
-        return {**kinds, **views, **swap._asdict()}
+        return {
+            "blocks_used": pool.used - idle,
+            "blocks_cached": pool.kept,
+            "blocks_free": pool.free,
+            "blocks_pinned": idle,
+            "blocks_spared": pool.spared - len(pins.blocks) + idle,
+            "pin_refusals": pins.refusals,
+            **dict(zip(states, pool.gauges(vision=True), strict=True)),
+            **swap._asdict(),
+        }
 
     def check(self, running: Iterable[Sequence], groups: Iterable[Group]) -> None:
         """Raise unless what sequences hold, and requests rely on, is exactly what pool and store think."""
@@ -331,7 +341,7 @@ class Holdings:
         self.named.check(groups)
         if self._prefix is not None:
             self._prefix.check()
-        holders: Counter[int] = Counter()
+        holders: Counter[int] = Counter(self._prefix.pins.blocks if self._prefix is not None else ())
         pins: Counter[bytes] = Counter()
         for sequence in running:
             holders.update(sequence.blocks)
