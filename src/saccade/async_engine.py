@@ -21,7 +21,10 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
 from saccade.errors import OF_ENGINE, EngineDied, SaccadeError
 from saccade.front import Front
+from saccade.lod.values import LodParams
+from saccade.media.detail import Wishes
 from saccade.media.halt import Halt
+from saccade.preview import Preview, preview_of
 from saccade.request import Request
 from saccade.runtime.link import ProcessLink
 from saccade.runtime.wire import EngineInfo
@@ -67,14 +70,42 @@ class AsyncEngine:
         await self._link.stop()
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        lod: LodParams | None = None,
     ) -> AsyncGenerator[AnswerPiece]:
-        """Answer a conversation of OpenAI messages; pictures may also be objects, paths and bytes."""
+        """Answer a conversation of OpenAI messages; pictures may also be objects, paths and bytes. Without
+        `lod` they are seen as their parts say, which is in full if these say nothing."""
         front, params = self._ready(), params or SamplingParams()
-        prepare = partial(
-            front.prepare_chat, messages, params, self._name(), trusted=True, halt=(halt := Halt())
-        )
+        prepare = self._chat(front, messages, params, halt := Halt(), Wishes(params=lod))
         return self._stream(front, prepare, params, halt)
+
+    async def look(self, messages: Sequence[Mapping[str, Any]], *, lod: LodParams | None = None) -> Preview:
+        """Where the last question looks, and what would be zoomed; no answer."""
+        front, params, halt = self._ready(), SamplingParams(max_tokens=1), Halt()
+        wishes = Wishes(params=lod or LodParams(), only_look=True)
+        request = await _in_thread(self._chat(front, messages, params, halt, wishes), halt)
+        async with aclosing(self._link.generate(request)) as deltas:
+            async for delta in deltas:
+                if delta.error:
+                    raise SaccadeError(delta.error)
+                if delta.zoomed is not None:
+                    return preview_of(request, delta.zoomed)
+        raise EngineDied("the engine ended the look early")
+
+    def _chat(
+        self,
+        front: Front,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        halt: Halt,
+        wishes: Wishes,
+    ) -> Callable[[], Request]:
+        return partial(
+            front.prepare_chat, messages, params, self._name(), trusted=True, halt=halt, wishes=wishes
+        )
 
     def generate(
         self,
@@ -83,6 +114,7 @@ class AsyncEngine:
         *,
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
+        lod: LodParams | None = None,
     ) -> AsyncGenerator[AnswerPiece]:
         """Continue a prompt, with one placeholder token per picture and video."""
         front, params = self._ready(), params or SamplingParams()
@@ -91,6 +123,7 @@ class AsyncEngine:
             "videos": videos,
             "trusted": True,
             "halt": (halt := Halt()),
+            "wishes": Wishes(params=lod),
         }
         prepare = partial(front.prepare_prompt, prompt, params, self._name(), **media)
         return self._stream(front, prepare, params, halt)
@@ -106,11 +139,7 @@ class AsyncEngine:
     async def _stream(
         self, front: Front, prepare: Callable[[], Request], params: SamplingParams, halt: Halt
     ) -> AsyncGenerator[AnswerPiece]:
-        try:
-            request = await asyncio.to_thread(prepare)
-        except asyncio.CancelledError:
-            halt.halt()  # nobody waits any more for what the thread is loading
-            raise
+        request = await _in_thread(prepare, halt)
         answer = front.answer(request, params)
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:
@@ -121,3 +150,11 @@ class AsyncEngine:
                     yield piece
                 if answer.done:
                     return
+
+
+async def _in_thread(prepare: Callable[[], Request], halt: Halt) -> Request:
+    try:
+        return await asyncio.to_thread(prepare)
+    except asyncio.CancelledError:
+        halt.halt()  # nobody waits any more for what the thread is loading
+        raise

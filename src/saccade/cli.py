@@ -21,6 +21,8 @@ from saccade.chat import converse
 from saccade.config import ServeConfig
 from saccade.errors import SaccadeError
 from saccade.evaluate.options import EvalOptions, LodEvalOptions
+from saccade.lod.values import LodParams
+from saccade.look import look
 from saccade.options import (
     ENGINE_OPTIONS,
     MEDIA_OPTIONS,
@@ -107,6 +109,38 @@ def chat(pictures: tuple[str, ...], model: str, max_tokens: int, temperature: fl
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     engine = AsyncEngine(config.model, media=media_limits(given), **config.options())
     asyncio.run(converse(engine, files, question, params))
+
+
+@app.command("look")
+@click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("question")
+@option("--model", default="embedded", help="A checkpoint folder, a hub id, or `embedded`.")
+@option("--visual-tokens", type=int, help="Budget of all views together. [default: half of full detail]")
+@option("--out", type=click.Path(dir_okay=False, path_type=Path), help="[default: PICTURE.look.png]")
+@option("--json/--no-json", "as_json", default=False, help="Print maps and plan as JSON.")
+@with_options(ENGINE_OPTIONS)
+@with_options(MEDIA_OPTIONS)
+def look_command(
+    picture: Path,
+    question: str,
+    model: str,
+    visual_tokens: int | None,
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Draw where QUESTION looks in PICTURE, and what would be zoomed.
+
+    \b
+    Examples:
+      saccade look receipt.png "What is the total?"
+      saccade look page.png "When was it signed?" --visual-tokens 256 --json
+    """
+    config = engine_config(model, given)
+    engine = AsyncEngine(config.model, media=media_limits(given), **config.options())
+    lod = LodParams(budget=visual_tokens)
+    drawn = out or picture.with_name(picture.name + ".look.png")
+    asyncio.run(look(engine, picture, question, lod, drawn, as_json=as_json))
 
 
 _BENCH_OPTIONS = (

@@ -247,7 +247,7 @@ def check_errors(base_url: str, model: str, **options: Any) -> None:
         "shiny",
     )
     detail = looking(picture())
-    detail[0]["content"][0]["image_url"]["detail"] = "low"
+    detail[0]["content"][0]["image_url"]["detail"] = "ultra"
     refused(lambda: create(model=model, messages=detail), bad, "messages[0].content[0].image_url.detail")
 
 

@@ -94,7 +94,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     *[
         (user([{"type": "image_url", "image_url": {"url": "data:", "detail": detail}}]),
          "messages[0].content[0].image_url.detail")
-        for detail in ("low", "medium", "huge", 1)
+        for detail in ("LOW", "ultra", "", 1)
     ],
     *[
         (as_role(role, [URL]), "messages[0].content[0]")

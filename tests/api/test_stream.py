@@ -48,7 +48,11 @@ async def test_usage_chunk_is_last_and_null_before(site: Site) -> None:
         "prompt_tokens": prompt,
         "completion_tokens": 3,  # two letters and the end
         "total_tokens": prompt + 3,
-        "prompt_tokens_details": {"cached_tokens": prompt - 4, "visual_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": prompt - 4,
+            "visual_tokens": 0,
+            "full_visual_tokens": 0,
+        },
     }
 
 

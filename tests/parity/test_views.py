@@ -283,7 +283,7 @@ def check_looks(peers: Bench, engine: Engine, questions: Sequence[Question], **p
         choices, chosen = answers[request.id]
         assert request.zooming is not None, "the budget leaves nothing to choose"
         decided = zoomed(request, dict(zip(request.zooming.slots, chosen.regions, strict=True)))
-        key = hash((question.text, str(boxes(chosen))))
+        key = hash((question.text, question.max_tokens, str(boxes(chosen))))
         if key not in peers.known:
             peers.known[key] = peers.oracle.greedy_views(decided, patches_of(peers.front, decided))
         assert choices == [peers.known[key]] * request.sampling.n, question.text
@@ -324,3 +324,30 @@ def test_chosen_zooms_equal_transformers(
 def boxes(chosen: Zoomed) -> list[list[tuple[Any, ...]]]:
     """Without the scores, whose last bits depend on how the prompt was cut."""
     return [[(region.box, region.grid) for region in regions] for regions in chosen.regions]
+
+
+@pytest.mark.parametrize("mode", ["stock", "registered"])
+def test_ten_questions_see_a_picture_once(bench: Callable[[str], Bench], mode: str) -> None:
+    """The global view is encoded and computed once; equal zooms are encoded once; every answer is right."""
+    peers = bench(mode)
+    engine = peers.engine(block_size=4)
+    words = ("house", "boat", "sign", "cat", "tower", "clock", "window", "harbour", "lighthouse", "eye")
+    questions = [
+        Question(TURN.format(f"What colour is the {word}?"), [LARGE[0]], None, 56, 4, gate=False)
+        for word in words
+    ]
+    zooms: set[tuple[Any, ...]] = set()
+    first = peers.request(questions[0])
+    picture_end = lay_out(first).spans[0].stop
+    for number, question in enumerate(questions):
+        before = engine.stats()
+        (told,) = check_looks(peers, engine, [question])
+        after = engine.stats()
+        new = {one for regions in boxes(told) for one in regions} - zooms
+        zooms |= new
+        assert after.encodes - before.encodes == len(new) + (number == 0)
+        if number:
+            assert after.prefix_hit_tokens - before.prefix_hit_tokens >= picture_end
+    stats = engine.stats()
+    assert stats.zooms > len(zooms), "regions overlap: some zooms must have been found again"
+    assert stats.looks == len(questions)

@@ -30,11 +30,12 @@ from saccade.api.asgi import (
 )
 from saccade.api.body import Disconnected, check_type, parse_json, read_body
 from saccade.api.generation import Generation, Job
-from saccade.api.openai import Body, ChatBody, CompletionBody, has_media, read, sampling_of
+from saccade.api.openai import Body, ChatBody, CompletionBody, has_media, read, sampling_of, wishes_of
 from saccade.api.reply import DONE, ChatReply, Head, Reply, TextReply, event
 from saccade.api.service import Service
 from saccade.api.slow import note_if_slow
 from saccade.errors import SaccadeError, TimedOut
+from saccade.media.detail import Wishes
 from saccade.media.halt import Halt
 from saccade.request import Request
 from saccade.sampling import SamplingParams
@@ -55,12 +56,13 @@ _EVENTS: Headers = [
 
 
 @dataclass(frozen=True)
-class _Terms:
+class Terms:
     """How the client wants its answer."""
 
     reply: Reply
     stream: bool
     include_usage: bool
+    body: Body  # without its messages
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class GenerationExchange:
 
     # --- from the body to jobs -------------------------------------------------------------------------
 
-    async def _prepare(self, salt: bytes) -> tuple[_Terms, Generation]:
+    async def _prepare(self, salt: bytes) -> tuple[Terms, Generation]:
         """Nothing this gives holds on to the body: pictures on the wire are large."""
         service = self._service
         loop = asyncio.get_running_loop()
@@ -229,7 +231,7 @@ class GenerationExchange:
             Job(request, service.front.answer(request, params), number * params.n, stages)
             for number, (request, stages) in enumerate(zip(requests, each, strict=True))
         ]
-        terms = _Terms(reply, bool(body.stream), body.include_usage)
+        terms = Terms(reply, bool(body.stream), body.include_usage, _light(body))
         self._generation = Generation(service, self._id, self._arrived, jobs)
         return terms, self._generation
 
@@ -277,29 +279,41 @@ class GenerationExchange:
         self, body: ChatBody, params: SamplingParams, salt: bytes, halt: Halt, stages: Stages
     ) -> Request:
         messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
-        return self._service.front.prepare_chat(messages, params, self._id, salt, halt=halt, stages=stages)
+        wishes = self._wishes(body)
+        return self._prepared(
+            self._service.front.prepare_chat(
+                messages, params, self._id, salt, halt=halt, stages=stages, wishes=wishes
+            )
+        )
+
+    def _wishes(self, body: ChatBody) -> Wishes:
+        return wishes_of(body)
+
+    def _prepared(self, request: Request) -> Request:
+        """What is to be done with a request before the engine has it."""
+        return request
 
     # --- from jobs to the wire -------------------------------------------------------------------------
 
-    async def _generate(self, terms: _Terms, generation: Generation, send: Send) -> None:
+    async def _generate(self, terms: Terms, generation: Generation, send: Send) -> None:
         try:
             if terms.stream:
                 await self._stream(generation, terms, send)
             else:
-                await generation.run(_ignore)
+                await generation.run(ignore)
                 whole = await self._whole(generation, terms)
                 timing = (b"server-timing", generation.stages.header(time.monotonic()))
                 await send_json(send, 200, whole, [*_JSON, self._mark, timing])
         finally:
             generation.observe_end()
 
-    async def _whole(self, generation: Generation, terms: _Terms) -> bytes:
+    async def _whole(self, generation: Generation, terms: Terms) -> bytes:
         write = partial(terms.reply.whole, generation.choices, generation.usage)
         if sum(choice.spelled for _, choice in generation.choices) <= LARGE_ANSWER:
             return write()
         return await asyncio.get_running_loop().run_in_executor(self._service.preparers, write)
 
-    async def _stream(self, generation: Generation, terms: _Terms, send: Send) -> None:
+    async def _stream(self, generation: Generation, terms: Terms, send: Send) -> None:
         reply = terms.reply
         opened: set[int] = set()
         opening = asyncio.Lock()  # several prompts send at the same time
@@ -328,7 +342,12 @@ class GenerationExchange:
             self._streaming = True
 
 
-async def _ignore(index: int, piece: AnswerPiece) -> None:
+def _light(body: Body) -> Body:
+    """What was asked, without what was said: pictures on the wire are large."""
+    return body.model_copy(update={"messages": []} if isinstance(body, ChatBody) else {"prompt": ""})
+
+
+async def ignore(index: int, piece: AnswerPiece) -> None:
     """For whole answers: `Answer` keeps what it is given."""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from saccade.api.asgi import internal_error
 from saccade.api.service import Service
 from saccade.errors import OF_ENGINE, Overloaded
-from saccade.request import Delta, Request
+from saccade.request import Delta, Request, Zoomed
 from saccade.stages import Stages
 from saccade.text.answer import Answer, AnswerPiece, Choice, Usage
 
@@ -54,7 +54,13 @@ class Generation:
             cached_tokens=sum(usage.cached_tokens for usage in each),
             visual_tokens=sum(usage.visual_tokens for usage in each),
             images=tuple(name for usage in each for name in usage.images),
+            full_visual_tokens=sum(usage.full_visual_tokens for usage in each),
         )
+
+    @property
+    def zoomed(self) -> Zoomed | None:
+        """What was chosen for the first prompt, where views could be."""
+        return self._jobs[0].answer.zoomed
 
     @property
     def stages(self) -> Stages:

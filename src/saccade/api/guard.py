@@ -22,6 +22,7 @@ _ROUTES = frozenset(
         "/",
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/lod/preview",
         "/v1/models",
         "/v1/images",
         "/health",

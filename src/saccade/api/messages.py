@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from saccade.api.strict import Strict, shown
+from saccade.lod.values import Detail
 from saccade.media.names import MOST_LETTERS
 
 MAX_PARTS = 1024  # of one message
@@ -26,16 +27,7 @@ MAX_PARTS = 1024  # of one message
 
 class ImageURL(Strict):
     url: str = Field(min_length=1)
-    detail: Literal["auto", "low", "medium", "high"] | None = None
-
-    @field_validator("detail")
-    @classmethod
-    def _full_detail_only(cls, value: str | None) -> str | None:
-        if value in ("low", "medium"):
-            raise PydanticCustomError(
-                "detail", "levels of detail are not available yet; leave it out, or use 'auto' or 'high'"
-            )
-        return value
+    detail: Detail | None = None
 
 
 class VideoURL(Strict):

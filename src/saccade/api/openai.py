@@ -21,6 +21,9 @@ never   guesses: a string is not a number, 1.0 is not an integer, an unknown fie
 | top_logprobs; logprobs (completions) | 0 to 20                                                           |
 | stop                                 | a string or up to 16, each of 1 to 256 characters                 |
 | stop_token_ids                       | 256 ids inside the vocabulary                                     |
+| image_url.detail                     | low, medium, high, auto                                           |
+| visual_tokens                        | 1 and more, for all pictures together                             |
+| lod                                  | true or false: level of detail                                    |
 | model, user                          | 256, 512 characters                                               |
 | a number anywhere                    | finite; booleans and strings are not numbers                      |
 """
@@ -33,6 +36,7 @@ from pydantic_core import PydanticCustomError
 from saccade.api.messages import Message, TextPart, by_shape
 from saccade.api.strict import Strict, refusal
 from saccade.errors import InvalidValue
+from saccade.media.detail import Wishes
 from saccade.sampling import LIMITS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
 
 MAX_MESSAGES = 4096
@@ -129,6 +133,8 @@ class ChatBody(_Body):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
+    visual_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    lod: bool | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -266,6 +272,11 @@ def _check_together(body: Body, max_choices: int, vocab_size: int, context: int)
 
 def _check_id(token: int, vocab_size: int, param: str) -> None:
     _require(token < vocab_size, param, f"token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def wishes_of(body: ChatBody, *, only_look: bool = False) -> Wishes:
+    """What it asks of the detail pictures are seen in; each picture's own is in the messages."""
+    return Wishes(lod=body.lod, visual_tokens=body.visual_tokens, only_look=only_look)
 
 
 def sampling_of(body: Body) -> SamplingParams:

@@ -21,6 +21,7 @@ _encode = msgspec.json.Encoder().encode
 class PromptDetails(msgspec.Struct):
     cached_tokens: int
     visual_tokens: int
+    full_visual_tokens: int  # what full detail would have taken
 
 
 class WireImage(msgspec.Struct):
@@ -132,7 +133,7 @@ DONE = event(b"[DONE]")
 
 
 def _usage(usage: Usage) -> WireUsage:
-    details = PromptDetails(usage.cached_tokens, usage.visual_tokens)
+    details = PromptDetails(usage.cached_tokens, usage.visual_tokens, usage.full_visual_tokens)
     images = [WireImage(name) for name in usage.images] or UNSET
     return WireUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details, images)
 

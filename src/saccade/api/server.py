@@ -31,6 +31,7 @@ from saccade.api.exchange import GenerationExchange
 from saccade.api.guard import Guard
 from saccade.api.images import add_images
 from saccade.api.openai import ChatBody, CompletionBody
+from saccade.api.preview import PreviewExchange
 from saccade.api.protocol import LimitedProtocol, ServerConfig
 from saccade.api.service import Service
 from saccade.checkpoint import open_checkpoint
@@ -91,6 +92,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def completions() -> Response:
         return _Generation(GenerationExchange(service, CompletionBody))
 
+    @app.post("/v1/lod/preview")
+    async def preview() -> Response:
+        return _Generation(PreviewExchange(service))
+
 
 def _add_models(app: FastAPI, service: Service) -> None:
     def card(name: str) -> dict[str, object]:
@@ -114,7 +119,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/")
     async def hint() -> Response:
-        routes = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /health, /ready, /metrics"
+        asked = "POST /v1/chat/completions, /v1/completions, /v1/lod/preview"
+        routes = f"{asked}, GET /v1/models, /health, /ready, /metrics"
         return _json({"message": f"Saccade {__version__} serves {service.names[0]}: {routes}"})
 
     @app.api_route("/health", methods=["GET", "HEAD"])

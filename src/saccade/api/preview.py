@@ -1,0 +1,67 @@
+"""POST /v1/lod/preview: where a question looks, without the answer.
+
+takes   a chat body; `format` json (maps and plan, with the annotated pictures as data URLs) or png (the first
+        picture, annotated)
+gives   what `saccade.preview` makes of it
+never   generates a token: the request ends in the engine once its views are chosen
+"""
+
+import asyncio
+from functools import partial
+from typing import Literal
+
+import msgspec
+from pydantic import Field
+
+from saccade.api.asgi import Send, send_json
+from saccade.api.exchange import GenerationExchange, Terms, ignore
+from saccade.api.generation import Generation
+from saccade.api.openai import ChatBody, wishes_of
+from saccade.api.service import Service
+from saccade.errors import InvalidValue, Overloaded
+from saccade.media.detail import Wishes
+from saccade.preview import Preview, preview_of
+from saccade.request import Request
+
+
+class PreviewBody(ChatBody):
+    """A chat body that may also say what it wants back."""
+
+    format: Literal["json", "png"] | None = None
+    png: bool | None = Field(default=None)  # in JSON: with the annotated pictures
+
+
+class PreviewExchange(GenerationExchange):
+    def __init__(self, service: Service) -> None:
+        super().__init__(service, PreviewBody)
+        self._request: Request | None = None
+
+    def _wishes(self, body: ChatBody) -> Wishes:
+        if body.stream:
+            raise InvalidValue("a preview is not streamed; leave out stream", param="stream")
+        return wishes_of(body, only_look=True)
+
+    def _prepared(self, request: Request) -> Request:
+        self._request = request  # its pixels are drawn on
+        return request
+
+    async def _generate(self, terms: Terms, generation: Generation, send: Send) -> None:
+        try:
+            await generation.run(ignore)
+        finally:
+            generation.observe_end()
+        zoomed, request = generation.zoomed, self._request
+        if zoomed is None or request is None:
+            raise Overloaded("the engine ended this look early; try again")
+        write = partial(_written, preview_of(request, zoomed), terms)
+        kind, body = await asyncio.get_running_loop().run_in_executor(self._service.preparers, write)
+        await send_json(send, 200, body, [(b"content-type", kind), self._mark])
+
+
+def _written(preview: Preview, terms: Terms) -> tuple[bytes, bytes]:
+    body = terms.body
+    if isinstance(body, PreviewBody) and body.format == "png":
+        return b"image/png", preview.png(0)
+    drawn = not isinstance(body, PreviewBody) or body.png is not False
+    values = {"object": "lod.preview", "model": body.model, **preview.values(png=drawn)}
+    return b"application/json", msgspec.json.encode(values)
