@@ -19,6 +19,7 @@
 #   scaling   steps over batch and context, first tokens over picture size, with plots                 9 min
 #   growth    memory over 2,000 requests                                                               8 min
 #   vision    from pixels to features by size                                                          5 min
+#   lod       level of detail: requests/s and first tokens at 25% and 12%, stages of a look, ten questions  8 min
 #   all       every row of the anchors in one go, without a limit
 #
 # SHAPES=qwen3-vl-2b takes other shapes; MODEL=embedded and DEVICE=cpu try a mode on a machine without a GPU.
@@ -141,12 +142,18 @@ growth)
 vision)
     within 300 "$PYTHON" -m bench.vision
     ;;
+lod)
+    # shellcheck disable=SC2086
+    within 240 "$PYTHON" -m bench.lod "$MODEL" $ENGINE --part stages --part questions ${SIZES:---image-size 1024x1024 --image-size 2048x2048}
+    # shellcheck disable=SC2086
+    within 240 "$PYTHON" -m bench.lod "$MODEL" $ENGINE --part serve ${SIZES:---image-size 1024x1024 --image-size 2048x2048} ${LOD:-}
+    ;;
 all)
     # shellcheck disable=SC2086
     "$PYTHON" -m saccade.cli bench "$MODEL" $ENGINE --json "$FOLDER/all.json"
     ;;
 *)
-    sed -n '3,25p' "$0" >&2
+    sed -n '3,26p' "$0" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,266 @@
+"""What level of detail saves and costs: requests per second, first tokens, stages of a look, ten questions.
+
+    python -m bench.lod [MODEL] [--part serve --part stages --part questions] [options of the engine]
+
+serve      for each size of picture: requests per second and time to the first token at full detail and at
+           budgets of some shares of it; every picture is new, and the gate is off: every request looks
+stages     milliseconds of each stage of a look at one picture by itself, and of all, with streams and without
+questions  ten questions about one picture, one after the other: at full detail over the prefix cache, and
+           with zooms; encodes and prefix hits beside the times
+
+Pictures are drawn: writing-like noise in some places of a plain ground, so that there is something to choose.
+With random weights (`--load-format dummy`) what is chosen means nothing; how much it takes does. Spent tokens
+are told beside the budget: what is not worth its tokens is not zoomed.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.bench.inputs import Inputs
+from saccade.llm import LLM, Output
+from saccade.lod import relevance
+from saccade.lod.choose import choose
+from saccade.lod.glance import glance
+from saccade.lod.texture import texture
+from saccade.lod.values import LodParams, Picture
+from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
+from saccade.request import Pixels
+from saccade.sampling import SamplingParams
+from saccade.views import views_of
+
+QUESTION_TOKENS = 32
+QUESTIONS = 10
+PLACES = 6  # of noise in a picture
+ROUNDS = 20  # of a stage
+
+
+@dataclass(frozen=True)
+class Level:
+    """Full detail, or a share of its tokens."""
+
+    share: float | None
+
+    @property
+    def name(self) -> str:
+        return "full" if self.share is None else f"{self.share:.0%}"
+
+    def params(self, full: int) -> LodParams | None:
+        return None if self.share is None else LodParams(budget=max(1, int(full * self.share)), gate=False)
+
+
+class Bench:
+    def __init__(self, llm: LLM, answer_tokens: int, seed: int) -> None:
+        self.llm = llm
+        self.front = llm.front
+        self._inputs = Inputs(llm.front.checkpoint, llm.front.tokens, seed)
+        self._rng = np.random.default_rng(seed)
+        self._tokens = answer_tokens
+
+    def picture(self, size: tuple[int, int]) -> Pixels:
+        width, height = size
+        drawn = np.full((height, width, 3), self._rng.integers(120, 240, 3), dtype=np.uint8)
+        for _ in range(PLACES):
+            high, wide = max(height // 8, 1), max(width // 8, 1)
+            y, x = int(self._rng.integers(height - high + 1)), int(self._rng.integers(width - wide + 1))
+            drawn[y : y + high, x : x + wide] = self._rng.integers(0, 256, (high, wide, 1), dtype=np.uint8)
+        return drawn
+
+    def full_tokens(self, size: tuple[int, int]) -> int:
+        image = self.front.checkpoint.image
+        if image is None:
+            raise click.ClickException("the model sees no pictures")
+        rows, columns = image.token_grid(*size)
+        return rows * columns
+
+    def ask(
+        self, pictures: Sequence[Pixels], level: Level, full: int, *, tokens: int | None = None
+    ) -> tuple[float, list[Output]]:
+        """One question about each; seconds for all of them."""
+        prompts = [
+            {
+                "prompt_token_ids": self._inputs.about_picture(QUESTION_TOKENS),
+                "images": [one],
+                "lod": level.params(full),
+            }
+            for one in pictures
+        ]
+        count = tokens or self._tokens
+        params = SamplingParams(max_tokens=count, min_tokens=count, temperature=0, ignore_eos=True)
+        began = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, progress=False)
+        return time.perf_counter() - began, outputs
+
+
+def serve(
+    bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level], requests: int, repeat: int
+) -> None:
+    print(
+        f"\n{'size':>11} {'detail':>6} {'budget':>6} {'spent':>6}"
+        f" {'requests/s':>10} {'x full':>6} {'TTFT ms':>8}"
+    )
+    for size in sizes:
+        full = bench.full_tokens(size)
+        base: float | None = None
+        for level in levels:
+            bench.ask([bench.picture(size)] * 2, level, full)  # compiles, and fills allocators
+            firsts = [1e3 * bench.ask([bench.picture(size)], level, full, tokens=1)[0] for _ in range(repeat)]
+            rates, spent = [], []
+            for _ in range(repeat):
+                seconds, outputs = bench.ask([bench.picture(size) for _ in range(requests)], level, full)
+                rates.append(requests / seconds)
+                spent += [one.usage.visual_tokens for one in outputs]
+            rate = statistics.median(rates)
+            base = base or rate
+            budget = full if level.share is None else int(full * level.share)
+            print(
+                f"{size[0]:>5}x{size[1]:<5} {level.name:>6} {budget:6} {statistics.mean(spent):6.0f}"
+                f" {rate:10.2f} {rate / base:6.2f} {statistics.median(firsts):8.1f}"
+            )
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Median milliseconds, waiting for the device each time."""
+    samples = []
+    for number in range(ROUNDS + 3):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if number >= 3:
+            samples.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(samples)
+
+
+@torch.inference_mode()
+def stages(bench: Bench, size: tuple[int, int]) -> None:
+    """Every stage by itself, then the four maps one after the other and side by side."""
+    info = bench.llm.engine.info
+    device = torch.device(info.device)
+    views = views_of(bench.front.checkpoint)
+    text = bench.front.checkpoint.text_config
+    heads, kv = int(text["num_attention_heads"]), int(text["num_key_value_heads"])
+    dim = int(text.get("head_dim") or text["hidden_size"] // heads)
+    image = bench.front.checkpoint.image
+    if image is None:
+        raise click.ClickException("the model sees no pictures")
+    frame = image.token_grid(*size)
+    asked = LodParams(budget=max(1, frame[0] * frame[1] // 4), gate=False)
+    first = glance([frame], asked, views.rule)
+    grid = first.grids[0]
+    tokens = grid[0] * grid[1]
+    pixels = torch.from_numpy(bench.picture(size)).to(device)
+    made = texture(pixels)
+    queries = torch.randn(3, 1, heads, dim, device=device)
+    keys = torch.randn(3, tokens, kv, dim, device=device)
+    coupling: Callable[[], tuple[Tensor, Tensor]] = lambda: relevance.from_attention(queries, keys)  # noqa: E731
+    if views.head is not None:
+        asking = torch.randn(views.head.width, device=device)
+        places = torch.randn(tokens, views.head.width, device=device)
+        coupling = lambda: relevance.from_head(asking, places)  # noqa: E731
+    parts: dict[str, Callable[[], object]] = {
+        "texture": lambda: texture(pixels),
+        "propositional": lambda: relevance.propositional(made, grid),
+        "perspectival": lambda: relevance.perspectival(made, grid),
+        "lost": lambda: relevance.lost(made, grid),
+        "participatory": coupling,
+    }
+    look = relevance.to_look(relevance.score(made, grid, coupling), grid)
+    picture = Picture(look=look, size=size, frame=frame, grid=grid)
+    parts["choose (host)"] = lambda: choose([picture], first.budget, asked, views.rule)
+
+    def in_turn() -> None:
+        for name in ("propositional", "perspectival", "lost", "participatory"):
+            parts[name]()
+
+    print(f"\na look at {size[0]}x{size[1]}, global view {grid[0]}x{grid[1]}, on {device}; milliseconds")
+    for name, work in parts.items():
+        print(f"  {name:24} {timed(work, device):8.3f}")
+    print(f"  {'four maps, in turn':24} {timed(in_turn, device):8.3f}")
+    together = timed(lambda: relevance.score(made, grid, coupling), device)
+    print(f"  {'four maps, with streams':24} {together:8.3f}")
+
+
+def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level]) -> None:
+    print(
+        f"\n{QUESTIONS} questions about one picture\n{'size':>11} {'detail':>6}"
+        f" {'first ms':>9} {'others ms':>9}"
+        f" {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6} {'prefix hit':>10}"
+    )
+    for size in sizes:
+        full = bench.full_tokens(size)
+        for level in levels:
+            bench.ask([bench.picture(size)] * 2, level, full)
+            before, picture = bench.llm.engine.stats(), bench.picture(size)
+            times, spent = [], []
+            for _ in range(QUESTIONS):
+                seconds, outputs = bench.ask([picture], level, full)
+                times.append(1e3 * seconds)
+                spent.append(outputs[0].usage.visual_tokens)
+            after = bench.llm.engine.stats()
+            encodes, zooms = after.encodes - before.encodes, after.zooms - before.zooms
+            hits = after.prefix_hit_tokens - before.prefix_hit_tokens
+            queried = after.prefix_queried_tokens - before.prefix_queried_tokens
+            print(
+                f"{size[0]:>5}x{size[1]:<5} {level.name:>6}"
+                f" {times[0]:9.1f} {statistics.median(times[1:]):9.1f} {statistics.mean(spent):6.0f}"
+                f" {encodes:7} {zooms:6} {zooms + 1 - encodes:6} {hits / max(queried, 1):10.0%}"
+            )
+
+
+PARTS = ("serve", "stages", "questions")
+
+
+@click.command(help=__doc__)
+@click.argument("model", default="embedded")
+@option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="[default: all]")
+@option(
+    "--image-size", "sizes", type=width_and_height, multiple=True, metavar="WxH", help="[default: 1024x1024]"
+)
+@option("--share", "shares", type=float, multiple=True, default=(0.25, 0.12), help="of full detail's tokens")
+@option("--requests", type=int, default=32, help="at once, of `serve`")
+@option("--answer-tokens", type=int, default=16)
+@option("--repeat", type=int, default=3)
+@option("--inputs-seed", type=int, default=0)
+@with_options(ENGINE_OPTIONS)
+def main(
+    model: str,
+    parts: tuple[str, ...],
+    sizes: tuple[tuple[int, int], ...],
+    shares: tuple[float, ...],
+    requests: int,
+    answer_tokens: int,
+    repeat: int,
+    inputs_seed: int,
+    **given: Any,
+) -> None:
+    config = engine_config(model, given)
+    llm = LLM(model, progress=False, **config.options())
+    bench = Bench(llm, answer_tokens, inputs_seed)
+    levels = [Level(None), *(Level(share) for share in shares)]
+    sizes = sizes or ((1024, 1024),)
+    info = llm.engine.info
+    print(f"{model} on {info.device}, {info.dtype}; answers of {answer_tokens} tokens")
+    chosen = parts or PARTS
+    if "stages" in chosen:
+        for size in sizes:
+            stages(bench, size)
+    if "questions" in chosen:
+        questions(bench, sizes, levels)
+    if "serve" in chosen:
+        serve(bench, sizes, levels, requests, repeat)
+    llm.close()
+    stats = llm.engine.stats()
+    sys.exit(1 if stats.blocks_used or stats.running or stats.waiting else 0)
+
+
+if __name__ == "__main__":
+    main()
