@@ -21,6 +21,7 @@ from saccade.runtime.build import build_machine
 from saccade.runtime.runner import Launched, Runner
 from saccade.runtime.stopwatch import Stopwatch
 from saccade.runtime.wire import EngineInfo
+from saccade.schedule.cost import Coefficients
 from saccade.schedule.scheduler import Scheduler
 from saccade.vision.layout import lay_out
 
@@ -136,6 +137,11 @@ class Engine:
     def captured_steps(self) -> int:
         """Steps so far that ran as captured ones."""
         return self._runner.replays
+
+    @property
+    def costs(self) -> Coefficients:
+        """What the parts of a step take, as learnt so far, in ms."""
+        return self._scheduler.costs
 
     def stats(self) -> EngineStats:
         return self._scheduler.stats()

@@ -25,7 +25,7 @@ from saccade.plan import Layout, StepPlan, StepResult
 from saccade.request import Delta, FinishReason, Request
 from saccade.schedule import policy
 from saccade.schedule.choices import choices_of
-from saccade.schedule.cost import CostModel, Work
+from saccade.schedule.cost import Coefficients, CostModel, Work
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.looking import Looking
 from saccade.schedule.named import CODE, GONE
@@ -368,6 +368,10 @@ class Scheduler:
     def short_of(self) -> str | None:
         """What the heads of the queues lacked in the step planned last: rows, memory, or time in the step."""
         return self._places.short_of
+
+    @property
+    def costs(self) -> Coefficients:
+        return self._cost.coefficients
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -1,0 +1,187 @@
+"""What `saccade plan` says of some traffic beside what an engine does with it.
+
+    python -m bench.plan_check [MODEL] [--device cpu] [--seconds 30] [--traffic KIND ...] [--save FILE]
+
+The engine runs the traffic once to learn what its steps cost (and to warm up), then the same kinds again, in
+real time, with other arrivals. The plan plays exactly these arrivals on the virtual clock, with the costs
+learnt in the first round. MODEL is `embedded` unless given. Prints both, and the error of predicted steps.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from saccade import SamplingParams
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig
+from saccade.front import Front
+from saccade.request import Request
+from saccade.runtime.engine import Engine
+from saccade.runtime.network import read_network
+from saccade.schedule.cost import Coefficients, CostModel
+from saccade.schedule.policy import Limits
+from saccade.schedule.prior import CHIPS, CPU, Network
+from saccade.simulate.play import Machine, Outcome, Player, Waits
+from saccade.simulate.traffic import Arrival, Kind, Vision, arrivals, parse_kind
+
+TRAFFIC = ("text:rate=1.5,prompt=64,output=24", "image:rate=0.5,prompt=24,image=224x224,output=16")
+STEP_TOKENS = 512
+
+
+class Asker:
+    """Real requests of the plan's kinds: random words and noise, as long as the plan says."""
+
+    def __init__(self, model: str, max_model_len: int, seed: int) -> None:
+        checkpoint = open_checkpoint(model)
+        self._front = Front(checkpoint, max_model_len)
+        self._draw = Random(seed)
+        self._placeholder: int = checkpoint.config.get("image_token_id", 0)
+        self._words = range(min(checkpoint.text_config["vocab_size"], 200))
+
+    def arrivals(self, kinds: Sequence[Kind], seed: int, seconds: float) -> list[Arrival]:
+        drawn = arrivals(kinds, Vision(), seed, seconds=seconds)
+        return [Arrival(at, kind, self._request(kind, request)) for at, kind, request in drawn]
+
+    def _request(self, kind: Kind, drawn: Request) -> Request:
+        ids = [self._draw.choice(self._words) for _ in range(kind.prompt)]
+        pictures = []
+        if kind.image is not None:
+            pictures = [self._picture(kind.image) for _ in range(kind.images)]
+            ids = [self._placeholder] * len(pictures) + ids
+        params = SamplingParams(max_tokens=drawn.sampling.max_tokens, temperature=0, ignore_eos=True)
+        name = f"{drawn.id} {self._draw.random()}"
+        return self._front.prepare_prompt(ids, params, name, images=pictures, trusted=True)
+
+    def _picture(self, size: tuple[int, int]) -> Image.Image:
+        noise = np.random.default_rng(self._draw.randrange(1 << 32))
+        return Image.fromarray(noise.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def run(engine: Engine, traffic: Iterable[Arrival]) -> Outcome:
+    """In real time, as it comes, until everything is answered."""
+    waiting = list(traffic)[::-1]
+    asked = {arrival.request.id: arrival for arrival in waiting}
+    spoke: dict[str, float] = {}
+    outcome = Outcome(kinds={arrival.kind.name: Waits() for arrival in waiting})
+    before, began = engine.stats(), time.perf_counter()
+    while waiting or not engine.idle:
+        now = time.perf_counter() - began
+        while waiting and waiting[-1].at <= now:
+            engine.submit(waiting.pop().request)
+        if engine.idle:
+            time.sleep(max(waiting[-1].at - now, 0.0) if waiting else 0.0)
+            continue
+        deltas = engine.step()
+        now = time.perf_counter() - began
+        for delta in deltas:
+            arrival = asked[delta.request_id]
+            waits = outcome.kinds[arrival.kind.name]
+            last = spoke.get(delta.request_id)
+            (waits.first if last is None else waits.between).append(
+                now - (arrival.at if last is None else last)
+            )
+            spoke[delta.request_id] = now
+            if delta.finish:
+                waits.whole.append(now - arrival.at)
+    outcome.seconds, outcome.stats = time.perf_counter() - began, engine.stats()
+    outcome.busy = outcome.stats.step_seconds - before.step_seconds
+    return outcome
+
+
+def plan(engine: Engine, network: Network, costs: Coefficients, traffic: Iterable[Arrival]) -> Outcome:
+    info = engine.info
+    limits = Limits(
+        max_rows=info.max_num_seqs,
+        max_step_tokens=STEP_TOKENS,
+        max_model_len=info.max_model_len,
+        block_size=info.block_size,
+        max_encode_patches=4 * max(STEP_TOKENS, 4096),
+        max_queue=1 << 30,
+        encode_layers=max(network.vision_depth, 1),
+    )
+    machine = Machine(
+        limits=limits,
+        blocks=info.num_blocks,
+        feature_budget=256 << 20,
+        feature_bytes=4 * network.hidden * network.value_bytes,
+        truth=CostModel(costs, learning=False),
+        believed=CostModel(costs),
+    )
+    return Player(machine).run(traffic)
+
+
+def rows(planned: Outcome, real: Outcome) -> list[tuple[str, float, float]]:
+    """(what, planned, measured), times in ms."""
+    found = []
+    for name, waits in real.kinds.items():
+        for part in ("first", "between", "whole"):
+            for percentile in (50, 99):
+                values = [
+                    float(np.percentile(getattr(one, part), percentile)) * 1e3
+                    for one in (planned.kinds[name], waits)
+                ]
+                found.append((f"{name}: {LABELS[part]}, p{percentile} ms", values[0], values[1]))
+    found.append(("device busy, s", planned.busy, real.busy))
+    found.append(("all answered after, s", planned.seconds, real.seconds))
+    return found
+
+
+LABELS = {"first": "first token", "between": "between tokens", "whole": "whole answer"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="embedded")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--traffic", action="append", help="as `saccade plan` takes it; may be repeated")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, help="write everything as JSON")
+    options = parser.parse_args()
+    kinds = [parse_kind(text) for text in options.traffic or TRAFFIC]
+    config = EngineConfig(
+        model=options.model, device=options.device, max_num_batched_tokens=STEP_TOKENS, itl_target=0.0
+    )
+    engine = Engine(config, progress=False)
+    asker = Asker(options.model, engine.info.max_model_len, options.seed)
+    run(engine, asker.arrivals(kinds, options.seed + 1, options.seconds))
+    costs, learnt = engine.costs, engine.stats()
+    traffic = asker.arrivals(kinds, options.seed + 2, options.seconds)
+    network = read_network(open_checkpoint(options.model).config, 4 if options.device == "cpu" else 2)
+    planned, real = plan(engine, network, costs, traffic), run(engine, traffic)
+    steps = real.stats.steps - learnt.steps
+    spent = real.stats.step_seconds - learnt.step_seconds
+    said = real.stats.step_seconds_predicted - learnt.step_seconds_predicted
+    table = [*rows(planned, real), ("steps", planned.stats.steps, steps)]
+    show(table, CHIPS.get(options.device, CPU).name, len(traffic))
+    print(f"\nstep time: {spent:.2f} s measured, {said:.2f} s predicted before each step (the model goes on")
+    print(f"learning); recent mean error of a step {real.stats.step_error:.0%}")
+    if options.save:
+        saved: dict[str, Any] = {
+            "rows": table,
+            "costs_ms": asdict(costs),
+            "step_error": real.stats.step_error,
+        }
+        options.save.write_text(json.dumps(saved, indent=1))
+    return 0
+
+
+def show(table: Sequence[tuple[str, float, float]], chip: str, requests: int) -> None:
+    print(f"\n{requests} requests on {chip}\n\n| | planned | measured |\n|---|---:|---:|")
+    for what, planned, real in table:
+        print(f"| {what} | {planned:,.1f} | {real:,.1f} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
