@@ -36,6 +36,7 @@ def saccade_section(shape: Shape) -> dict[str, Any]:
             "global_tokens": [min(LOOKS), max(LOOKS)],
             "zoom_tokens": sorted({wide * high // UNIT**2 for wide, high in ZOOMS}),
             "zoom_grids": sorted({(high // UNIT, wide // UNIT) for wide, high in ZOOMS}),
+            "most_views": 4,
             "placement": "after_question",
         },
         "relevance": {

@@ -11,6 +11,7 @@ from saccade.lod.values import (
     DETAILS,
     SCORERS,
     Choice,
+    Detail,
     Grid,
     LodParams,
     Look,
@@ -148,8 +149,16 @@ def test_plain_detail_is_the_plain_grid_and_small_pictures_are_never_shrunk() ->
 def test_medium_is_about_a_quarter_and_low_has_nothing_left_to_zoom() -> None:
     assert glance([(40, 50)], LodParams(detail="medium"), EMBEDDED).budget == 500
     low = glance([(40, 50)], LodParams(detail="low"), EMBEDDED)
-    assert low.budget == 256
-    assert 240 <= low.grids[0][0] * low.grids[0][1] <= 256
+    assert low.budget == 80
+    assert 64 <= low.grids[0][0] * low.grids[0][1] <= 80
+
+
+@given(st.integers(1, 120), st.integers(1, 120))
+def test_more_detail_never_costs_less(rows: int, columns: int) -> None:
+    details: tuple[Detail, ...] = ("low", "medium", "auto", "high")
+    for rule in (EMBEDDED, ViewRule()):
+        spent = [glance([(rows, columns)], LodParams(detail=one), rule).budget for one in details]
+        assert spent == sorted(spent)
 
 
 def test_fewer_tokens_than_pictures_are_refused() -> None:

@@ -29,6 +29,12 @@ def test_nothing_asked_is_full_detail() -> None:
         assert see("high", views=views) == Sights((LARGE,), (False,), 0, 0)
 
 
+def test_a_preview_looks_though_nothing_is_asked() -> None:
+    for views in (TRAINED, PUBLIC):
+        seen = sights([LARGE], Wishes(only_look=True, details=(None,)), views)
+        assert seen.zoomable == (True,)
+
+
 def test_low_is_a_global_view_alone_even_with_lod_off() -> None:
     for lod in (None, False, True):
         seen = see("low", lod=lod)

@@ -52,7 +52,7 @@ def glance(frames: Sequence[Grid], params: LodParams, rule: ViewRule) -> Glance:
 def _part(tokens: int, params: LodParams, rule: ViewRule) -> int:
     """What a picture of `tokens` at full detail may cost where the request has no budget of its own."""
     if params.detail == "low":
-        return min(tokens, _bounded(int(tokens * MEDIUM), rule))
+        return min(tokens, rule.global_tokens[0])
     if params.detail == "medium":
         part = max(int(tokens * MEDIUM), rule.global_tokens[0])
     else:

@@ -7,10 +7,10 @@ never   spends more visual tokens than were allowed; looks at pixels
 | asked                    | seen                                                                        |
 |--------------------------|-----------------------------------------------------------------------------|
 | nothing, or detail high  | full detail: one view, as the checkpoint's processor makes it               |
-| detail low               | the global view alone                                                       |
+| detail low               | the smallest global view the checkpoint is made for, alone                  |
 | detail medium            | the global view and zoomed ones, about a quarter of full detail             |
 | detail auto              | the same, up to half, where the checkpoint was trained for it, or lod is on |
-| lod on, or visual_tokens | as auto, whatever the checkpoint                                            |
+| lod on, or visual_tokens | as auto, whatever the checkpoint; a preview too, which only looks           |
 | lod off                  | full detail, but low stays low; visual_tokens then resizes pictures to fit  |
 """
 
@@ -101,7 +101,7 @@ def sights(frames: Sequence[Grid], wishes: Wishes, views: CheckpointViews) -> Si
 
 def _resolved(said: Detail | None, wishes: Wishes, trained: bool) -> Detail:
     said = said if said is not None else wishes.params.detail if wishes.params is not None else None
-    on = wishes.lod or wishes.params is not None or wishes.budget is not None
+    on = wishes.lod or wishes.only_look or wishes.params is not None or wishes.budget is not None
     if wishes.lod is False:
         return "low" if said == "low" else "high"
     if said is None:
