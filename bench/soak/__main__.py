@@ -195,10 +195,12 @@ def _left_behind(server: Server, engine: int, status: int) -> list[str]:
 def _report(faults: list[str], log: Path) -> int:
     for fault in faults:
         print(f"FAULT: {fault}")
-    errors = [line for line in log.read_text(errors="replace").splitlines() if "Traceback" in line]
+    told = log.read_text(errors="replace")
+    errors = told.count("Traceback")
     if errors:
-        print(f"FAULT: {len(errors)} tracebacks in the server's log; its end:")
-        print(log.read_text(errors="replace")[-3000:])
+        print(f"FAULT: {errors} tracebacks in the server's log; the first:")
+        start = told.index("Traceback")
+        print(told[max(start - 300, 0) : start + 4000])
     print("no faults" if not faults and not errors else "")
     return 1 if faults or errors else 0
 

@@ -8,40 +8,48 @@ never   excuses: what it cannot tell is a fault
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from bench.soak.clients import Outcome
 from bench.soak.watch import MIB, Held, Sample
 
-FLAT = 16 * MIB  # what a process may have grown over the second half: a busy heap breathes
+# What a process may have grown from the second quarter of the time to the last.
+ALLOWED = {"low": 16 * MIB, "middle": 48 * MIB}
 SPARE_DESCRIPTORS = 8  # connections that linger for their time-out
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Anonymous memory of one process: medians of the tenths around the middle and at the end."""
+    """Anonymous memory of one process, bytes, by quarters of the time.
+
+    A busy heap breathes: what activations took is given back every half minute. What a process cannot give
+    back is its low water, the level under which it is a twentieth of the time: a leak lifts that. The median
+    tells how far it breathes out, and whether that creeps up.
+    """
 
     name: str
-    start: float
-    middle: float
-    end: float
-    most: float
+    low: tuple[float, ...]
+    middle: tuple[float, ...]
+    most: tuple[float, ...]
 
-    @property
-    def second_half(self) -> float:
-        return self.end - self.middle
+    def grown(self, what: str) -> float:
+        """From the second quarter to the last."""
+        levels: tuple[float, ...] = getattr(self, what)
+        return levels[3] - levels[1]
 
 
 def growth(samples: Sequence[Sample], name: str) -> Growth:
-    held: list[tuple[float, Held]] = [(one.seconds, getattr(one, name)) for one in samples]
-    last = held[-1][0]
-
-    def tenth(low: float, high: float) -> float:
-        inside = [one.anonymous for at, one in held if low * last <= at <= high * last]
-        return float(median(inside)) if inside else float(held[-1][1].anonymous)
-
-    most = max(one.anonymous for _, one in held)
-    return Growth(name, tenth(0.05, 0.15), tenth(0.45, 0.55), tenth(0.9, 1.0), float(most))
+    last = samples[-1].seconds or 1.0
+    quarters: list[list[int]] = [[], [], [], []]
+    for one in samples:
+        held: Held = getattr(one, name)
+        quarters[min(int(4 * one.seconds / last), 3)].append(held.anonymous)
+    full = [sorted(each) or [0] for each in quarters]
+    return Growth(
+        name,
+        tuple(float(each[len(each) // 20]) for each in full),
+        tuple(float(each[len(each) // 2]) for each in full),
+        tuple(float(each[-1]) for each in full),
+    )
 
 
 def request_faults(outcomes: Sequence[Outcome]) -> list[str]:
@@ -52,9 +60,10 @@ def request_faults(outcomes: Sequence[Outcome]) -> list[str]:
 def memory_faults(samples: Sequence[Sample]) -> list[str]:
     found = []
     for name in ("front", "engine"):
-        grown = growth(samples, name).second_half
-        if grown > FLAT:
-            found.append(f"the {name} process grew by {grown / MIB:.1f} MiB over the second half")
+        one = growth(samples, name)
+        for what, allowed in ALLOWED.items():
+            if (grown := one.grown(what)) > allowed:
+                found.append(f"the {what} level of the {name} process rose by {grown / MIB:.1f} MiB")
     return found
 
 
@@ -92,11 +101,9 @@ def table(outcomes: Sequence[Outcome], samples: Sequence[Sample]) -> str:
         )
     reasons = Counter(f"{one.status} {one.reason}" for one in outcomes if one.end == "refused")
     lines.append("refused with: " + ", ".join(f"{count} x {why}" for why, count in reasons.most_common()))
-    lines.append(
-        f"\n{'anonymous MiB':14} {'at 10%':>8} {'at 50%':>8} {'at end':>8} {'most':>8} {'2nd half':>9}"
-    )
+    lines.append("\nanonymous MiB by quarters of the time: low water, median, most")
     for name in ("front", "engine"):
         one = growth(samples, name)
-        figures = [one.start, one.middle, one.end, one.most, one.second_half]
-        lines.append(f"{name:14} " + " ".join(f"{value / MIB:8.1f}" for value in figures))
+        quarters = zip(one.low, one.middle, one.most, strict=True)
+        lines.append(f"{name:8}" + " | ".join(" ".join(f"{v / MIB:6.1f}" for v in each) for each in quarters))
     return "\n".join(lines)

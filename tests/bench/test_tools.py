@@ -117,8 +117,14 @@ def samples(engine: list[int]) -> list[Sample]:
 
 
 def test_memory_is_flat_or_a_fault() -> None:
-    assert verdict.memory_faults(samples([100] * 20 + [101] * 20)) == []
-    assert "engine process grew by 20.0" in verdict.memory_faults(samples([100] * 22 + [120] * 18))[0]
+    breathing = [100, 300, 500] * 13
+    assert verdict.memory_faults(samples(breathing)) == []
+    leaking = [size + place for place, size in enumerate(breathing)]
+    (fault,) = verdict.memory_faults(samples(leaking))
+    assert fault == "the low level of the engine process rose by 18.0 MiB"
+    creeping = [100 if place % 10 == 0 else 300 + 3 * place for place in range(40)]
+    (fault,) = verdict.memory_faults(samples(creeping))
+    assert "the middle level of the engine" in fault
 
 
 def test_what_is_held_by_an_idle_server_is_a_fault() -> None:

@@ -20,7 +20,6 @@ from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue, WrongContent
 # parsing may allocate; no context holds a text with more of them.
 MAX_VALUES = 1 << 20
 MAX_KEYS = 2048  # of one object; logit_bias is the largest that is allowed
-DISCARD_SECONDS = 2.0  # for a body that is too large to come to its end
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -51,7 +50,7 @@ async def read_body(
     length = said.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > limit:
         if b"expect" not in said:  # who expects a word first has sent nothing yet
-            await _discard(receive)
+            await _discard(receive, timeout)
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
@@ -65,7 +64,7 @@ async def read_body(
                 size += len(chunk)
                 if size > limit:
                     chunks.clear()
-                    await _discard(receive)
+                    await _discard(receive, timeout)
                     raise _too_large(limit)
                 hold(len(chunk))
                 chunks.append(chunk)
@@ -75,11 +74,11 @@ async def read_body(
         raise BodyTooSlow(f"the body did not arrive within {timeout:g} seconds; send it faster") from None
 
 
-async def _discard(receive: Receive) -> None:
-    """Lets the rest of a body arrive, for a while: closing on a client that still sends would reset the
-    connection, and the reset overtakes the answer."""
+async def _discard(receive: Receive, timeout: float) -> None:
+    """Lets the rest of a body arrive, in the time a body has: closing on a client that still sends would
+    reset the connection, and the reset overtakes the answer."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_SECONDS):
+        async with asyncio.timeout(timeout):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":

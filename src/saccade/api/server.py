@@ -38,7 +38,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, ServeConfig
 from saccade.errors import ConfigError, EngineDied, NotFound, Overloaded, SaccadeError, WrongMethod
 from saccade.front import Front
-from saccade.heap import MAPPING, settle_heap
+from saccade.heap import MAPPING, Trimmer, settle_heap
 from saccade.metrics import CONTENT_TYPE
 from saccade.runtime.link import EngineLink, ProcessLink
 
@@ -336,9 +336,12 @@ def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> Callable[[], None]:
 
 async def _until_over(link: EngineLink, stop: asyncio.Event, running: asyncio.Task[None]) -> bool:
     """Waits for a signal or the engine's end; whether it was the engine's end."""
+    heap = Trimmer()
     while not stop.is_set() and not running.done():
         if not link.alive:
             return True
+        if heap.due:
+            await asyncio.to_thread(heap.trim)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), ENGINE_POLL_SECONDS)
     return False

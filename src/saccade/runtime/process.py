@@ -81,8 +81,8 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
                     log.warning("a second start message was ignored")
         deltas = engine.step()
         channel.send(News(tuple(deltas), engine.stats()))
-        if heap is not None:
-            heap.after_step()
+        if heap is not None and heap.due:
+            heap.trim()
 
 
 def main() -> None:
