@@ -8,6 +8,11 @@ import pytest
 
 from tests.parity.oracle import Oracle
 from tests.parity.test_engine import PICTURES, TEXTS, Bench, run
+from tests.parity.test_views import LOOKS, boxes, looked
+from tests.parity.test_views import Bench as ViewsBench
+from tests.parity.test_views import bench as views
+
+__all__ = ["views"]  # a fixture
 
 QUESTIONS = [*PICTURES, *TEXTS]
 BLOCK = {"block_size": 4}
@@ -87,3 +92,28 @@ def test_two_pools_of_one_precision_equal_transformers(bench: Bench, options: di
     engine = bench.engine(**{**BLOCK, **options})
     bench.check(engine, QUESTIONS, n=2)
     bench.check(engine, QUESTIONS)
+
+
+GLOBAL = {**BLOCK, "kv_vision_dtype": "int8", "kv_vision_views": "global", "kv_vision_share": 0.3}
+
+
+@pytest.mark.parametrize("mode", ["stock", "registered"])
+def test_global_views_in_eight_bits_beside_zoomed_ones_that_are_not(
+    views: Callable[[str], ViewsBench], mode: str
+) -> None:
+    """The views chosen, and the answers: alone, in pieces, crowded, and again on what the caches hold."""
+    peers = views(mode)
+    lonely = peers.engine(**GLOBAL, prefix_caching=False)
+    first = [peers.request(question) for question in LOOKS]
+    alone = [looked(lonely, [request])[request.id] for request in first]
+    assert sum(len(regions) for _, chosen in alone for regions in chosen.regions) > 2
+    for options in ({"max_num_batched_tokens": 7}, {"num_blocks": 90, "swap_bytes": 1 << 20}):
+        engine = peers.engine(**GLOBAL, **options)
+        for _ in range(2):
+            requests = [peers.request(question, n=2) for question in LOOKS]
+            answers = looked(engine, requests)
+            for request, (tokens, chosen) in zip(requests, alone, strict=True):
+                assert answers[request.id][0] == [tokens[0]] * 2
+                assert boxes(answers[request.id][1]) == boxes(chosen)
+        assert engine.stats().vision_blocks_cached > 0
+        assert engine.stats().prefix_hit_visual_tokens > 0

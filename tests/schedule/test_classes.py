@@ -360,3 +360,20 @@ def test_stats_tell_waits_and_step_times() -> None:
     assert stats.wait_seconds > 2.0
     assert stats.timed_steps == stats.steps
     assert stats.step_seconds == pytest.approx(stats.step_seconds_predicted)
+
+
+def test_a_full_pool_of_views_holds_no_text_back() -> None:
+    """Two pictures do not fit together: the second waits, however long, and text behind it does not."""
+    limits = small_limits(max_rows=4, block_size=2, patience=0.0)
+    engine = Engine(limits=limits, blocks=40, vision=3)
+    for name, place in (("first", 1), ("second", 2)):
+        look = (picture(place, 0, 2, 3),)  # three blocks, all of the pool
+        engine.add(question(name, [IMAGE_ID, 2, 3], look, max_tokens=30, **ENDLESS))
+    engine.run(until=lambda: len(engine.tokens("first")) > 3)
+    assert engine.scheduler.stats().waiting == 1
+    engine.add(question("text", [2, 3, 4], max_tokens=4, **ENDLESS))
+    engine.run(until=lambda: engine.finish("text") is not None)
+    assert engine.finish("first") is None
+    assert not engine.tokens("second")
+    engine.run()
+    assert engine.finish("second") == "length"

@@ -84,6 +84,15 @@ class Holdings:
         pool = self._pool
         return not pool.split or any(pool.in_vision(block) == vision for block in sequence.blocks)
 
+    def competes(self, sequence: Sequence, head: Sequence, *, rows: int) -> bool:
+        """Whether a sequence that enters could take what `head` waits for: with two pools not if that is the
+        blocks of views, the sequence has none, and a row and blocks for its text are left for the head."""
+        if not self._pool.split or rows < 2:
+            return True
+        text, views = self._needs(sequence, sequence.claim)
+        theirs, _ = self._needs(head, head.claim)
+        return bool(views) or text + theirs > self._pool.left()
+
     def _refuse_unplaceable(self, group: Group, limit: int) -> None:
         """Raise for a request of up to `limit` tokens whose blocks one of the pools could never hold."""
         if self._pool.split:

@@ -149,13 +149,15 @@ def has_time(allowance: Allowance, now: float, alone: float, waited: float, limi
     return allowance.least > 0 and (alone > (limits.itl_target or 0.0) or waited > limits.patience)
 
 
-def held_back(sequence: Sequence, other: Line, starved: bool, now: float, patience: float) -> bool:
-    """Whether a waiting sequence must leave rows and memory to the head of the other line, which lacks them
-    (`starved`), comes before it, and has waited long enough."""
-    if not starved or not len(other):
+def held_back(
+    sequence: Sequence, other: Line, now: float, patience: float, competes: Callable[[Sequence], bool]
+) -> bool:
+    """Whether a waiting sequence must leave rows and memory to the head of the other line, which lacks them,
+    comes before it, and has waited long enough. It need not where it takes nothing that the head lacks."""
+    if not len(other):
         return False
     head = other[0]
-    return head.rank < sequence.rank and now - head.group.since > patience
+    return head.rank < sequence.rank and now - head.group.since > patience and competes(head)
 
 
 def victim(

@@ -12,6 +12,7 @@ when it enters, so only a growing answer can find the pool empty, and only for o
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -214,8 +215,10 @@ class Scheduler:
                 self._queue(sequence)
                 continue
             places.starved[kind] = not self._places.free_rows
-            if places.starved[kind] or policy.held_back(
-                sequence, other, places.starved[not kind], now, self._limits.patience
+            competes = partial(self._holdings.competes, sequence, rows=len(places.free_rows))
+            if places.starved[kind] or (
+                places.starved[not kind]
+                and policy.held_back(sequence, other, now, self._limits.patience, competes)
             ):
                 return
             if len(other) and places.rows_of[kind] >= self._limits.most_class_rows:
