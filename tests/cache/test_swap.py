@@ -69,6 +69,20 @@ def test_a_slot_that_is_read_is_free_only_behind_the_step() -> None:
     assert put(space, 2, [], [4])
 
 
+def test_a_slot_that_is_read_is_not_written_though_its_last_other_ticket_is_dropped_meanwhile() -> None:
+    space = SwapSpace(1)
+    put(space, 1, [key(1)], [], rank=1.0)
+    put(space, 2, [key(1)], [], rank=9.0)
+    space.lost(key(1), 5)
+    space.drain()
+    slots, _ = space.find(1, 0, SIZE)
+    space.take(1, slots)  # the other still wants the slot
+    assert not put(space, 3, [], [7], rank=2.0)  # it loses it, but not within this step
+    space.check()
+    assert space.drain() == ()
+    assert put(space, 3, [], [7], rank=2.0)
+
+
 def test_who_goes_and_comes_back_within_one_plan_is_copied_both_ways() -> None:
     space = SwapSpace(2)
     put(space, 1, [], [3])

@@ -51,6 +51,7 @@ class SwapSpace:
         self._keyed: dict[bytes, int] = {}  # blocks given up by the prefix cache: key -> slot
         self._copies: list[tuple[int, int]] = []  # (block, slot) since the last `drain`
         self._read: list[int] = []  # slots that are read by the step being planned, and free behind it
+        self._reading: set[int] = set()  # those and others that it reads, though somebody still wants them
         self._out = self._in = self._dropped = 0
 
     @property
@@ -123,6 +124,7 @@ class SwapSpace:
     def take(self, handle: int, slots: Sequence[int]) -> None:
         """A sequence comes back, with the blocks in `slots` of those found: its ticket is used up."""
         self._in += len(slots)
+        self._reading.update(slots)
         self._forget(handle, self._read)
 
     def drop(self, handle: int) -> None:
@@ -132,13 +134,15 @@ class SwapSpace:
 
     def _forget(self, handle: int, freed: list[int]) -> None:
         ticket = self._tickets.pop(handle)
-        freed += ticket.own.values()
+        slots = list(ticket.own.values())
         for key in ticket.keys:
             self._wanted[key].discard(handle)
             if not self._wanted[key]:
                 del self._wanted[key]
                 if key in self._keyed:
-                    freed.append(self._keyed.pop(key))
+                    slots.append(self._keyed.pop(key))
+        for slot in slots:
+            (self._read if slot in self._reading else freed).append(slot)
 
     # Steps
 
@@ -151,6 +155,7 @@ class SwapSpace:
         self._copies = []
         self._free += self._read
         self._read = []
+        self._reading.clear()
         self._out += len(used)
         return tuple((block, slot) for slot, block in used.items())
 
