@@ -15,6 +15,7 @@ from saccade.cache.shares import Shares
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.errors import ConfigError
+from saccade.kernels.choice import runs_triton
 from saccade.kernels.paged_decode import DecodeTuning, default_splits
 from saccade.kernels.rows import MOST_GATHERED
 from saccade.models.layers import LanguageModel
@@ -171,6 +172,9 @@ def _kv_bytes(
         return GIB
     workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
     workspace = max(workspace, largest_view)
+    if config.kv_wish().format and not runs_triton("decode_attention", next(model.parameters())):
+        # What the twin makes of 8 bits on the way: bytes, twice float32, both kinds of block side by side.
+        workspace += 13 * MOST_GATHERED * model.kv_shape.kv_heads * model.kv_shape.head_dim
     free, total = torch.cuda.mem_get_info(device)
     if _swap_bytes(config, device):
         dtype = next(model.parameters()).dtype
