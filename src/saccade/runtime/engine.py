@@ -56,12 +56,16 @@ class OverlappedLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._watch = Stopwatch()
-        self._ahead: Launched | list[Delta] = []
+        self._ahead: Launched | None = None
 
     def step(self) -> list[Delta]:
         plan = self._scheduler.plan()
-        behind, self._ahead = self._ahead, launch(self._runner, self._scheduler, self._watch, plan)
-        return learn(self._scheduler, self._watch, behind)
+        behind = self._ahead
+        launched = launch(self._runner, self._scheduler, self._watch, plan)
+        failed = launched if isinstance(launched, list) else []
+        self._ahead = None if isinstance(launched, list) else launched
+        # Apologies go out at once: the engine may be idle from here on, and nobody steps an idle one.
+        return learn(self._scheduler, self._watch, behind if behind is not None else []) + failed
 
 
 def launch(
