@@ -21,7 +21,7 @@ SPARE_DESCRIPTORS = 8  # connections that linger for their time-out
 class Growth:
     """Anonymous memory of one process, bytes, by quarters of the time.
 
-    A busy heap breathes: what activations took is given back every half minute. What a process cannot give
+    A busy heap breathes: what activations took is given back every ten seconds. What a process cannot give
     back is its low water, the level under which it is a twentieth of the time: a leak lifts that. The median
     tells how far it breathes out, and whether that creeps up.
     """

@@ -56,7 +56,7 @@ def test_kept_tables_are_bounded_and_least_recently_used_go_first(
     tower: vit.QwenVision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower.forget_tables()
-    monkeypatch.setattr(vit, "KEPT_PATCHES", 40)
+    monkeypatch.setitem(vit.KEPT_PATCHES, "cpu", 40)
     first, second = tower.table((4, 4)), tower.table((4, 6))
     assert tower.table((4, 4)) is first  # now (4, 6) is the older
     tower.table((2, 2))

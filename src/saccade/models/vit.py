@@ -29,7 +29,9 @@ EPS = 1e-6
 # From here on a plan of cuDNN's for the shape pays the first time: 27 layers of attention over 16,384 patches
 # take 0.15 s by flash and 0.09 s by cuDNN (at 229 and 360 TFLOP/s), the plan 0.06 s.
 PLANNED_PATCHES = 16384
-KEPT_PATCHES = 1 << 16  # of grids whose tables are kept: about 40 MB at 72 channels a head
+# Of grids whose tables are kept: about 40 MB at 72 channels a head. On a CPU they would leave holes in its
+# heap, and making one is nothing beside the tower.
+KEPT_PATCHES = {"cuda": 1 << 16, "cpu": 1 << 13}
 
 
 class Run(NamedTuple):
@@ -204,7 +206,7 @@ class QwenVision(VisionTower):
         made = make_table(grid, self.merge, self._side, self._head_dim, self._theta, self._place.device)
         self._tables[grid] = made
         self._kept += grid[0] * grid[1]
-        while self._kept > KEPT_PATCHES and len(self._tables) > 1:
+        while self._kept > KEPT_PATCHES[self._place.device.type] and len(self._tables) > 1:
             (height, width), _ = self._tables.popitem(last=False)
             self._kept -= height * width
         return made

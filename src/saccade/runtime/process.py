@@ -13,6 +13,7 @@ import threading
 from saccade.errors import RequestError, SaccadeError
 from saccade.heap import KEEPING, MAPPING, Trimmer, settle_heap
 from saccade.runtime.engine import Engine
+from saccade.runtime.memory import resolve_device
 from saccade.runtime.wire import (
     Cancel,
     Channel,
@@ -93,11 +94,11 @@ def main() -> None:
     if not isinstance(start, Start):
         return
     try:
+        settle_heap(KEEPING if resolve_device(start.config).type == "cpu" else MAPPING)
         engine = Engine(start.config)
     except SaccadeError as error:
         channel.send(Failed(error.message))
         return
-    settle_heap(KEEPING if engine.info.device == "cpu" else MAPPING)
     channel.send(Ready(engine.info, engine.stats()))
     serve(engine, Inbox(channel), channel)
     engine.close()

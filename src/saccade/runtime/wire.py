@@ -7,6 +7,7 @@ never   unpickles, names a file or listens: the socket pair is inherited, the me
 """
 
 import contextlib
+import mmap
 import os
 import socket
 import struct
@@ -204,7 +205,8 @@ def _shared_copy(arrays: list[np.ndarray[Any, Any]]) -> int:
 
 
 def _read_all(memory: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    content = np.empty(size, dtype=np.uint8)
+    # Not of the heap: pixels wait as long as their request, and would leave holes among what lives shortly.
+    content = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
     place = 0
     while place < size:
         count = os.preadv(memory, [content.data[place:]], place)
