@@ -18,8 +18,10 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import CheckpointError, ContextTooLong, InvalidValue, MediaRefused
 from saccade.front import Front
+from saccade.media.detail import Wishes
 from saccade.request import Request
 from saccade.sampling import SamplingParams
+from tests import checkpoints
 from tests.media.test_video import encoded, frames
 from tests.text.tiny import IMAGE, TEMPLATE, token_id, tokenizer_json, tokens, write_checkpoint
 
@@ -335,3 +337,11 @@ def test_a_model_without_template_or_tokenizer_says_so(folder: Path, tmp_path: P
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         Front(open_checkpoint(str(tmp_path)), 99)
+
+
+def test_a_model_that_sees_nothing_refuses_what_only_pictures_could_fulfil(tmp_path: Path) -> None:
+    blind = Front(open_checkpoint(str(checkpoints.qwen3(tmp_path))), 99)
+    for wishes in (Wishes(only_look=True), Wishes(visual_tokens=9)):
+        with pytest.raises(InvalidValue, match="picture"):
+            blind.prepare_prompt([1, 2], ASK, "r", wishes=wishes)
+    assert blind.prepare_prompt([1, 2], ASK, "r", wishes=Wishes(lod=True)).zooming is None

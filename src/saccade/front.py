@@ -27,7 +27,7 @@ from saccade.media.detail import Wishes
 from saccade.media.halt import Halt
 from saccade.media.hashing import for_tenant
 from saccade.media.part import MediaKind, MediaPart
-from saccade.media.sight import Eye, Marks
+from saccade.media.sight import Eye, Marks, refuse_in_vain
 from saccade.media.visual import Loader, Terms, Visual
 from saccade.request import Media, Request, Sampling
 from saccade.sampling import SamplingParams
@@ -205,7 +205,8 @@ class Front:
                 raise MediaRefused(f"This model takes no {kind}s.", param=asked.field)
             if count > limit:
                 raise MediaRefused(
-                    f"The request has {count} {kind}s; at most {limit} are allowed.", param=asked.field
+                    f"The request has {count} {kind}s; at most {limit} are allowed. Send fewer.",
+                    param=asked.field,
                 )
 
     # --- assembling ----------------------------------------------------------------------------------------
@@ -229,7 +230,9 @@ class Front:
         request = Request(
             id=asked.request_id, prompt=prompt, media=media, salt=asked.salt, arrived=asked.arrived
         )
-        if eye is not None:
+        if eye is None:
+            refuse_in_vain(wishes)
+        else:
             request = eye.see(request, wishes)
             _refuse_zooming_named(request)
         return replace_field(request, sampling=self._sampling(request, asked))
@@ -327,8 +330,9 @@ def _refuse_zooming_named(request: Request) -> None:
     zoomed |= {item.origin for item in request.media if item.origin is not None}
     if any(item.absent and item.slot in zoomed for item in request.media):
         raise InvalidValue(
-            "A picture that is only named cannot be zoomed into; send its bytes, or ask for detail high.",
-            param="detail",
+            "A picture that is only named cannot be zoomed into; send its bytes, or leave out lod and"
+            " visual_tokens.",
+            param="messages",
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from saccade.errors import EngineDied
 from saccade.metrics import EngineStats
-from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View
+from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View
 from saccade.runtime.wire import Cancel, Channel, News, Submit, ToEngine, ToFront
 
 
@@ -57,6 +57,15 @@ def test_non_contiguous_pixels_cross() -> None:
     pixels = picture(16, 16)[:, ::2, ::-1]
     front.send(Submit(request_with(pixels)))
     assert np.array_equal(engine.receive(ToEngine).request.media[0].pixels, pixels)
+
+
+def test_pictures_without_pixels_cross_beside_others() -> None:
+    front, engine = pair()
+    sent = request_with(NO_PIXELS, picture(8, 8), NO_PIXELS)
+    front.send(Submit(sent))
+    got = [item.pixels for item in engine.receive(ToEngine).request.media]
+    assert [pixels.shape for pixels in got] == [item.pixels.shape for item in sent.media]
+    assert np.array_equal(got[1], sent.media[1].pixels)
 
 
 def test_messages_keep_their_order_and_boundaries_across_threads() -> None:

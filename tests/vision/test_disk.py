@@ -191,6 +191,20 @@ def test_deleting_removes_every_view_and_older_features_cannot_come_back(tmp_pat
     assert where.write(KEY, PICTURE, slab, time.time()) > 0  # encoded since: somebody sent it again
 
 
+def test_deleting_what_was_never_here_fills_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.vision.folder.MOST_MARKS", 3)
+    where = folder(tmp_path)
+    save(where)
+    for number in range(9):
+        where.delete(bytes([number]) * 32)
+    assert len(where.list().deleted) == 3
+    where.delete(PICTURE)
+    assert not where.list().views
+    assert PICTURE in where.list().deleted  # other servers are told all the same
+
+
 def test_a_deletion_in_the_middle_of_a_write_wins(tmp_path: Path) -> None:
     where, made = folder(tmp_path), time.time()
 

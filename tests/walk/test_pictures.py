@@ -14,8 +14,14 @@ from tests.walk.test_server import data_uri
 Start = Callable[..., Server]
 
 
-def ask(server: Server, part: dict[str, Any], key: str = "a", text: str = "What is it?") -> httpx.Response:
-    content = [part, {"type": "text", "text": text}]
+def ask(
+    server: Server,
+    part: dict[str, Any],
+    key: str = "a",
+    text: str = "What is it?",
+    beside: dict[str, Any] | None = None,
+) -> httpx.Response:
+    content = [part, *([beside] if beside else []), {"type": "text", "text": text}]
     body = {"model": server.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
     return httpx.post(
         f"{server.url}/v1/chat/completions",
@@ -62,7 +68,9 @@ def test_a_follow_up_names_the_picture_and_a_restarted_server_still_knows_it(
     assert said(ask(keyed, by_hash)) == said(first)
     assert said(ask(keyed, {"type": "image_url", "uuid": "holiday"})) == said(first)
     follow_up = said(ask(keyed, by_hash, text="And now?"))
-    assert metric(keyed, "saccade_vision_encodes_total") == 1
+    new = {"type": "image_url", "image_url": {"url": data_uri(picture(64, 64, 6))}}
+    assert said(ask(keyed, by_hash, beside=new)) == said(ask(keyed, sent, beside=new))
+    assert metric(keyed, "saccade_vision_encodes_total") == 2  # it and its neighbour
     other = ask(keyed, by_hash, key="b")
     assert (other.status_code, other.json()["error"]["code"]) == (404, "image_not_found")
     assert ask(keyed, {"type": "image_url", "uuid": "holiday"}, key="b").status_code == 404
@@ -80,7 +88,7 @@ def test_a_follow_up_names_the_picture_and_a_restarted_server_still_knows_it(
     assert ask(again, {"type": "image_url", "uuid": "holiday"}).status_code == 200  # given again, above
 
     assert image(again, "DELETE", "holiday").json()["deleted"] is True
-    assert not list(folder.rglob("*.safetensors"))
+    assert len(list(folder.rglob("*.safetensors"))) == 1  # its neighbour's
     for gone in (by_hash, {"type": "image_url", "uuid": "holiday"}):
         assert ask(again, gone).status_code == 404
     assert image(again, "GET", hash_).status_code == 404

@@ -7,6 +7,7 @@ never   generates a token: the request ends in the engine once its views are cho
 """
 
 import asyncio
+import time
 from functools import partial
 from typing import Literal
 
@@ -55,7 +56,8 @@ class PreviewExchange(GenerationExchange):
             raise Overloaded("the engine ended this look early; try again")
         write = partial(_written, preview_of(request, zoomed), terms)
         kind, body = await asyncio.get_running_loop().run_in_executor(self._service.preparers, write)
-        await send_json(send, 200, body, [(b"content-type", kind), self._mark])
+        timing = (b"server-timing", generation.stages.header(time.monotonic()))
+        await send_json(send, 200, body, [(b"content-type", kind), self._mark, timing])
 
 
 def _written(preview: Preview, terms: Terms) -> tuple[bytes, bytes]:

@@ -120,7 +120,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/")
     async def hint() -> Response:
         asked = "POST /v1/chat/completions, /v1/completions, /v1/lod/preview"
-        routes = f"{asked}, GET /v1/models, /health, /ready, /metrics"
+        routes = f"{asked}, GET /v1/models, /v1/images/HASH, /health, /ready, /metrics"
         return _json({"message": f"Saccade {__version__} serves {service.names[0]}: {routes}"})
 
     @app.api_route("/health", methods=["GET", "HEAD"])

@@ -97,7 +97,7 @@ def refusal(error: ErrorDetails) -> InvalidValue:
         if leaf in UNSUPPORTED:
             return UnsupportedParameter(f"unsupported parameter '{param}': {UNSUPPORTED[leaf]}", param=param)
         return UnknownParameter(f"unknown parameter: '{param}'", param=param)
-    message = error["msg"].removeprefix("Input ").replace(" after validation", "")
+    message = error["msg"].removeprefix("Input ").removeprefix("String ").replace(" after validation", "")
     message = re.sub(r"valid dictionary( or instance of \w+)?", "valid object", message)
     given = error["input"]
     got = "" if isinstance(given, list | dict) else f"; got {shown(given)}"

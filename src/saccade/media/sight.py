@@ -48,7 +48,7 @@ class Eye:
     def see(self, request: Request, wishes: Wishes) -> Request:
         pictures = [item for item in request.media if request.prompt[item.slot] == self.marks.image]
         if not pictures:
-            _refuse_in_vain(wishes)
+            refuse_in_vain(wishes)
             return request
         seen = self._sights([(item.view.box[2], item.view.box[3]) for item in pictures], wishes)
         first = {item.slot: _first(item, grid) for item, grid in zip(pictures, seen.grids, strict=True)}
@@ -112,9 +112,11 @@ def _after_question(request: Request, ends: Collection[int]) -> int:
     return next((place for place in places if request.prompt[place] in ends), len(request.prompt))
 
 
-def _refuse_in_vain(wishes: Wishes) -> None:
+def refuse_in_vain(wishes: Wishes) -> None:
+    """What only a picture could fulfil, asked of a request that has none."""
     if wishes.only_look:
         raise InvalidValue("there is no picture to look at; send one", param="messages")
     if wishes.visual_tokens is not None or wishes.zooms:
         name = "visual_tokens" if wishes.visual_tokens is not None else "zooms"
-        raise InvalidValue(f"{name} was given, but the request has no picture", param=name)
+        text = f"{name} was given, but the request has no picture; send one, or leave it out"
+        raise InvalidValue(text, param=name)

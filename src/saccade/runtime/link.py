@@ -181,10 +181,11 @@ class ProcessLink:
                 channel.send(message)
             except EngineDied:
                 return  # the listener notices too, and tells everybody
-            except Exception as error:  # a message that cannot be packed: its sender alone is told
+            except Exception:  # a message that cannot be packed: its sender alone is told, the log why
                 log.exception("a message could not be sent")
                 if isinstance(message, Submit):
-                    refusal = Refused(message.request.id, "", f"the request could not be sent: {error}", None)
+                    text = "the request could not be sent to the engine; try again"
+                    refusal = Refused(message.request.id, "", text, None)
                     loop.call_soon_threadsafe(self._handle, refusal)
 
     def _listen(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:

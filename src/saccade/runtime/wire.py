@@ -197,10 +197,14 @@ def _shared_copy(arrays: list[np.ndarray[Any, Any]]) -> int:
     Written and read as a file is: unlike copies into a mapping, that leaves other threads running.
     """
     memory = _anonymous_memory()
-    for array in arrays:
-        left = np.ascontiguousarray(array).data.cast("B")
-        while left:
-            left = left[os.write(memory, left) :]
+    try:
+        for array in arrays:
+            left = np.ascontiguousarray(array).reshape(-1).data  # empty, of a named picture
+            while left:
+                left = left[os.write(memory, left) :]
+    except BaseException:
+        os.close(memory)
+        raise
     return memory
 
 
