@@ -88,6 +88,20 @@ def test_a_wrong_query_is_noticed(query: str) -> None:
     assert faults(query)
 
 
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_prometheus_can_read_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    queries = [target["expr"] for panel in panels() for target in panel["targets"]]
+    for name, value in VARIABLES.items():
+        queries = [query.replace(name, value) for query in queries]
+    recorded = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    done = subprocess.run(
+        [str(PROMTOOL), "check", "rules", str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_alert_says_what_it_means() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(names) == len(set(names))
