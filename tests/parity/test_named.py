@@ -9,7 +9,7 @@ from saccade import SamplingParams
 from saccade.config import VisionCache
 from saccade.errors import ImageNotFound
 from saccade.request import Request
-from tests.parity.test_engine import IMAGE, PICTURES, Bench, Question, bench, run
+from tests.parity.test_engine import IMAGE, LONG, PICTURES, Bench, Question, bench, run
 
 __all__ = ["bench"]
 
@@ -66,6 +66,31 @@ def test_named_pictures_are_answered_from_disk_after_a_restart_until_they_are_de
     peers.check(engine, PICTURES[:2])  # with its bytes it is encoded again, and the other one still known
     assert engine.stats().encodes == 1
     engine.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("begun", [False, True], ids=["queued", "half made"])
+def test_a_picture_deleted_before_it_is_encoded_is_not_kept_afterwards(
+    bench: Callable[[str], Bench], begun: bool, overlap: bool
+) -> None:
+    """Though the request that brought it is answered, and one that brings it later keeps it again."""
+    peers = bench("qwen3_vl")
+    engine = peers.engine(itl_target=0.001, overlap=overlap)
+    engine.submit(peers.request(LONG))
+    while not engine.step():
+        pass
+    request = peers.request(PICTURES[0])
+    engine.submit(request)
+    while begun and not engine.stats().encode_slices:
+        engine.step()
+    content = request.media[0].view.content
+    engine.picture(content, drop=True)
+    assert run(engine, [])[request.id, 0] == peers.expected(PICTURES[0])
+    assert engine.picture(content) == {"gpu": 0, "host": 0, "disk": 0}
+    with pytest.raises(ImageNotFound):
+        engine.submit(by_name(peers, PICTURES[0], "gone"))
+    peers.check(engine, PICTURES[:1])
+    assert engine.picture(content)["gpu"] == 1
 
 
 def test_a_deleted_picture_leaves_no_kv_to_find(bench: Callable[[str], Bench]) -> None:

@@ -138,6 +138,7 @@ class Holdings:
         self._hide(content)
 
     def _hide(self, content: bytes) -> None:
+        self.making.deleted(content)
         if self._prefix is not None:
             self._prefix.editions.delete(content)
 
@@ -258,9 +259,15 @@ class Holdings:
                     self.named.lose(sequence.group)
                 if not self._makes(step, sequence.group, span, pixels, must=must):
                     return max(span.start - start, 0)
-            self._store.pin(span.key)
-            sequence.pins[span.start] = span
+            self._pin(sequence, span)
         return tokens
+
+    def _pin(self, sequence: Sequence, span: Span) -> None:
+        made = not self._store.ready(span.key)  # by the step being planned
+        self._store.pin(span.key)
+        sequence.pins[span.start] = span
+        if made and span.view.content in sequence.group.deleted:
+            self._store.forget(span.key)
 
     def _makes(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
         """Whether the step completes the view; not if there is nothing to do but wait for it."""

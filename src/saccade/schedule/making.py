@@ -43,6 +43,12 @@ class Making:
             if not self._viewers[key]:
                 del self._viewers[key]
 
+    def deleted(self, content: bytes) -> None:
+        """Of a picture: what requests that are here already make of it is theirs alone."""
+        for group in self._views:
+            if any(span.view.content == content for span in group.layout.spans):
+                group.deleted.add(content)
+
     def carry_on(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
         """Have the step compute what it affords of a view, something in any case if it `must` and has no view
         yet; gives whether that completes it."""

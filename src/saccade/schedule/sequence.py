@@ -41,6 +41,7 @@ class Group:
     encode_seconds: float = 0.0  # of steps, spent on its views
     preempted: int = 0  # times a choice of it gave way
     kinds: tuple[Layout, Kinds] | None = None  # of its blocks, once asked for; of the layout it has now
+    deleted: set[bytes] = field(default_factory=set)  # contents of its pictures deleted since it came
     zoomed: Zoomed | None = None  # what was chosen after a look; None again once told
 
     @property

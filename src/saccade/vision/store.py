@@ -171,10 +171,11 @@ class FeatureStore(Generic[T]):
             views.update(self._disk.views(content))
             self._disk.delete(content)
         for key in views:
-            self._forget(key)
+            self.forget(key)
         return len(views)
 
-    def _forget(self, key: bytes) -> None:
+    def forget(self, key: bytes) -> None:
+        """One view: at once, or when it is let go; also one that is pinned and still to be put."""
         self._fetches.cancel(key)
         self._unfetch(key)
         self._tiers.forget(key)
@@ -219,7 +220,7 @@ class FeatureStore(Generic[T]):
         news = {content: when for content, when in self._heeded.items() if before.get(content) != when}
         for key, known in list(self._tiers.known.items()):
             if known.made <= news.get(known.content, 0.0):
-                self._forget(key)
+                self.forget(key)
         return list(news)
 
     def check(self) -> None:
