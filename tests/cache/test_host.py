@@ -5,6 +5,7 @@ import torch
 
 from saccade.cache.host import HostPages, bytes_of_block
 from saccade.cache.pages import KVShape, Pages
+from saccade.errors import ConfigError
 
 SHAPE = KVShape(layers=3, kv_heads=2, head_dim=8)
 
@@ -84,3 +85,8 @@ def test_a_slot_has_the_size_of_the_largest_kind_of_block_and_the_rate_is_measur
     before = [content(pages, block) for block in range(12)]
     assert HostPages(pages, 4).measure_rate() > 0
     assert all(same(content(pages, block), before[block]) for block in range(12))
+
+
+def test_more_than_host_memory_has_is_refused_by_the_options_name() -> None:
+    with pytest.raises(ConfigError, match="--swap-bytes"):
+        HostPages(filled(0), 1 << 45)

@@ -34,6 +34,8 @@ def test_blocks_are_divided_by_share() -> None:
         KVWish(vision_dtype="int8").divide_blocks(1)
     with pytest.raises(ConfigError, match="0 blocks for text"):
         KVWish(vision_share=0.99).divide_bytes(20, plain=10, small=5)
+    with pytest.raises(ConfigError, match="no room for a single block"):
+        KVWish().divide_bytes(9, plain=10, small=5)
 
 
 def test_the_vision_pool_is_for_the_views_asked_for_and_there_only_when_asked_for() -> None:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from saccade.cache.pages import Pages, Part
+from saccade.errors import ConfigError
 
 STAGED = 32  # blocks of a staging buffer; there are three
 Pairs = Sequence[tuple[int, int]]
@@ -56,7 +57,13 @@ class HostPages:
         self._device = pages.k.device
         self._on_cuda = self._device.type == "cuda"
         width = bytes_of_block(pages)
-        self._slots = torch.empty(slots, width, dtype=torch.uint8, pin_memory=self._on_cuda)
+        try:
+            self._slots = torch.empty(slots, width, dtype=torch.uint8, pin_memory=self._on_cuda)
+        except (RuntimeError, MemoryError):
+            raise ConfigError(
+                f"host memory has no {slots * width} bytes for the KV of requests that give way; lower "
+                "--swap-bytes"
+            ) from None
         if self._on_cuda:
             self._copying = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             self._arrived: torch.cuda.Event | None = None  # blocks that come in, until somebody has waited

@@ -98,6 +98,8 @@ class KVWish:
         return self._shares(min(shares.text, most), min(shares.vision, most))
 
     def _shares(self, text: int, vision: int) -> Shares:
+        if text < 1 and not self.split:
+            raise ConfigError("the KV cache has no room for a single block; give it more memory")
         if text < 1 or (self.split and vision < 1):
             raise ConfigError(
                 f"the KV cache is divided into {max(text, 0)} blocks for text and {max(vision, 0)} for "
