@@ -67,6 +67,21 @@ def next_part(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes =
 # Keys
 
 
+def test_views_seen_later_are_of_the_edition_their_sequence_came_with() -> None:
+    cache = PrefixCache(BlockPool(8), 4)
+    views = span(0, 1, 2), span(6, 1, 3)
+    before = cache.chain(b"", views)
+    cache.editions.delete(views[0].view.content)
+    whole, slow = cache.chain(b"", views), cache.chain(b"", views[:1])
+    cache.editions.delete(views[0].view.content)
+    slow.grow(TEXT[:3])
+    slow.see(views)
+    for chain in (before, whole, slow):
+        chain.grow(TEXT)
+    assert slow.keys == whole.keys
+    assert common(slow.keys, before.keys) == 0
+
+
 def test_a_chain_grown_token_by_token_equals_one_grown_at_once() -> None:
     slow = Chain(b"x", (span(2, 1, 6),), 4)
     for count in range(len(TEXT) + 1):

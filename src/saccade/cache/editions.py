@@ -1,13 +1,11 @@
 """Which pictures were deleted: KV computed from an earlier edition of one is never found again.
 
 takes   the contents of deleted pictures
-gives   spans whose names in the prefix cache say of which edition they are
+gives   what the names of a picture's views in the prefix cache say of its edition
 never   frees a block: what cannot be found is given up in its turn, like all that nobody asks for
 """
 
 from collections.abc import Sequence
-
-from msgspec.structs import replace
 
 from saccade.plan import Span
 
@@ -25,10 +23,12 @@ class Editions:
             self._era += 1
             self._deleted.clear()
 
-    def mark(self, spans: Sequence[Span]) -> Sequence[Span]:
+    def marks(self, spans: Sequence[Span]) -> dict[bytes, bytes]:
+        """By content; pictures without one are of the first edition."""
         if not self._deleted and not self._era:
-            return spans
-        return [replace(span, place=span.place + self._edition(span.view.content)) for span in spans]
+            return {}
+        marks = {span.view.content: self._edition(span.view.content) for span in spans}
+        return {content: edition for content, edition in marks.items() if edition}
 
     def _edition(self, content: bytes) -> bytes:
         times = self._deleted.get(content, 0)

@@ -23,10 +23,12 @@ place of a full block of somebody else. It is not worth its place.
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.editions import Editions
@@ -45,18 +47,27 @@ class Chain:
     """The keys of one sequence's full blocks, first to last; grows with its known tokens, never rehashes."""
 
     def __init__(
-        self, salt: bytes, spans: Sequence[Span], block_size: int, roles: Set[Role] = frozenset()
+        self,
+        salt: bytes,
+        spans: Sequence[Span],
+        block_size: int,
+        roles: Set[Role] = frozenset(),
+        marks: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> None:
         self.keys: list[bytes] = []
         self.contents: list[bytes] = []  # of the same blocks, as `cells` writes them
-        self._spans = spans
+        self._marks = marks  # editions of its pictures when it came, by content
+        self.see(spans)
         self._block_size = block_size
         self._roles = roles  # of views whose blocks are kept apart, and perhaps in another precision
         self._root = blake3(salt, derive_key_context="saccade prefix cache: root of a tenant").digest()
 
     def see(self, spans: Sequence[Span]) -> None:
         """All views of the sequence, now that those behind its tokens so far are known too."""
-        self._spans = spans
+        marks = self._marks
+        self._spans: Sequence[Span] = spans
+        if marks:
+            self._spans = [replace(one, place=one.place + marks.get(one.view.content, b"")) for one in spans]
 
     def before(self, index: int) -> bytes:
         """The key of the block before block `index`; the tenant's root before the first."""
@@ -132,7 +143,7 @@ class PrefixCache:
         """The still empty chain of a sequence with these views."""
         if self.pins.prefixes and not self.pins.knows(salt):
             self.pins.admit(salt, [key for prefix in self.pins.prefixes for key in self._keys(salt, prefix)])
-        return Chain(salt, self.editions.mark(spans), self._block_size, self._pool.roles)
+        return Chain(salt, spans, self._block_size, self._pool.roles, self.editions.marks(spans))
 
     def _keys(self, salt: bytes, text: Sequence[int]) -> list[bytes]:
         chain = Chain(salt, (), self._block_size)
