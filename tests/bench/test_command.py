@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from saccade.bench.command import run
+from saccade.bench.figures import Row
+from saccade.bench.library import RUN
 from saccade.bench.options import BenchOptions
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError
@@ -185,3 +188,20 @@ def test_processes_of_its_own_start_and_serve_a_mixed_load(vision_model: Path, t
             half, most = (rows[f"{phase}: {metric} p{share}"] for share in (50, 99))
             assert 0 <= half["value"] <= most["value"]
             assert half["parameters"]["lost"] == 0, half["note"]
+
+
+def test_a_run_that_is_terminated_prints_what_it_has(
+    text_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> list[Row]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    monkeypatch.setitem(RUN, "text_throughput", ended)
+    with pytest.raises(KeyboardInterrupt):
+        measure(engine(text_model), tmp_path / "out.json", "text_bs2", "text_throughput", progress=True)
+    printed = capsys.readouterr()
+    assert "text_bs2" in printed.out
+    assert "Not measured: text_throughput" in printed.out
+    assert "text_bs2: step" in printed.err  # as soon as it was known
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

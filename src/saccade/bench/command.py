@@ -7,7 +7,9 @@ device's memory; the others share one engine.
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -33,7 +35,7 @@ from saccade.bench.options import (
     default_workloads,
     parse_workload,
 )
-from saccade.bench.report import Report, print_table, write_json
+from saccade.bench.report import Report, figure, print_table, write_json
 from saccade.bench.session import Session
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig
@@ -49,7 +51,7 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"  # what torch reads when it starts
 
 def run(engine: EngineConfig, options: BenchOptions) -> int:
     """Measure, print the table, write the JSON; gives the exit status."""
-    with _threads(options.threads):
+    with _threads(options.threads), _ended_kindly():
         return _run(engine, options)
 
 
@@ -84,10 +86,13 @@ def _measure(
     for workload in workloads:
         if workload.kind in ON_PROCESS:
             rows[workload.name] = _on_process(engine, checkpoint, workload, options, bar)
+            _tell(options, rows[workload.name])
     inside = [workload for workload in workloads if workload.kind not in ON_PROCESS]
     if not inside:
         return
+    began = time.perf_counter()
     with contextlib.closing(LLM(engine.model, progress=False, **engine.options())) as llm:
+        _tell(options, [median_row("engine", "ready", "s", [time.perf_counter() - began])])
         session = Session(llm, checkpoint, options, bar)
         other: PeerEngine | None = None
         for workload in inside:
@@ -96,6 +101,27 @@ def _measure(
                 rows[workload.name] = compare(session, workload, other)
             else:
                 rows[workload.name] = RUN[workload.kind](session, workload)
+            _tell(options, rows[workload.name])
+
+
+def _tell(options: BenchOptions, rows: Sequence[Row]) -> None:
+    """Where no bar is drawn, a line for each figure as soon as it is known: a run may be cut off."""
+    if options.progress and not sys.stderr.isatty():
+        for row in rows:
+            print(f"{row.workload}: {row.metric} {figure(row.value)} {row.unit}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _ended_kindly() -> Iterator[None]:
+    """Within: SIGTERM is as good as an interrupt, so that the table of what was measured is still printed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

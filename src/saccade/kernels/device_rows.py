@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.choice import mode, runs_triton
-from saccade.kernels.jit import jit, power_of_two, tl, wait_for_previous
+from saccade.kernels.jit import jit_for_any, power_of_two, tl, wait_for_previous
 
 
 class RowState(NamedTuple):
@@ -46,7 +46,7 @@ class Gathered(NamedTuple):
     outputs: Tensor  # [n] int64
 
 
-@jit
+@jit_for_any("step_rows", "n", "stride")
 def _gather_kernel(step_rows, tables, last, lengths, positions, outputs, tokens, places, contexts, slots,
                    rows, counts, n, stride, BLOCK: tl.constexpr, UP: tl.constexpr,
                    PDL: tl.constexpr):  # fmt: skip
@@ -67,7 +67,7 @@ def _gather_kernel(step_rows, tables, last, lengths, positions, outputs, tokens,
     tl.store(counts + i, tl.load(outputs + row, mask=real, other=0).to(tl.int64), mask=inside)
 
 
-@jit
+@jit_for_any("step_rows", "tokens", "n")
 def _advance_kernel(step_rows, tokens, last, lengths, positions, outputs, n, UP: tl.constexpr,
                     PDL: tl.constexpr):  # fmt: skip
     i = tl.arange(0, UP)

@@ -37,7 +37,7 @@ from torch import Tensor
 from saccade.kernels.bound import bound_of_line, bound_of_list, far_of, narrowed, tally_line
 from saccade.kernels.choice import mode
 from saccade.kernels.greedy import DrawTuning, best_of_line, best_of_pieces
-from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 COLUMNS = 9  # of the parameter table; `runtime.bars` names them
 
@@ -65,7 +65,7 @@ def _log_exponential(token, first, second):
     return tl.log(waiting)
 
 
-@jit
+@jit_for_any("rows", "outputs")
 def _pivot_kernel(logits, values, places, sounds, rows, parameters, outputs, tokens, sound, frame, numbers,
                   pivots, counters, vocab, stride, pieces, UP: tl.constexpr, SAMPLE: tl.constexpr,
                   PDL: tl.constexpr):  # fmt: skip

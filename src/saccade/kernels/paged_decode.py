@@ -30,7 +30,7 @@ from torch import Tensor
 
 from saccade.kernels.choice import mode
 from saccade.kernels.compact import Compact, places, pointers, tile_of
-from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 PROGRAMS = 528  # four for each multiprocessor of an H200: enough bytes in flight
 MOST_SPLITS = 64
@@ -110,7 +110,7 @@ def _walk(q, k_head, v_head, k_small, v_small, k_scale, v_scale, border, table, 
     return acc, total, top
 
 
-@jit
+@jit_for_any("border", "tables", "index", "lengths", "logs", "window", "splits", "table_stride")
 def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, border, tables, index, lengths,
                   out, logs, scale, window, splits, table_stride, q_stride, INDEXED: tl.constexpr,
                   HEADS: tl.constexpr,
@@ -152,7 +152,7 @@ def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, borde
         tl.store(logs + place, top + tl.log2(total), mask=line < GROUP)
 
 
-@jit
+@jit_for_any("logs", "lengths", "window", "splits")
 def _combine_kernel(parts, logs, lengths, out, window, splits, HEADS: tl.constexpr, DIM: tl.constexpr,
                     DIM_UP: tl.constexpr, TILE: tl.constexpr, SPLITS_UP: tl.constexpr, CHUNK: tl.constexpr,
                     WINDOW: tl.constexpr, PDL: tl.constexpr):  # fmt: skip

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.compact import Compact, places, pointers, tile_of
-from saccade.kernels.jit import jit, power_of_two, tl, wait_for_previous
+from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, wait_for_previous
 from saccade.kernels.paged_decode import LOG2_E, check_paged
 
 
@@ -101,7 +101,7 @@ def _walk(acc, total, top, q, k_head, v_head, k_small, v_small, k_scale, v_scale
     return acc, total, top
 
 
-@jit
+@jit_for_any("border", "tables", "index", "lengths", "offsets", "window", "rows", "table_stride")
 def _prefill_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, border, tables, index, lengths,
                     offsets, out, scale, window, rows, table_stride, q_stride, INDEXED: tl.constexpr,
                     HEADS: tl.constexpr,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.compact import Compact, check_compact, pointers, to_small
-from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.norm import rms_norm_reference
 from saccade.kernels.rope import apply_rotary_reference, turned
@@ -61,7 +61,7 @@ def _store_small(low, high, slot, head, place, k_small, v_small, k_scale, v_scal
              mask=(head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS))  # fmt: skip
 
 
-@jit
+@jit_for_any("slots", "border")
 def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages, k_small, v_small, k_scale,
                    v_scale, border, eps, qkv_stride,
                    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_UP: tl.constexpr,

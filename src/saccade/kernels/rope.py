@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.choice import mode, runs_triton
-from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 
 class RotaryTuning(NamedTuple):
@@ -70,7 +70,7 @@ def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.const
     tl.store(target + HALF, high, mask=real)
 
 
-@jit
+@jit_for_any("positions", "tokens", "stride")
 def _angles_kernel(positions, frequencies, axes, cos, sin, tokens, stride, HALF: tl.constexpr,
                    HALF_UP: tl.constexpr, LINES: tl.constexpr, AXES: tl.constexpr,
                    PDL: tl.constexpr):  # fmt: skip

@@ -36,7 +36,7 @@ from torch import Tensor
 from saccade.kernels.activation import silu, silu_mul
 from saccade.kernels.add_norm import WIDEST, add_rms_norm, scaled_by_rms
 from saccade.kernels.choice import mode, runs_triton
-from saccade.kernels.jit import fetch_ahead, jit, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import fetch_ahead, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 MOST_ROWS = 64
 
@@ -151,7 +151,7 @@ def _settled(acc, MODE: tl.constexpr):
     return sums
 
 
-@jit
+@jit_for_any("rows", "steps")
 def _skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
                    LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
                    GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
@@ -197,7 +197,7 @@ def _skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_str
         tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], y.to(kind), mask=inside)
 
 
-@jit
+@jit_for_any("rows")
 def _reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
                    SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
                    NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
