@@ -5,7 +5,7 @@
 # and huggingface_hub. Everything else goes into .carry/site (which git ignores):
 #
 #   sh bench/carry.sh
-#   PYTHONPATH=src:.carry/site python3 -m saccade.cli bench ...        on that machine
+#   PYTHONPATH=src:.carry/site python3 -m saccade bench ...        on that machine
 #
 # Versions are those of constraints.txt. PIP names the pip to use.
 set -eu

@@ -58,7 +58,7 @@ bench() {
     chosen=""
     for workload in "$@"; do chosen="$chosen --workload $workload"; done
     # shellcheck disable=SC2086
-    within "$limit" "$PYTHON" -m saccade.cli bench "$MODEL" $ENGINE $chosen ${BENCH:-} --json "$FOLDER/$name.json"
+    within "$limit" "$PYTHON" -m saccade bench "$MODEL" $ENGINE $chosen ${BENCH:-} --json "$FOLDER/$name.json"
 }
 
 case "$MODE" in
@@ -91,7 +91,7 @@ agree)
 profile)
     for batch in ${BATCHES:-1 32 256}; do
         # shellcheck disable=SC2086
-        within 120 "$PYTHON" -m saccade.cli profile "$MODEL" $ENGINE --batch "$batch" ${PROFILE:-} \
+        within 120 "$PYTHON" -m saccade profile "$MODEL" $ENGINE --batch "$batch" ${PROFILE:-} \
             --trace "$FOLDER/trace-$batch.json.gz" --json "$FOLDER/profile-$batch.json"
     done
     ;;
@@ -150,7 +150,7 @@ lod)
     ;;
 all)
     # shellcheck disable=SC2086
-    "$PYTHON" -m saccade.cli bench "$MODEL" $ENGINE --json "$FOLDER/all.json"
+    "$PYTHON" -m saccade bench "$MODEL" $ENGINE --json "$FOLDER/all.json"
     ;;
 *)
     sed -n '3,26p' "$0" >&2

@@ -1,5 +1,9 @@
 """The command line: every option reaches its config, nonsense is told what to write instead."""
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -164,6 +168,36 @@ def test_help_shows_examples_for_every_command() -> None:
         text = run(command.name or "", "--help").output
         assert "Examples:" in text
         assert f"saccade {command.name}" in text
+
+
+def test_the_package_is_the_command() -> None:
+    told = [
+        subprocess.run([sys.executable, "-m", name, "serve", "--port", "x"], capture_output=True, check=False)
+        for name in ("saccade", "saccade.cli")
+    ]
+    assert [one.returncode for one in told] == [2, 2]
+    assert b"python -m saccade serve" in told[0].stderr
+    assert told[0].stderr == told[1].stderr.replace(b"saccade.cli", b"saccade")
+
+
+INTERRUPTED = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(20)
+"""
+
+
+def test_an_interrupt_while_modules_load_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(INTERRUPTED)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    over = subprocess.run(
+        [sys.executable, "-m", "saccade", "serve"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (over.returncode, over.stderr) == (-signal.SIGINT, b"")
 
 
 def test_sizes() -> None:

@@ -59,7 +59,7 @@ def serving(model: str, extra: Sequence[str]) -> Iterator[Server]:
         kept.mkdir()
         cache = ",".join(f"{tier}={size}" for tier, size in FEATURE_BYTES.items())
         given = [word for pair in OPTIONS.items() for word in pair if pair[0] not in extra]
-        command = [sys.executable, "-m", "saccade.cli", "serve", model, "--port", "0", *given, *extra]
+        command = [sys.executable, "-m", "saccade", "serve", model, "--port", "0", *given, *extra]
         command += ["--served-model-name", MODEL, "--device", "cpu", "--vision-cache", f"{cache},dir={kept}"]
         with log.open("wb") as out:
             process = subprocess.Popen(

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from saccade import SamplingParams, __version__
-from saccade.api.server import run_server
+from saccade.api.run import run_server
 from saccade.async_engine import AsyncEngine
 from saccade.bench.options import WORKLOADS, BenchOptions
 from saccade.chat import converse

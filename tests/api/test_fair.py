@@ -163,15 +163,15 @@ async def test_slices_of_an_answer_make_the_same_answer(site: Site, monkeypatch:
 
 STUCK = """
 import threading
-from saccade.api import server
+from saccade.api import run
 
 async def ended(engine, config):
     threading.Thread(target=threading.Event().wait).start()
     return 3
 
-server._run_server = ended
-server.EXIT_SECONDS = 0.01
-raise SystemExit(server.run_server(None, None))
+run._run_server = ended
+run.EXIT_SECONDS = 0.01
+raise SystemExit(run.run_server(None, None))
 """
 
 

@@ -18,7 +18,7 @@ class Server:
     """`saccade serve` as a person would start it."""
 
     def __init__(self, model: Path, log: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "saccade.cli", "serve", str(model), "--port", "0", *options]
+        command = [sys.executable, "-m", "saccade", "serve", str(model), "--port", "0", *options]
         self._log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -40,8 +40,7 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return next(pid for pid in map(int, children) if b"saccade.runtime.process" in _command(pid))
+        return next(pid for pid in children(self.process.pid) if b"saccade.runtime.process" in _command(pid))
 
     def gauge(self, name: str) -> float:
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():
@@ -69,6 +68,10 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout=60)
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _command(pid: int) -> bytes:

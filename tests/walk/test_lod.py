@@ -12,6 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from saccade.api.preview import HEEDED, PreviewBody
 from tests.parity.oracle import picture
 from tests.parity.test_views import VIEWS, write_head
 from tests.walk.conftest import Server
@@ -45,8 +46,7 @@ def ask(server: Server, *urls: str, detail: Any = None, route: str = "chat/compl
     body = {
         "model": server.model,
         "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What is red?"}]}],
-        "max_tokens": 6,
-        "temperature": 0,
+        **({"max_tokens": 6, "temperature": 0} if route == "chat/completions" else {}),
         **more,
     }
     return httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60)
@@ -124,8 +124,42 @@ def test_a_budget_without_a_picture_is_refused(looking: Server) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "visual_tokens")
     response = ask(looking, route="lod/preview")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
-    response = ask(looking, LARGE, route="lod/preview", stream=True)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "stream")
+
+
+# The value is one a chat body may have: only the preview refuses it.
+OF_ANSWERS: dict[str, Any] = {
+    "n": 2,
+    "logprobs": True,
+    "stream": False,
+    "max_tokens": 6,
+    "max_completion_tokens": 6,
+    "min_tokens": 1,
+    "temperature": 0,
+    "top_p": 0.5,
+    "top_k": 4,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 1,
+    "frequency_penalty": 1,
+    "seed": 3,
+    "logit_bias": {"1": 2},
+    "stop": "x",
+    "stop_token_ids": [1],
+    "ignore_eos": True,
+    "response_format": {"type": "text"},
+}
+
+
+def test_a_preview_refuses_what_is_about_an_answer(looking: Server) -> None:
+    for name, value in OF_ANSWERS.items():
+        response = ask(looking, LARGE, route="lod/preview", **{name: value})
+        assert response.status_code == 400, name
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert ask(looking, LARGE, route="lod/preview", **dict.fromkeys(OF_ANSWERS)).status_code == 200
+    assert {*OF_ANSWERS, *HEEDED, "top_logprobs", "stream_options"} == {*PreviewBody.model_fields}
+    response = ask(looking, LARGE, route="lod/preview", format="png", png=False)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "png")
 
 
 def test_a_preview_has_the_maps_and_the_plan(looking: Server) -> None:

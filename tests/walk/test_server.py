@@ -7,6 +7,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from PIL import Image
 from saccade import LLM, SamplingParams
 from tests.api import client_checks
 from tests.parity.oracle import picture
-from tests.walk.conftest import Server
+from tests.walk.conftest import Server, children
 
 
 def data_uri(image: Image.Image) -> str:
@@ -130,6 +132,26 @@ def test_sigterm_lets_a_running_stream_finish(start_server: Callable[..., Server
     assert lines[-2:] == ["data: [DONE]", ""]
     finishes = [json.loads(line[6:])["choices"] for line in lines if line.startswith("data: {")]
     assert finishes[-1][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_engine_starts_ends_both_quietly(
+    vl_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "saccade", "serve", str(vl_folder), "--port", "0", "--num-blocks", "64"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    engine = None
+    while engine is None and process.poll() is None:
+        engine = next(iter(children(process.pid)), None)
+    process.send_signal(number)
+    status = process.wait(30)
+    told = (tmp_path / "log").read_text()
+    assert status == 128 + number, told
+    assert "Traceback" not in told
+    assert "serving" not in told
+    assert engine is not None
+    assert not Path(f"/proc/{engine}").exists()
 
 
 def test_a_dead_engine_is_told_and_ends_the_server(start_server: Callable[..., Server]) -> None:

@@ -66,7 +66,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """A body that was understood."""
 
     body: Body
@@ -235,7 +235,7 @@ class GenerationExchange:
         self._generation = Generation(service, self._id, self._arrived, jobs)
         return terms, self._generation
 
-    def _read(self) -> _Asked:
+    def _read(self) -> Asked:
         info = self._service.link.info
         body = read(
             self._kind,
@@ -247,9 +247,9 @@ class GenerationExchange:
         self._service.model_name(body.model)
         if body.user is not None:
             log.info("%s: for user %r", self._id, body.user)
-        return _Asked(body, sampling_of(body), has_media(body))
+        return Asked(body, sampling_of(body), has_media(body))
 
-    async def _requests(self, asked: _Asked, salt: bytes, stages: list[Stages]) -> list[Request]:
+    async def _requests(self, asked: Asked, salt: bytes, stages: list[Stages]) -> list[Request]:
         """The blocking work, one call per prompt; whoever stops waiting for it ends it."""
         service, halt = self._service, Halt()
         pool = service.loaders if asked.media else service.preparers

@@ -3,7 +3,8 @@
 takes   a chat body; `format` json (maps and plan, with the annotated pictures as data URLs) or png (the first
         picture, annotated)
 gives   what `saccade.preview` makes of it
-never   generates a token: the request ends in the engine once its views are chosen
+never   generates a token: the request ends in the engine once its views are chosen; what a chat body may ask
+        of an answer is refused
 """
 
 import asyncio
@@ -15,14 +16,18 @@ import msgspec
 from pydantic import Field
 
 from saccade.api.asgi import Send, send_json
-from saccade.api.exchange import GenerationExchange, Terms, ignore
+from saccade.api.exchange import Asked, GenerationExchange, Terms, ignore
 from saccade.api.generation import Generation
-from saccade.api.openai import ChatBody, wishes_of
+from saccade.api.openai import Body, ChatBody, wishes_of
 from saccade.api.service import Service
+from saccade.api.strict import UnsupportedParameter
 from saccade.errors import InvalidValue, Overloaded
 from saccade.media.detail import Wishes
 from saccade.preview import Preview, preview_of
 from saccade.request import Request
+
+# What a preview goes by; the rest of a chat body is about an answer, of which there is none.
+HEEDED = frozenset(("model", "messages", "visual_tokens", "lod", "user", "format", "png"))
 
 
 class PreviewBody(ChatBody):
@@ -31,15 +36,32 @@ class PreviewBody(ChatBody):
     format: Literal["json", "png"] | None = None
     png: bool | None = Field(default=None)  # in JSON: with the annotated pictures
 
+    @property
+    def token_limit(self) -> int:
+        return 1  # the least a request may ask for: it ends before
+
+
+def refuse_unheeded(body: Body) -> None:
+    """Raise for what was asked and would change nothing; a null is the same as not asking."""
+    for name in sorted(body.model_fields_set - HEEDED):
+        if getattr(body, name) is not None:
+            why = "a preview only looks, and gives no answer; leave it out"
+            raise UnsupportedParameter(f"unsupported parameter '{name}': {why}", param=name)
+    if isinstance(body, PreviewBody) and body.format == "png" and body.png is not None:
+        raise InvalidValue("png is for the json format, and format is 'png'; leave one out", param="png")
+
 
 class PreviewExchange(GenerationExchange):
     def __init__(self, service: Service) -> None:
         super().__init__(service, PreviewBody)
         self._request: Request | None = None
 
+    def _read(self) -> Asked:
+        asked = super()._read()
+        refuse_unheeded(asked.body)
+        return asked
+
     def _wishes(self, body: ChatBody) -> Wishes:
-        if body.stream:
-            raise InvalidValue("a preview is not streamed; leave out stream", param="stream")
         return wishes_of(body, only_look=True)
 
     def _prepared(self, request: Request) -> Request:

@@ -1,24 +1,19 @@
 """The HTTP server: routes, and its life from the first connection to the drained end.
 
 takes   a front and a started engine link
-gives   an ASGI application; `serve` runs it until a signal, or until the engine is gone; `run_server` both
-never   answers on any address but the one it was given; leaves an engine behind it started
+gives   an ASGI application; `serve` runs it until a signal, or until the engine is gone (run.py has both)
+never   answers on any address but the one it was given
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 import uvicorn
-import uvloop
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
 from starlette.exceptions import HTTPException
@@ -34,13 +29,12 @@ from saccade.api.openai import ChatBody, CompletionBody
 from saccade.api.preview import PreviewExchange
 from saccade.api.protocol import LimitedProtocol, ServerConfig
 from saccade.api.service import Service
-from saccade.checkpoint import open_checkpoint
-from saccade.config import EngineConfig, ServeConfig
+from saccade.config import ServeConfig
 from saccade.errors import ConfigError, EngineDied, NotFound, Overloaded, SaccadeError, WrongMethod
 from saccade.front import Front
-from saccade.heap import MAPPING, Trimmer, settle_heap
+from saccade.heap import Trimmer
 from saccade.metrics import CONTENT_TYPE
-from saccade.runtime.link import EngineLink, ProcessLink
+from saccade.runtime.link import EngineLink
 
 log = logging.getLogger("saccade.api")
 
@@ -48,7 +42,6 @@ KEEP_ALIVE_SECONDS = 30  # an idle connection is kept; longer than common proxie
 FLUSH_SECONDS = 2  # for the last bytes of ended answers to reach their clients
 BACKLOG = 2048
 ENGINE_POLL_SECONDS = 0.25
-EXIT_SECONDS = 2.0  # for threads to notice that everything is over
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -243,68 +236,6 @@ async def serve(
         restore()
     running.result()
     return 1 if died else 0
-
-
-# Printed for a checkpoint that brings a picture to try, as the embedded one does.
-_EXAMPLE = """\
-Ask it something, in another terminal:
-
-curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d @- <<EOF
-{{"model": "{model}", "messages": [{{"role": "user", "content": [
-  {{"type": "image_url", "image_url": {{"url":
-    "data:image/png;base64,$(base64 < {picture} | tr -d '\\n')"}}}},
-  {{"type": "text", "text": "What is the total amount?"}}]}}]}}
-EOF
-"""
-
-
-def run_server(engine: EngineConfig, config: ServeConfig) -> int:
-    """A server and its engine, from loading to the end; the process's exit status.
-
-    Everything has been answered and the engine has ended when this is over. A thread that is not (it decodes
-    what nobody waits for) ends with the process, which then ends here.
-    """
-    settle_heap(MAPPING)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(_run_server(engine, config))
-    if not _threads_over(EXIT_SECONDS):
-        log.warning("a thread still works for a request nobody waits for; the process ends without it")
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # leaving by any other way waits for it
-    return status
-
-
-def _threads_over(seconds: float) -> bool:
-    """Whether every thread that would keep the process from ending has ended, given so much time."""
-    deadline = time.monotonic() + seconds
-    others = [
-        one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon
-    ]
-    for thread in others:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return not any(thread.is_alive() for thread in others)
-
-
-async def _run_server(engine: EngineConfig, config: ServeConfig) -> int:
-    with bind(config) as listener:  # a port that is taken is told before a model is loaded
-        checkpoint = await asyncio.to_thread(open_checkpoint, engine.model)
-        link = ProcessLink(engine)
-        await link.start()
-        try:
-            front = Front(checkpoint, link.info.max_model_len, config.media)
-            names = config.served_model_names or (checkpoint.name,)
-
-            def started(url: str) -> None:
-                print(f"serving {', '.join(names)} on {link.info.device} at {url}", flush=True)
-                if (example := checkpoint.path / "examples" / "receipt.png").is_file():
-                    print(_EXAMPLE.format(picture=example, url=url, model=names[0]), flush=True)
-
-            with contextlib.closing(front):
-                return await serve(front, link, config, listener=listener, started=started)
-        finally:
-            await link.stop()
 
 
 def _url(listener: socket.socket) -> str:

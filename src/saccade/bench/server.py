@@ -48,7 +48,7 @@ def serving(config: EngineConfig) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="saccade-bench-") as folder:
         log = Path(folder) / "server.log"
         port = _free_port()
-        command = [sys.executable, "-m", "saccade.cli", "serve", config.model, *engine_flags(config)]
+        command = [sys.executable, "-m", "saccade", "serve", config.model, *engine_flags(config)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
         command += ["--shutdown-timeout", "5"]
         with log.open("wb") as out:

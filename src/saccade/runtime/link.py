@@ -47,6 +47,10 @@ log = logging.getLogger(__name__)
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 
 
+STOP_SECONDS = 10.0  # for an engine to end its last step
+START_STOP_SECONDS = 1.0  # for one that is still starting to tidy the terminal
+
+
 class EngineLink(Protocol):
     """What the server asks of an engine, wherever it runs."""
 
@@ -133,7 +137,10 @@ class ProcessLink:
         self._outbox.put(Stop())
         self._outbox.put(None)
         if self._process is not None:
-            await asyncio.to_thread(_wait_or_kill, self._process, 10.0)
+            if self._info is None:  # it hears no messages yet
+                self._process.terminate()
+            patience = STOP_SECONDS if self._info is not None else START_STOP_SECONDS
+            await asyncio.to_thread(_wait_or_kill, self._process, patience)
         if self._channel is not None:
             self._channel.close()
 

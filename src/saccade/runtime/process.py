@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from typing import NoReturn
 
 from saccade.errors import RequestError, SaccadeError
 from saccade.heap import KEEPING, MAPPING, Trimmer, settle_heap
@@ -86,9 +87,16 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
             heap.trim()
 
 
+def _end_starting(number: int, frame: object) -> NoReturn:
+    """The front does not want the engine any more; progress bars are taken off the terminal on the way."""
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # Whoever signals a whole group means the front, which lets answers end before it ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_starting)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.receive(ToEngine)
     if not isinstance(start, Start):
@@ -99,6 +107,7 @@ def main() -> None:
     except SaccadeError as error:
         channel.send(Failed(error.message))
         return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel.send(Ready(engine.info, engine.stats()))
     serve(engine, Inbox(channel), channel)
     engine.close()

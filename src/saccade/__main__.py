@@ -1,0 +1,19 @@
+"""The `saccade` command, and `python -m saccade`.
+
+An interrupt while the modules load ends the process without a word, as it would later.
+"""
+
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from saccade import cli  # noqa: E402
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()
