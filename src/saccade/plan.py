@@ -56,6 +56,7 @@ class Sight(msgspec.Struct, frozen=True, gc=False):
 
     span: Span
     pixels: Pixels
+    keep: bool = True  # what it says by itself, for later looks: not if it was deleted since its request came
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):  # holds nothing that could refer back to it

@@ -130,3 +130,26 @@ def test_a_head_of_another_shape_is_refused(bench: Callable[[str], Bench], tmp_p
     (broken / "head.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"head\.safetensors, which config\.json names"):
         Engine(EngineConfig(model=str(broken), device="cpu", num_blocks=64), progress=False)
+
+
+def test_what_a_deleted_picture_says_by_itself_is_forgotten(bench: Callable[[str], Bench]) -> None:
+    """Whether it is deleted after it was looked at, or while a request that will look at it waits."""
+    peers = bench("registered")
+    engine = peers.engine()
+    stills = engine._runner._lookout._still  # type: ignore[union-attr]
+    kept: list[list[int]] = []
+    for waiting in (False, True):
+        request = peers.request(LOOKS[0], n=1)
+        engine.submit(request)
+        contents = {item.view.content for item in request.media}
+        counts = []
+        if waiting:
+            for content in contents:
+                engine.picture(content, drop=True)
+        while not engine.idle:
+            engine.step()
+        counts.append(len(stills))
+        for content in contents:
+            engine.picture(content, drop=True)
+        kept.append([*counts, len(stills)])
+    assert kept == [[len(contents), 0], [0, 0]]

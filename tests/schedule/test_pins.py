@@ -89,7 +89,17 @@ def test_blocks_spared_by_sharing_are_counted_without_the_pins() -> None:
     assert engine.scheduler.stats().blocks_spared == 0
 
 
+def test_tenants_without_a_block_to_pin_are_not_remembered() -> None:
+    pins = Pins([SYSTEM[:3]], 5)
+    engine = Engine(blocks=20, pins=pins)
+    for number in range(50):
+        ask(engine, str(number), salt=b"%d" % number)
+        assert len(pins._tenants) <= pins.most
+
+
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"has 15 tokens.* blocks of 16.* --block-size"):
+        refuse_pins([[1] * 40, [1] * 15], 16, 100, 200, 2)
     refuse_pins([[1] * 40], 16, 100, 200, 2)
     with pytest.raises(ConfigError, match=r"40 tokens, 2 KV blocks of 100 bytes, together 200.* may pin 199"):
         refuse_pins([[1] * 40], 16, 100, 199, 2)

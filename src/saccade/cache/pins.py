@@ -32,8 +32,11 @@ class Pins:
         return salt in self._tenants
 
     def admit(self, salt: bytes, keys: Sequence[bytes]) -> None:
-        """A tenant whose blocks of the beginnings have these keys."""
+        """A tenant whose blocks of the beginnings have these keys; without any there is nothing to note, so
+        that every tenant noted has a block of `most`."""
         wanted = set(keys)
+        if not wanted:
+            return
         if len(self._blocks) + len(wanted) > self.most:
             self.refusals += 1
             return
@@ -51,7 +54,14 @@ class Pins:
 def refuse_pins(
     prefixes: Sequence[Sequence[int]], block_size: int, block_bytes: int, budget: int, room: int
 ) -> None:
-    """Raise unless the beginnings fit into the `budget` of a tenant (bytes) and into the `room` (blocks)."""
+    """Raise unless each has a block, and all fit into the `budget` of a tenant (bytes) and into the `room`
+    (blocks)."""
+    shortest = min(map(len, prefixes), default=block_size)
+    if shortest < block_size:
+        raise ConfigError(
+            f"a prefix to pin has {shortest} tokens, and KV is kept by blocks of {block_size}; leave it out, "
+            "lengthen it, or lower --block-size"
+        )
     blocks = sum(len(prefix) // block_size for prefix in prefixes)
     tokens = sum(len(prefix) for prefix in prefixes)
     if blocks * block_bytes > budget:

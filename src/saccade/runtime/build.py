@@ -155,6 +155,7 @@ def _runner(
         tower = tower_graphs(model.vision, device, dtype) if way.tower else None
         encoder = Encoder(model.vision, processing, device, dtype, unfinished, tower)
         lookout = Lookout(model, pages, _head(config, checkpoint, model, device), device, encoder.send)
+        store.dropped = lookout.forget
         if tower is not None and device.type == "cuda" and checkpoint.image is not None:
             with running(way.mode):
                 warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)

@@ -29,7 +29,7 @@ from saccade.lod.relevance import from_attention, from_head, score, to_look
 from saccade.lod.texture import texture
 from saccade.lod.values import Grid, Look
 from saccade.models.layers import LanguageModel, Watch
-from saccade.plan import Row, Sight
+from saccade.plan import Row, Sight, Span
 from saccade.request import Pixels
 from saccade.views import RelevanceHead
 from saccade.vision.splice import visible
@@ -120,8 +120,9 @@ class Lookout:
         self._device = device
         self._upload = upload
         self._layers = tuple(dict.fromkeys(min(int(depth * part), depth - 1) for part in MIDDLE))
-        # By view key: the maps that do not depend on the question, least recently used first.
-        self._still: OrderedDict[bytes, Tensor] = OrderedDict()
+        # By view key: of which picture, and the maps that do not depend on the question, least recently used
+        # first.
+        self._still: OrderedDict[bytes, tuple[bytes, Tensor]] = OrderedDict()
 
     def watch(self, rows: Sequence[Row]) -> Watch | None:
         """The hidden states that the forward pass of these rows must hand out."""
@@ -205,16 +206,22 @@ class Lookout:
         if still is None:
             # A picture has one frame; what a zoomed view would be cut from is all of it.
             numbers = score(texture(self._upload(sight.pixels)[0]), grid, coupling)
-            self._keep(key, numbers[: 3 * grid[0] * grid[1]])
+            if sight.keep:
+                self._keep(sight.span, numbers[: 3 * grid[0] * grid[1]])
             return numbers
         self._still.move_to_end(key)
         share, strength = coupling()
-        return torch.cat([still, share.flatten(), strength.reshape(1)])
+        return torch.cat([still[1], share.flatten(), strength.reshape(1)])
 
-    def _keep(self, key: bytes, still: Tensor) -> None:
-        self._still[key] = still.clone()
+    def _keep(self, span: Span, still: Tensor) -> None:
+        self._still[span.key] = span.view.content, still.clone()
         while len(self._still) > STILLS:
             self._still.popitem(last=False)
+
+    def forget(self, content: bytes) -> None:
+        """A picture was deleted."""
+        for key in [key for key, (shown, _) in self._still.items() if shown == content]:
+            del self._still[key]
 
     def _slots(self, paged: Paged, place: int, sight: Sight) -> Tensor:
         """Where a view's tokens lie in the pages."""

@@ -178,7 +178,9 @@ class Sequence:
         slots = sorted(item.slot for item in group.request.media)  # in the order of the spans
         spans = dict(zip(slots, group.layout.spans, strict=True))
         wanted = [spans[slot] for slot in zooming.slots] if zooming else []
-        return tuple(Sight(span, group.pixels[span.key]) for span in wanted)
+        return tuple(
+            Sight(span, group.pixels[span.key], span.view.content not in group.deleted) for span in wanted
+        )
 
     def finish(self) -> FinishReason | None:
         """Whether the last known token ends it."""

@@ -50,6 +50,7 @@ class FeatureStore(Generic[T]):
         self._holds: Counter[bytes] = Counter()
         self._heeded: dict[bytes, float] = {}  # the deletions in the folder that have been followed here
         self._misses = self._disk_hits = 0
+        self.dropped: Callable[[bytes], None] | None = None  # told of every picture that is deleted
 
     # What there is
 
@@ -172,6 +173,7 @@ class FeatureStore(Generic[T]):
             self._disk.delete(content)
         for key in views:
             self.forget(key)
+        self._tell(content)
         return len(views)
 
     def forget(self, key: bytes) -> None:
@@ -221,7 +223,13 @@ class FeatureStore(Generic[T]):
         for key, known in list(self._tiers.known.items()):
             if known.made <= news.get(known.content, 0.0):
                 self.forget(key)
+        for content in news:
+            self._tell(content)
         return list(news)
+
+    def _tell(self, content: bytes) -> None:
+        if self.dropped is not None:
+            self.dropped(content)
 
     def check(self) -> None:
         """Raise unless tiers, pins, holds and what is known of them agree."""
