@@ -3,17 +3,22 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
-from saccade.request import Request, Sampling
-from saccade.runtime.link import ProcessLink
-from saccade.runtime.wire import Cancel, Submit
+from saccade.metrics import EngineStats
+from saccade.request import Delta, Request, Sampling
+from saccade.runtime.link import MOST_RECALLS, ProcessLink
+from saccade.runtime.process import Inbox, serve
+from saccade.runtime.wire import Cancel, Channel, News, Recall, Recalled, Stop, Submit, ToFront
 from tests.runtime.test_wire import picture, request_with
 
 
@@ -139,3 +144,65 @@ async def test_the_numbers_are_there_from_the_start(vl_folder: Path) -> None:
         assert link.stats().blocks_free == 64
     finally:
         await link.stop()
+
+
+async def test_the_engine_has_few_questions_about_pictures_at_a_time(vl_folder: Path) -> None:
+    link = ProcessLink(config(vl_folder))
+    link._end = None
+    asking = [asyncio.create_task(link.picture(b"%d" % number, drop=True)) for number in range(40)]
+    numbers: list[int] = []
+    while len(numbers) < 40:
+        await asyncio.sleep(0)
+        while not link._outbox.empty():
+            message = link._outbox.get()
+            assert isinstance(message, Recall)
+            numbers.append(message.number)
+        open_ones = len(numbers) - sum(one.done() for one in asking)
+        assert open_ones <= MOST_RECALLS
+        if open_ones == MOST_RECALLS or len(numbers) == 40:
+            link._handle(Recalled(numbers[sum(one.done() for one in asking)], {"gpu": 1}))
+    link._over(EngineDied("over"))
+    ends = await asyncio.gather(*asking, return_exceptions=True)
+    assert sum(isinstance(one, EngineDied) for one in ends) < 40
+    with pytest.raises(EngineDied):
+        await link.picture(b"late")
+
+
+class Deleting:
+    """An engine with a disk that takes its time."""
+
+    def __init__(self) -> None:
+        self.info = SimpleNamespace(device="cuda")
+        self.idle = True
+        self.then: list[Callable[[], None]] = []
+
+    def picture(self, content: bytes) -> dict[str, int]:
+        return {"disk": 1}
+
+    def forget(self, content: bytes, then: Callable[[], None]) -> None:
+        self.then.append(then)
+
+    def step(self) -> list[Delta]:
+        return []
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+def test_a_deletion_is_answered_when_the_files_are_gone_and_holds_up_no_step() -> None:
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    inbox, engine = Inbox(theirs), Deleting()
+    ours.send(Recall(1, b"x", True))
+    ours.send(Recall(2, b"y", False))
+    worker = threading.Thread(target=serve, args=(engine, inbox, theirs))
+    worker.start()
+    heard: list[Any] = []
+    while not any(isinstance(one, Recalled) for one in heard) or not isinstance(heard[-1], News):
+        heard.append(ours.receive(ToFront))
+    assert [one.number for one in heard if isinstance(one, Recalled)] == [2]
+    engine.then[0]()
+    assert ours.receive(ToFront) == Recalled(1, {"disk": 1})
+    ours.send(Stop())
+    worker.join(10)
+    ours.close()
+    engine.then[0]()  # nobody is there any more: no harm

@@ -145,11 +145,11 @@ def test_what_a_deleted_picture_says_by_itself_is_forgotten(bench: Callable[[str
         counts = []
         if waiting:
             for content in contents:
-                engine.picture(content, drop=True)
+                engine.forget(content)
         while not engine.idle:
             engine.step()
         counts.append(len(stills))
         for content in contents:
-            engine.picture(content, drop=True)
+            engine.forget(content)
         kept.append([*counts, len(stills)])
     assert kept == [[len(contents), 0], [0, 0]]

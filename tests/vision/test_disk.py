@@ -5,8 +5,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,79 @@ def test_a_deletion_reaches_what_waits_to_be_written(tmp_path: Path) -> None:
     made.close()
     assert not list(tmp_path.rglob("*.safetensors"))
     assert made.entries == 0
+
+
+class SlowFolder(Folder):
+    """Whose deletions begin when the test says so, in a thread that is not the test's."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "weights", 1 << 20)
+        self.gate = threading.Event()
+        self.deletions: list[set[bytes]] = []
+
+    def delete_all(self, deleted: Mapping[bytes, float]) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.deletions.append({*deleted})
+        self.gate.wait(10)
+        super().delete_all(deleted)
+
+
+def test_nobody_waits_for_the_files_of_deleted_pictures_and_all_go_at_once(tmp_path: Path) -> None:
+    where = SlowFolder(tmp_path)
+    save(where)
+    told: list[bytes] = []
+    with disk(where) as mine:
+        mine.delete(PICTURE, lambda: told.append(PICTURE))
+        assert (mine.size(KEY), mine.views(PICTURE), mine.entries) == (None, [], 0)
+        until(lambda: where.deletions == [{PICTURE}])
+        for number in range(200):  # a flood of names made up
+            mine.delete(b"%032d" % number, partial(told.append, b"%032d" % number))
+        mine._look()
+        assert mine.size(KEY) is None  # though the file is still there
+        assert only_file(tmp_path).exists()
+        assert not told
+        where.gate.set()
+        until(lambda: len(told) == 201)
+        assert not list(tmp_path.rglob("*.safetensors"))
+        assert len(where.deletions) == 2
+
+
+def test_what_is_made_after_a_deletion_stays_though_the_files_go_later(tmp_path: Path) -> None:
+    where = SlowFolder(tmp_path)
+    save(where)
+    with disk(where) as mine:
+        mine.delete(PICTURE)
+        assert mine.write(KEY, PICTURE, features(1), 96, time.time())
+        time.sleep(0.01)
+        where.gate.set()
+        until(lambda: mine.written == 1)
+        assert torch.equal(load(where).tensor, features(1).tensor)
+        mine._look()
+        assert mine.size(KEY)
+
+
+def test_deletions_come_before_what_waits_to_be_written(tmp_path: Path) -> None:
+    gate, order = threading.Event(), []
+
+    def slow(kept: Kept) -> Slab:
+        order.append("write")
+        gate.wait(10)
+        return MOVER.slab(kept)
+
+    made = Disk(folder(tmp_path), slow, MOVER.blank, refresh=LONG)
+    for number in range(3):
+        made.write(bytes([number]) * 32, PICTURE, features(), 96, time.time())
+    made.delete(OTHER, lambda: order.append("deleted"))
+    gate.set()
+    made.close()
+    assert order == ["write", "deleted", "write", "write"]
+
+
+def test_a_mark_of_deletion_never_becomes_older(tmp_path: Path) -> None:
+    where, now = folder(tmp_path), time.time()
+    where.delete_all({PICTURE: now})
+    where.delete_all({PICTURE: now - 100})
+    assert where.list().deleted[PICTURE] == pytest.approx(now, abs=0.01)
 
 
 def test_a_stale_listing_does_not_undo_a_deletion(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The feature store: what is needed stays, and what leaves one tier is found in the next."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -69,9 +71,11 @@ class SlowDisk(Disk):
     def wait(self, seconds: float) -> None:
         pass
 
-    def delete(self, content: bytes) -> None:
+    def delete(self, content: bytes, then: Callable[[], None] | None = None) -> None:
         for key in self.views(content):
             del self.files[key]
+        if then is not None:
+            then()
 
 
 def on_disk(

@@ -7,7 +7,7 @@ never   goes on with a device that has failed; a step that cannot be computed en
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -124,13 +124,14 @@ class Engine:
     def step(self) -> list[Delta]:
         return self._scheduler.end_lost() + self._loop.step()
 
-    def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
-        """How many views of a picture each tier keeps; with `drop` they, and KV computed from them, are found
-        by nobody any more."""
-        found = self._store.find(content)
-        if drop:
-            self._scheduler.forget(content)
-        return found
+    def picture(self, content: bytes) -> dict[str, int]:
+        """How many views of a picture each tier keeps."""
+        return self._store.find(content)
+
+    def forget(self, content: bytes, then: Callable[[], None] | None = None) -> None:
+        """Views of a picture, and KV computed from them, are found by nobody any more. `then` is called,
+        perhaps by another thread, once there is nothing left of them on disk."""
+        self._scheduler.forget(content, then)
 
     @property
     def idle(self) -> bool:

@@ -48,6 +48,7 @@ _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 
 
 STOP_SECONDS = 10.0  # for an engine to end its last step
+MOST_RECALLS = 16  # questions about pictures at a time: the engine answers them between two steps
 START_STOP_SECONDS = 1.0  # for one that is still starting to tidy the terminal
 
 
@@ -91,6 +92,7 @@ class ProcessLink:
         self._stats = EngineStats()
         self._replies: dict[str, _Reply] = {}
         self._recalls: dict[int, asyncio.Future[dict[str, int]]] = {}
+        self._recalling = asyncio.Semaphore(MOST_RECALLS)
         self._numbers = itertools.count()
         self._end: SaccadeError | None = EngineDied("the engine has not been started")  # None while it lives
 
@@ -165,17 +167,19 @@ class ProcessLink:
                 self.cancel(name)
 
     async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
-        """How many views of a picture each tier keeps; with `drop` they are forgotten."""
-        if self._end is not None:
-            raise self._end
-        number = next(self._numbers)
-        asked: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
-        self._recalls[number] = asked
-        self._outbox.put(Recall(number, content, drop))
-        try:
-            return await asked
-        finally:
-            self._recalls.pop(number, None)
+        """How many views of a picture each tier keeps; with `drop` they are forgotten, on disk too when this
+        is over."""
+        async with self._recalling:
+            if self._end is not None:
+                raise self._end
+            number = next(self._numbers)
+            asked: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+            self._recalls[number] = asked
+            self._outbox.put(Recall(number, content, drop))
+            try:
+                return await asked
+            finally:
+                self._recalls.pop(number, None)
 
     def cancel(self, request_id: str) -> None:
         if self.alive:

@@ -3,15 +3,17 @@
 A thread reads the channel; the main thread steps. When the channel closes, the front is gone and so are we.
 """
 
+import contextlib
 import logging
 import queue
 import signal
 import socket
 import sys
 import threading
+from functools import partial
 from typing import NoReturn
 
-from saccade.errors import RequestError, SaccadeError
+from saccade.errors import EngineDied, RequestError, SaccadeError
 from saccade.heap import KEEPING, MAPPING, Trimmer, settle_heap
 from saccade.runtime.engine import Engine
 from saccade.runtime.memory import resolve_device
@@ -78,13 +80,23 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
                 case Cancel(request_id):
                     engine.cancel([request_id])
                 case Recall(number, content, drop):
-                    channel.send(Recalled(number, engine.picture(content, drop=drop)))
+                    tell = partial(_tell, channel, Recalled(number, engine.picture(content)))
+                    if drop:
+                        engine.forget(content, tell)
+                    else:
+                        tell()
                 case Start():
                     log.warning("a second start message was ignored")
         deltas = engine.step()
         channel.send(News(tuple(deltas), engine.stats()))
         if heap is not None and heap.due:
             heap.trim()
+
+
+def _tell(channel: Channel, message: Recalled) -> None:
+    """From any thread; if the front is gone, whoever reads the channel notices."""
+    with contextlib.suppress(EngineDied):
+        channel.send(message)
 
 
 def _end_starting(number: int, frame: object) -> NoReturn:

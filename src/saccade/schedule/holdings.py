@@ -13,7 +13,7 @@ must wait for the *result* is sealing a block for others to find: only then are 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from typing import Any, NamedTuple
 
@@ -133,8 +133,9 @@ class Holdings:
         for content in self._store.poll():
             self._hide(content)
 
-    def forget(self, content: bytes) -> None:
-        self._store.drop(content)
+    def forget(self, content: bytes, then: Callable[[], None] | None = None) -> None:
+        """A picture is deleted; `then` is called when its files are gone too."""
+        self._store.drop(content, then)
         self._hide(content)
 
     def _hide(self, content: bytes) -> None:

@@ -1,9 +1,10 @@
 """The disk tier: a folder of features behind threads, so that nobody waits for a disk.
 
-takes   features to write, keys to read
+takes   features to write, keys to read, pictures to delete
 gives   what has been read, when asked; what there is, as of the last look into the folder
 owns    the writing and the reading threads, the queue of writes
-never   blocks its caller: a write the queue has no room for is dropped, a read comes back later or not at all
+never   blocks its caller: a write the queue has no room for is dropped, a read comes back later or never, a
+        deletion counts at once and says later when the files are gone
 """
 
 import logging
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 from saccade.vision.folder import Blank, Folder, Found
@@ -22,6 +24,41 @@ log = logging.getLogger(__name__)
 QUEUED_BYTES = 256 << 20  # of features waiting to be written
 REFRESH_SECONDS = 5.0  # after which what other servers did in the folder is noticed
 READERS = 2
+
+
+class _Job(Enum):
+    DELETE = "delete"  # there is something in `_deletions`
+    END = "end"
+
+
+class _Deletion(NamedTuple):
+    when: float  # Unix seconds
+    then: tuple[Callable[[], None], ...]  # whom to tell
+
+
+class _Views:
+    """The files of the folder: by key, and by picture."""
+
+    def __init__(self, found: dict[bytes, Found]) -> None:
+        self.found = found
+        self._of: dict[bytes, set[bytes]] = {}
+        for key, one in found.items():
+            self._of.setdefault(one.content, set()).add(key)
+
+    def of(self, content: bytes) -> list[bytes]:
+        return list(self._of.get(content, ()))
+
+    def add(self, key: bytes, one: Found) -> None:
+        self.found[key] = one
+        self._of.setdefault(one.content, set()).add(key)
+
+    def take(self, key: bytes) -> Found | None:
+        one = self.found.pop(key, None)
+        if one is not None:
+            self._of[one.content].discard(key)
+            if not self._of[one.content]:
+                del self._of[one.content]
+        return one
 
 
 @dataclass(frozen=True)
@@ -59,13 +96,14 @@ class Disk:
         self._most = queued_bytes
         listing = folder.make_room()
         self._lock = threading.Lock()  # of whoever changes any of these
-        self._views: dict[bytes, Found] = listing.views
+        self._views = _Views(listing.views)
         self.nbytes = listing.nbytes  # of the whole folder
         self.deleted = listing.deleted  # pictures deleted by any server lately, and when (Unix seconds)
         self._pending: dict[bytes, _Write] = {}  # to be written, or just being written
         self._pending_bytes = 0
+        self._deletions: dict[bytes, _Deletion] = {}  # by picture: files to be removed
         self._barred: dict[bytes, float] = {}  # deleted here while the look into the folder may be older
-        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Write | _Job] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[tuple[bytes, bytes, int] | None] = queue.SimpleQueue()
         self._landed: queue.SimpleQueue[Landed] = queue.SimpleQueue()
         self._arrived = threading.Event()
@@ -84,27 +122,27 @@ class Disk:
 
     def size(self, key: bytes) -> int | None:
         """Bytes of the view's file, None if there is none."""
-        found = self._views.get(key)
+        found = self._views.found.get(key)
         return found.nbytes if found else None
 
     def views(self, content: bytes) -> list[bytes]:
         with self._lock:
-            return [key for key, found in self._views.items() if found.content == content]
+            return self._views.of(content)
 
     @property
     def entries(self) -> int:
-        return len(self._views)
+        return len(self._views.found)
 
     # Moves
 
     def wants(self, key: bytes) -> bool:
         """Whether it is neither there nor on its way."""
-        return key not in self._views and key not in self._pending
+        return key not in self._views.found and key not in self._pending
 
     def write(self, key: bytes, content: bytes, kept: Any, nbytes: int, made: float) -> bool:
         """Have it written some time; False if that is dropped, or not needed."""
         with self._lock:
-            if key in self._pending or key in self._views:
+            if key in self._pending or key in self._views.found:
                 return False
             if self._closed or self._pending_bytes + nbytes > self._most:
                 self.dropped_writes += 1
@@ -116,7 +154,7 @@ class Disk:
 
     def read(self, key: bytes, ticket: int) -> bool:
         """Begin reading; what comes of it is in `landed` later. False if there is no such file."""
-        found = self._views.get(key)
+        found = self._views.found.get(key)
         if found is None or self._closed:
             return False
         self._reads.put((key, found.content, ticket))
@@ -134,22 +172,24 @@ class Disk:
         """Until a read is over, or the time is."""
         self._arrived.wait(seconds)
 
-    def delete(self, content: bytes) -> None:
-        """Every view of the picture: in the folder, and on its way there. The one call that waits for the
-        disk, for a few file operations."""
+    def delete(self, content: bytes, then: Callable[[], None] | None = None) -> None:
+        """Every view of the picture, in the folder and on its way there: nobody finds it from here on. `then`
+        is called by a thread once the files are gone too."""
         with self._lock:
             for key in [key for key, write in self._pending.items() if write.content == content]:
                 self._pending_bytes -= self._pending.pop(key).nbytes
             self._barred[content] = time.monotonic()
-            for key in [key for key, found in self._views.items() if found.content == content]:
+            for key in self._views.of(content):
                 self._take(key)
-        self._folder.delete(content)
+            told = self._deletions[content].then if content in self._deletions else ()
+            self._deletions[content] = _Deletion(time.time(), (*told, then) if then is not None else told)
+        self._writes.put(_Job.DELETE)
 
     def close(self, seconds: float = 2.0) -> None:
         """Ends the threads, once they have written what was waiting or the time is over."""
         with self._lock:
             self._closed = True
-        self._writes.put(None)
+        self._writes.put(_Job.END)
         for _ in range(READERS):
             self._reads.put(None)
         deadline = time.monotonic() + seconds
@@ -162,21 +202,46 @@ class Disk:
         looked = time.monotonic()
         while True:
             try:
-                write = self._writes.get(timeout=max(looked + self._refresh - time.monotonic(), 0.0))
+                job = self._writes.get(timeout=max(looked + self._refresh - time.monotonic(), 0.0))
             except queue.Empty:
                 looked = time.monotonic()
                 self._look()
                 continue
-            if write is None:
+            self._delete_all()  # before whatever waits to be written: somebody waits for it
+            if job is _Job.END:
                 return
-            try:
-                self._write(write)
-            except Exception:
-                log.exception("features could not be written")
-                self._forget(write)
+            if isinstance(job, _Write):
+                self._try_to_write(job)
             if time.monotonic() - looked > self._refresh:
                 looked = time.monotonic()
                 self._look()
+
+    def _delete_all(self) -> None:
+        """All pictures at once: what takes long is to read the folder."""
+        with self._lock:
+            deletions = dict(self._deletions)
+        if not deletions:
+            return
+        try:
+            self._folder.delete_all({content: one.when for content, one in deletions.items()})
+        except Exception:
+            log.exception("files of deleted pictures could not be removed")
+        with self._lock:
+            for content, one in deletions.items():
+                if self._deletions[content] is one:  # else it was deleted once more meanwhile
+                    del self._deletions[content]
+        for then in [then for one in deletions.values() for then in one.then]:
+            try:
+                then()
+            except Exception:
+                log.exception("it could not be told that a picture is deleted")
+
+    def _try_to_write(self, write: _Write) -> None:
+        try:
+            self._write(write)
+        except Exception:
+            log.exception("features could not be written")
+            self._forget(write)
 
     def _write(self, write: _Write) -> None:
         with self._lock:
@@ -192,7 +257,7 @@ class Disk:
             self.written += 1
             self.nbytes += nbytes
             if write.content not in self._barred:
-                self._views[write.key] = Found(write.content, nbytes)
+                self._views.add(write.key, Found(write.content, nbytes))
             full = self.nbytes > self._folder.budget
         if full:
             self._look()
@@ -207,13 +272,14 @@ class Disk:
         began = time.monotonic()
         listing = self._folder.make_room()
         with self._lock:
-            self._barred = {content: when for content, when in self._barred.items() if when >= began}
+            stay = self._deletions  # their files are still there
+            self._barred = {one: when for one, when in self._barred.items() if when >= began or one in stay}
             views = {key: found for key, found in listing.views.items() if found.content not in self._barred}
-            self.evictions += len(self._views.keys() - views.keys())
-            self._views, self.nbytes, self.deleted = views, listing.nbytes, listing.deleted
+            self.evictions += len(self._views.found.keys() - views.keys())
+            self._views, self.nbytes, self.deleted = _Views(views), listing.nbytes, listing.deleted
 
     def _take(self, key: bytes) -> None:
-        found = self._views.pop(key, None)
+        found = self._views.take(key)
         self.nbytes -= found.nbytes if found else 0
 
     def _read_all(self) -> None:

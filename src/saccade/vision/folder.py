@@ -19,7 +19,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,34 +212,38 @@ class Folder:
         return self.list()
 
     def delete(self, content: bytes) -> None:
-        """Every view of the picture, and for the other servers a mark that it is to be forgotten.
+        self.delete_all({content: time.time()})
 
-        The engine waits for this, and anybody may ask for it with names made up: it reads names alone, and
-        leaves no marks of unknown pictures beyond `MOST_MARKS`."""
-        if self._views_of(content) or self._marks() < MOST_MARKS:
-            self._leave_mark(content)
-        for name in self._views_of(content):
-            _remove(self._home / name)
+    def delete_all(self, deleted: Mapping[bytes, float]) -> None:
+        """Every view of some pictures, and for the other servers a mark that each is to be forgotten, with
+        the time it was deleted (Unix seconds).
 
-    def _views_of(self, content: bytes) -> tuple[str, ...]:
-        names = self._names(".safetensors")
-        return tuple(name for name in names if name.startswith(content.hex() + "."))
+        Anybody may ask for this with names made up: it reads names alone, once for all pictures, and leaves
+        no marks of unknown ones beyond `MOST_MARKS`."""
+        contents = {content.hex(): content for content in deleted}
+        names = list(self._names())
+        here = {name.partition(".")[0] for name in names if name.endswith(".safetensors")}
+        room = MOST_MARKS - sum(name.endswith(".deleted") for name in names)
+        for shown, content in contents.items():
+            if shown in here or room > 0:
+                self._leave_mark(content, deleted[content])
+                room -= shown not in here
+        for name in self._names():
+            if name.endswith(".safetensors") and name.partition(".")[0] in contents:
+                _remove(self._home / name)
 
-    def _marks(self) -> int:
-        return sum(1 for _ in self._names(".deleted"))
-
-    def _names(self, end: str) -> Iterator[str]:
+    def _names(self) -> Iterator[str]:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._home):
-                if entry.name.endswith(end):
-                    yield entry.name
+                yield entry.name
 
-    def _leave_mark(self, content: bytes) -> None:
+    def _leave_mark(self, content: bytes, when: float) -> None:
         mark = self._home / f"{content.hex()}.deleted"
         with contextlib.suppress(OSError):
+            new = not mark.exists()
             os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-            now = time.time_ns()
-            os.utime(mark, ns=(now, now))  # the file system's own clock may lag behind
+            if new or mark.stat().st_mtime < when:  # another server may have deleted it since
+                os.utime(mark, (when, when))  # the file system's own clock may lag behind
 
     def _deleted_since(self, content: bytes, made: float) -> bool:
         try:

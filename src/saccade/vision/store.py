@@ -164,13 +164,15 @@ class FeatureStore(Generic[T]):
 
     # Unwanted
 
-    def drop(self, content: bytes) -> int:
+    def drop(self, content: bytes, then: Callable[[], None] | None = None) -> int:
         """Forget every view of a picture, in all tiers; gives how many there were. What is pinned or held
-        goes when it is let go."""
+        goes when it is let go. `then` is called, perhaps by another thread, when its files are gone too."""
         views = set(self._tiers.views(content))
         if self._disk is not None:
             views.update(self._disk.views(content))
-            self._disk.delete(content)
+            self._disk.delete(content, then)
+        elif then is not None:
+            then()
         for key in views:
             self.forget(key)
         self._tell(content)
