@@ -77,7 +77,7 @@ def test_candidates_are_right_at_the_sizes_of_a_model(place: Place, tuning: Skin
 
 def test_a_measured_tuning_is_used_for_its_rows_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = SkinnyTuning(16, 512, 2)
-    monkeypatch.setitem(skinny.TUNED, (16, 4096, 4096, False), measured)
+    monkeypatch.setattr(skinny, "TUNED", {(16, 4096, 4096, False): measured})
     assert default_tuning(1, 4096, 4096, False) == measured
     assert default_tuning(16, 4096, 4096, False) == measured
     assert default_tuning(17, 4096, 4096, False) != measured

@@ -22,7 +22,17 @@ from saccade.plan import Row, Span
 from saccade.request import View
 from saccade.runtime import way
 from saccade.runtime.batch import Upload
-from saccade.runtime.buckets import CHUNKS, DECODES, TOKENS, Shape, divide, shape_of, small_shapes
+from saccade.runtime.buckets import (
+    CHUNKS,
+    DECODES,
+    MOST,
+    TOKENS,
+    Shape,
+    divide,
+    first_shapes,
+    later_shapes,
+    shape_of,
+)
 from saccade.runtime.engine import Engine
 from saccade.runtime.graphs import MOST_TRIES, RETRY_AFTER, Graphs
 from saccade.runtime.memory import graph_bytes
@@ -86,11 +96,23 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     assert [one.row for one in divided.chunks] == [0, 1]
 
 
-def test_small_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
-    assert [shape.decodes for shape in small_shapes(20, 9000)] == [24, 16, 8, 4, 2, 1]
-    assert {shape.longest for shape in small_shapes(20, 9000)} == {4096}
-    assert {shape.longest for shape in small_shapes(20, 900)} == {900}
-    assert small_shapes(512, 9000)[0].decodes == 64
+def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
+    decodes = [shape for shape in first_shapes(20, 9000) if not shape.chunks]
+    assert [shape.decodes for shape in decodes] == [24, 16, 8, 4, 2, 1]
+    assert [shape.tokens for shape in first_shapes(20, 9000) if shape.chunks] == sorted(TOKENS)[::-1]
+    assert {shape.longest for shape in first_shapes(20, 9000)} == {4096}
+    assert {shape.longest for shape in first_shapes(20, 900)} == {900}
+    assert max(shape.decodes for shape in first_shapes(512, 9000)) == 64
+
+
+def test_later_shapes_are_the_rest_and_all_fit() -> None:
+    first, later = first_shapes(256, 9000), later_shapes(256, 9000)
+    assert not set(first) & set(later)
+    assert len(set(later)) == len(later)
+    assert len(first) + len(later) <= MOST
+    for rows in (1, 5, 200, 256):
+        for ending in ("greedy", "drawn"):
+            assert any(shape.decodes >= rows and shape.ending == ending for shape in later)
 
 
 class Script:
@@ -150,6 +172,40 @@ def test_prompts_are_captured_when_their_shape_has_come_often_enough() -> None:
     prompt = (row(0, 0, 20),)
     assert [made.find(prompt) is None for _ in range(4)] == [True, True, False, False]
     assert script.calls == len(made) == 1
+
+
+def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
+    script = Script(RuntimeError("no"))
+    made = graphs(script)
+    made.warm(progress=False)
+    warm = script.calls
+    captured = [made.go_on() for _ in range(MOST)]
+    assert captured == sorted(captured, reverse=True)
+    assert script.calls == warm + sum(captured)
+    assert len(made) == script.calls - 1  # the one that failed is not tried again while idle
+    assert made.find((row(0, 5), row(1, 0, 20))) is not None
+    assert script.calls == warm + sum(captured)
+
+
+def test_only_an_idle_engine_prepares(vl_folder: Path) -> None:
+    engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
+    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    params = SamplingParams(max_tokens=4, temperature=0)
+    engine.submit(front.prepare_prompt("The eye jumps", params, "a", trusted=True))
+    assert not engine.prepare()
+    first = drain(engine)
+    while engine.prepare():
+        pass
+    engine.submit(front.prepare_prompt("The eye jumps", params, "b", trusted=True))
+    assert drain(engine) == first
+    engine.check()
+
+
+def drain(engine: Engine) -> list[int]:
+    tokens: list[int] = []
+    while not engine.idle:
+        tokens += [token for delta in engine.step() for token in delta.tokens]
+    return tokens
 
 
 def test_the_host_counts_along_with_the_device() -> None:

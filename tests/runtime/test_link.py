@@ -182,6 +182,9 @@ class Deleting:
     def forget(self, content: bytes, then: Callable[[], None]) -> None:
         self.then.append(then)
 
+    def prepare(self) -> bool:
+        return False
+
     def step(self) -> list[Delta]:
         return []
 

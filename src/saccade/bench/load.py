@@ -27,12 +27,14 @@ from saccade.bench.server import SERVED_NAME, serving
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, SaccadeError
+from saccade.runtime.memory import resolve_device
 from saccade.text.tokens import Tokens
 
 Kind = Literal["text", "image"]
 IMAGE_QUESTION_TOKENS = 16
 PATIENCE = 60.0  # seconds requests still open at the end of a phase get
 WARM_REQUESTS = 2  # of each kind, before the first phase
+SETTLING = 10.0  # seconds without requests after those, on a GPU: an idle engine captures the steps to come
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def _waits(streams: Sequence[Stream]) -> dict[str, list[float]]:
 
 
 async def _phases(
-    url: str, bodies: Bodies, workload: Workload, options: BenchOptions, bar: Progress
+    url: str, bodies: Bodies, workload: Workload, options: BenchOptions, bar: Progress, settling: float
 ) -> list[Row]:
     rates = (0.0, *options.image_rates)
     task = bar.add_task(workload.name, total=None)
@@ -212,6 +214,7 @@ async def _phases(
             warm = await follow(client, bodies.make(kind), kind, time.perf_counter())
             if warm.error:
                 raise SaccadeError(f"mixed_load: the server refused a request: {warm.error}")
+        await asyncio.sleep(settling)
         for number, rate in enumerate(rates):
             arrivals = plan_phase(options.text_rate, rate, options.phase_seconds, (options.seed, number))
             bar.update(task, total=len(arrivals), completed=0, description=f"preparing phase {number + 1}")
@@ -230,5 +233,6 @@ def mixed_load(
         raise ConfigError(f"mixed_load asks over the chat route; {checkpoint.name} has no chat template")
     scale = chosen_scale(workload, options)
     bodies = Bodies(Inputs(checkpoint, Tokens.load(checkpoint), options.seed), scale)
+    settling = SETTLING if resolve_device(config).type == "cuda" else 0.0
     with serving(config) as url:
-        return asyncio.run(_phases(url, bodies, workload, options, bar))
+        return asyncio.run(_phases(url, bodies, workload, options, bar, settling))

@@ -25,20 +25,20 @@ from saccade.kernels.jit import INTERPRETED, TRITON
 TORCH, KERNEL = "torch", "triton"
 
 CHOICE: dict[str, str] = {
-    "decode_attention": TORCH,  # not measured yet, as all below
-    "prefill_attention": TORCH,
-    "fresh_attention": KERNEL,  # prompts from their first token on, by the prefill kernel; torch: flash SDPA
-    "qkv_finish": TORCH,
-    "rotary_angles": TORCH,
-    "rotary": TORCH,
-    "add_rms_norm": TORCH,
-    "silu_mul": TORCH,
-    "add_layer_norm": TORCH,
-    "gelu": TORCH,
-    "skinny_linear": TORCH,
-    "argmax": TORCH,
-    "draw": TORCH,
-    "device_rows": TORCH,
+    "decode_attention": KERNEL,  # H200: 6.14x the twin over 8 cases, 3.16 to 20.62
+    "prefill_attention": KERNEL,  # H200: 1.08x the twin over 6 cases, 0.71 to 1.47
+    "fresh_attention": KERNEL,  # H200: 1.52x the twin over 3 cases, 1.31 to 1.84
+    "qkv_finish": KERNEL,  # H200: 15.80x the twin over 4 cases, 13.55 to 19.84
+    "rotary_angles": KERNEL,  # H200: 4.93x the twin over 3 cases, 4.48 to 5.47
+    "rotary": KERNEL,  # H200: 10.15x the twin over 1 cases, 10.15 to 10.15
+    "add_rms_norm": KERNEL,  # H200: 8.04x the twin over 4 cases, 6.84 to 10.65
+    "silu_mul": KERNEL,  # H200: 2.81x the twin over 4 cases, 1.97 to 3.69
+    "add_layer_norm": KERNEL,  # H200: 1.69x the twin over 1 cases, 1.69 to 1.69
+    "gelu": KERNEL,  # H200: 1.00x the twin over 1 cases, 1.00 to 1.00
+    "skinny_linear": KERNEL,  # H200: 1.03x the twin over 20 cases, 0.77 to 1.18
+    "argmax": KERNEL,  # H200: 4.43x the twin over 3 cases, 3.18 to 6.03
+    "draw": KERNEL,  # H200: 8.83x the twin over 6 cases, 3.35 to 20.74
+    "device_rows": KERNEL,  # H200: 13.17x the twin over 2 cases, 12.62 to 13.75
     "patchify": TORCH,
 }
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.choice import mode, runs_triton
-from saccade.kernels.jit import jit_for_any, power_of_two, tl, wait_for_previous
+from saccade.kernels.jit import compiling, jit_for_any, power_of_two, tl, wait_for_previous
 
 
 class RowState(NamedTuple):
@@ -92,7 +92,8 @@ def gather_rows(step_rows: Tensor, state: RowState, block_size: int) -> Gathered
 def gather_rows_triton(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
     n, device = step_rows.shape[0], step_rows.device
     kinds = (torch.int64, torch.float32, torch.int32, torch.int64, torch.int64, torch.int64)
-    made = Gathered(*(torch.empty(n, dtype=kind, device=device) for kind in kinds))
+    new = torch.zeros if compiling() else torch.empty  # others look things up by these numbers
+    made = Gathered(*(new(n, dtype=kind, device=device) for kind in kinds))
     early = mode().early
     _gather_kernel[(1,)](
         step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=power_of_two(n),

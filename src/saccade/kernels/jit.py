@@ -1,13 +1,16 @@
 """Triton where it is installed; names that let the kernels' files load where it is not.
 
 gives   `tl` and `jit` for writing kernels, `TRITON` to ask whether they can run at all, `INTERPRETED` whether
-        they run on the CPU (tests)
+        they run on the CPU (tests); `compiled_ahead` to have many compiled side by side
 never   decides which implementation runs: that is `choice`
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,8 @@ INTERPRETED: bool = TRITON and bool(triton.knobs.runtime.interpret)
 __all__ = [
     "INTERPRETED",
     "TRITON",
+    "compiled_ahead",
+    "compiling",
     "fetch_ahead",
     "jit",
     "jit_for_any",
@@ -41,16 +46,58 @@ __all__ = [
 ]
 
 
+COMPILERS = 16  # threads; most of a compilation leaves the interpreter's lock
+_COMPILING: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+def compiling() -> bool:
+    """Whether launches run nothing: what a kernel should have written is then whatever was there."""
+    return _COMPILING.get()
+
+
+@contextmanager
+def compiled_ahead() -> Iterator[None]:
+    """Within: a launch has its kernel compiled and does nothing else; at the end all are ready to run. What
+    does not compile says so when it is launched for real."""
+    if not TRITON or INTERPRETED:
+        yield
+        return
+    token = _COMPILING.set(True)
+    try:
+        with ThreadPoolExecutor(COMPILERS) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+            yield
+    finally:
+        _COMPILING.reset(token)
+
+
+if TYPE_CHECKING or not TRITON:
+
+    class Kernel:
+        def __init__(self, function: Callable[..., Any], *, do_not_specialize: tuple[str, ...] = ()) -> None:
+            self.fn = function
+
+else:
+
+    class Kernel(triton.JITFunction):
+        def run(self, *args, grid, warmup, **kwargs):
+            return super().run(*args, grid=grid, warmup=warmup or _COMPILING.get(), **kwargs)
+
+
 def jit(function: Callable[..., Any]) -> Any:
     """A Triton kernel, or the bare function where there is no Triton (nothing calls it there)."""
-    return triton.jit(function) if TRITON else function
+    return jit_for_any()(function)
 
 
 def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
-    """A kernel that is not compiled anew for values of these arguments that are 1, or multiples of 16."""
+    """A kernel that is not compiled anew for values of these arguments that are 1 or multiples of 16, or for
+    how these pointers are aligned."""
 
     def make(function: Callable[..., Any]) -> Any:
-        return triton.jit(function, do_not_specialize=names) if TRITON else function
+        if not TRITON:
+            return function
+        if INTERPRETED:
+            return triton.jit(function, do_not_specialize=names)
+        return Kernel(function, do_not_specialize=names)
 
     return make
 

@@ -16,7 +16,7 @@ BESIDE = (0, 8, 32, 64, 128, 256)
 TOKENS = (64, 128, 256, 512)  # of short prompts, all rows together
 CHUNKS = 8  # rows of prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
-SMALL = 64  # rows: decode steps up to this many are captured before serving begins
+SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
 MOST = 96  # captured steps
 SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
 
@@ -92,11 +92,25 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
     return None if padded is None else Shape(rows, padded, CHUNKS, tier, ending)
 
 
-def small_shapes(most_rows: int, longest: int) -> list[Shape]:
+def first_shapes(most_rows: int, longest: int) -> list[Shape]:
     """What is captured before serving begins, the largest first: the others then fit into its memory."""
     tier = tiers(longest)[0]
     sizes = [size for size in row_sizes(most_rows, prompts=False) if size <= SMALL]
-    return [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
+    prompts = [Shape(0, tokens, CHUNKS, tier, "greedy") for tokens in reversed(TOKENS)]
+    return prompts + [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
+
+
+def later_shapes(most_rows: int, longest: int) -> list[Shape]:
+    """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
+    tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
+    decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
+    beside = [(size, tokens, CHUNKS) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
+    shapes = [
+        Shape(*sizes, tier, ending)
+        for ending in ("greedy", "drawn")
+        for sizes in sorted(decodes + beside, key=lambda sizes: sizes[0])
+    ]
+    return [shape for shape in shapes if shape not in done]
 
 
 def _least(sizes: Sequence[int], needed: int) -> int | None:

@@ -124,6 +124,10 @@ class Engine:
     def step(self) -> list[Delta]:
         return self._scheduler.end_lost() + self._loop.step()
 
+    def prepare(self) -> bool:
+        """For an idle engine: a moment's work that makes later steps faster; gives whether there was any."""
+        return self.idle and self._runner.prepare()
+
     def picture(self, content: bytes) -> dict[str, int]:
         """How many views of a picture each tier keeps."""
         return self._store.find(content)

@@ -8,15 +8,26 @@ never   lets a capture that fails end a request: the step then takes the ordinar
 """
 
 import logging
+from collections import deque
 from functools import partial
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from saccade.kernels.jit import compiled_ahead
 from saccade.kernels.record import Recorder, Replay
 from saccade.plan import Row
-from saccade.runtime.buckets import MOST, SIGHTINGS, Division, Shape, divide, shape_of, small_shapes
+from saccade.runtime.buckets import (
+    MOST,
+    SIGHTINGS,
+    Division,
+    Shape,
+    divide,
+    first_shapes,
+    later_shapes,
+    shape_of,
+)
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.sampler import Sampler
 
@@ -43,6 +54,7 @@ class Graphs:
         self._seen: dict[Shape, int] = {}
         self._failed: dict[Shape, tuple[int, int]] = {}  # tries, the step of the last
         self._steps = 0
+        self._later = deque(later_shapes(most_rows, longest))
 
     def __len__(self) -> int:
         return len(self._replays)
@@ -61,13 +73,27 @@ class Graphs:
         return None if replay is None else (divided, shape, replay)
 
     def warm(self, progress: bool) -> None:
-        """Capture the small decode steps, the largest first."""
+        """Capture the steps that nearly everybody meets."""
+        shapes = first_shapes(self._most_rows, self._longest)
+        with compiled_ahead():
+            for shape in shapes:
+                self._step.clear(shape)
+                self._step.run(shape)
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         shown = progress and console.is_terminal
         with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-            for shape in bar.track(small_shapes(self._most_rows, self._longest), description="decode steps"):
+            for shape in bar.track(shapes, description="decode steps"):
                 self._capture(shape)
+
+    def go_on(self) -> bool:
+        """While nobody waits: capture one more of the steps that may come; gives whether there was one."""
+        while self._later:
+            shape = self._later.popleft()
+            if shape not in self._replays and shape not in self._failed and len(self._replays) < MOST:
+                self._capture(shape)
+                return True
+        return False
 
     def _capture_if_worth(self, shape: Shape) -> Replay | None:
         tries, last = self._failed.get(shape, (0, 0))

@@ -16,6 +16,7 @@ from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.errors import ConfigError
 from saccade.kernels.choice import runs_triton
+from saccade.kernels.jit import compiled_ahead
 from saccade.kernels.paged_decode import DecodeTuning, default_splits
 from saccade.kernels.rows import MOST_GATHERED
 from saccade.models.layers import LanguageModel
@@ -219,6 +220,8 @@ def _measure_workspace(
         contexts=(tokens,),
         decodes=0,
     )
+    with compiled_ahead():
+        model(model.embed(zeros), zeros.expand(3, -1), paged, None)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     hidden = model(model.embed(zeros), zeros.expand(3, -1), paged, None)

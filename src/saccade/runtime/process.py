@@ -67,7 +67,7 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
     """Until the front says stop: listen, step, tell."""
     heap = Trimmer() if engine.info.device == "cpu" else None  # a GPU would wait for it
     while True:
-        for message in inbox.take(wait=engine.idle):
+        for message in inbox.take(wait=engine.idle and not engine.prepare()):
             match message:
                 case Stop():
                     return

@@ -87,6 +87,14 @@ class Runner:
                     return self._replay(plan, step, *found)
             return self._ordinary(plan)
 
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        """While nobody waits: something that makes later steps faster; gives whether there was anything."""
+        if self._captured is None:
+            return False
+        with running(self._mode):
+            return self._captured[1].go_on()
+
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)
         self._encode(plan)
