@@ -2,11 +2,12 @@
 
     python -m bench.simulate [--requests 100000] [--seed 0] [--scene NAME]
 
-Qwen3-VL-8B shapes at an H200's ceilings, on four machines: `roomy` with the whole memory; `tight` with a KV
+Qwen3-VL-8B shapes at an H200's ceilings, on five machines: `roomy` with the whole memory; `tight` with a KV
 pool in which two videos do not fit together and a feature cache of one picture, so that requests queue for
 memory, give way and come back from host memory; `pictures` with a pool in which two pictures do not fit
 together, and hardly anything else; `pools` with a small pool for text and one for views in which two videos
-do not fit together. Prints what happened; fails if anybody is left or waited beyond the bound, or anything is
+do not fit together; `kept` the same with features of all pictures kept, so that known ones wait for it
+among the texts. Prints what happened; fails if anybody is left or waited beyond the bound, or anything is
 still held.
 """
 
@@ -59,6 +60,7 @@ SCENES = {
         kinds=("text", "urgent", "background", "picture", "small picture", "known picture"),
     ),
     "pools": Scene(blocks=560, feature_budget=32 << 20, speed=0.7, longest=60.0, vision=360),
+    "kept": Scene(blocks=560, feature_budget=2 << 30, speed=0.7, longest=60.0, vision=360),
 }
 
 

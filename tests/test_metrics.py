@@ -65,6 +65,7 @@ COUNTERS: dict[tuple[str, str | None], str] = {
     ("saccade_engine_steps_total", None): "steps",
     ("saccade_vision_encodes_total", None): "encodes",
     ("saccade_vision_encode_slices_total", None): "encode_slices",
+    ("saccade_vision_encode_failures_total", None): "encode_failures",
     ("saccade_requests_started_total", None): "started",
     ("saccade_queue_wait_seconds_total", None): "wait_seconds",
     ("saccade_timed_steps_total", None): "timed_steps",

@@ -16,6 +16,7 @@
     │   └── Overloaded          503  the queue is full, or the server drains
     ├── CheckpointError         500  the model folder is wrong: names the file, tensor or key
     ├── ConfigError             500  options that contradict each other or the machine
+    ├── EncodingFailed          503  the device could not encode a picture; it may the next time
     └── EngineDied              503  the engine process ended; nothing more can be answered
 
 Messages are for the caller: they name the value, the limit and the remedy, never a path of the server,
@@ -102,9 +103,15 @@ class Overloaded(RequestError):
     code = "overloaded"
 
 
+class EncodingFailed(SaccadeError):
+    status = 503
+    kind = "engine_error"
+    code = "encoding_failed"
+
+
 # What the engine may say of a request, by code.
 OF_ENGINE: dict[str | None, type[SaccadeError]] = {
-    kind.code: kind for kind in (InvalidValue, ContextTooLong, Overloaded, ImageNotFound)
+    kind.code: kind for kind in (InvalidValue, ContextTooLong, Overloaded, ImageNotFound, EncodingFailed)
 }
 
 

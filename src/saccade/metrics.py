@@ -109,6 +109,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     encodes: int = 0  # views run through the vision tower
     encode_slices: int = 0  # pieces in which some of them went, spread over steps
+    encode_failures: int = 0  # views the device could not make
     started: int = 0  # requests that have had a row
     wait_seconds: float = 0.0  # they waited for it, all together
     timed_steps: int = 0  # measurements of step time; one may span steps that yield nothing to wait for
@@ -231,6 +232,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("gated_looks", "Of those, where the global view was enough.", stats.gated_looks),
         ("zooms", "Zoomed views chosen.", stats.zooms),
         ("vision_encode_slices", "Pieces of views spread over several steps.", stats.encode_slices),
+        ("vision_encode_failures", "Views the device could not encode.", stats.encode_failures),
     ):
         yield CounterMetricFamily(f"saccade_{name}", text, total)
 

@@ -96,7 +96,7 @@ class Encode(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Everything one step does, in this order: swaps out, swaps in, enter, table, copies, encodes, rows."""
+    """Everything one step does, in this order: swaps out, swaps in, encodes, enter, table, copies, rows."""
 
     number: int
     enter: tuple[Enter, ...]

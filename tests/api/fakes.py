@@ -10,6 +10,7 @@ prompt says decides the answer; anything else is answered with `ANSWER`:
     fail / die / full   the engine breaks on this request / ends / has no room
     broken              the link raises something nobody foresaw
     forgotten / lost    a named picture is not known / is gone when its turn comes
+    unseen              a picture could not be encoded
 """
 
 import asyncio
@@ -191,8 +192,9 @@ class FakeLink:
             raise Overloaded("the queue is full")
         if text == "forgotten":
             raise ImageNotFound("not kept")
-        if text == "lost":
-            yield Delta(request_id=request.id, finish="error", error="gone", code="image_not_found")
+        if text in ("lost", "unseen"):
+            code = {"lost": "image_not_found", "unseen": "encoding_failed"}[text]
+            yield Delta(request_id=request.id, finish="error", error="gone", code=code)
             return
         if text == "broken":
             raise RuntimeError("secret: /srv/models/x.py at 10.0.0.1")

@@ -122,6 +122,14 @@ async def test_what_the_engine_does_not_find_is_the_same_404(site: Site) -> None
     await site.well()
 
 
+async def test_a_picture_the_device_cannot_encode_is_a_503_that_says_so(site: Site) -> None:
+    for stream in (False, True):
+        answer = await site.chat([picture(), {"type": "text", "text": "unseen"}], stream=stream)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["message"]) == (503, "encoding_failed", "gone")
+    await site.well()
+
+
 async def test_deleting_forgets_picture_and_name(site: Site) -> None:
     await ask(site, {**picture(), "uuid": "mine"})
     known = await site.get("/v1/images/mine")

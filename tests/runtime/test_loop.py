@@ -1,8 +1,12 @@
-"""A step that cannot be computed ends its requests, and they hear of it though no other is answered."""
+"""A step that cannot be computed ends its requests, and they hear of it though no other is answered. A view
+that cannot be made ends those who need it alone."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
@@ -12,6 +16,9 @@ from saccade.plan import StepPlan
 from saccade.request import Delta
 from saccade.runtime.engine import Engine
 from saccade.runtime.runner import Launched, Runner
+from tests.parity.test_engine import LONG, PICTURES, TEXTS, Bench, bench
+
+__all__ = ["bench"]  # the fixture
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
@@ -39,3 +46,53 @@ def test_a_step_that_cannot_be_launched_is_told_before_the_engine_is_idle(
         engine.check()
     assert [delta.finish for delta in told if delta.finish] == ["error"]
     assert engine.stats().blocks_used == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"itl_target": 0.001}, {"graphs": "on"}, {"num_blocks": 90, "block_size": 4}],
+    ids=["whole", "in slices", "captured", "few blocks"],
+)
+def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], overlap: bool
+) -> None:
+    """The others, in the same step and the same call of the tower, are answered as transformers does."""
+    peers = bench("qwen3_vl")
+    engine = peers.engine(overlap=overlap, **options)
+    encoder = engine._runner._encoder
+    assert encoder is not None
+    tower = encoder._tower
+    poor, broken = tower.carry, [peers.request(PICTURES[1]).media[0].view.grid]
+
+    def carry(stream: torch.Tensor, grids: Any, *arguments: Any, **more: Any) -> Any:
+        if any(grid in broken for grid in grids):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB at 0x7f00")
+        return poor(stream, grids, *arguments, **more)
+
+    monkeypatch.setattr(tower, "carry", carry)
+    questions = [LONG, *PICTURES, *TEXTS]
+    requests = [peers.request(question) for question in questions]
+    engine.submit(requests[0])
+    news = engine.step()
+    for request in requests[1:]:
+        engine.submit(request)
+    while not engine.idle:
+        news += engine.step()
+        engine.check()
+    answers: dict[str, list[int]] = {request.id: [] for request in requests}
+    for delta in news:
+        answers[delta.request_id].extend(delta.tokens)
+    (failed,) = [delta for delta in news if delta.finish == "error"]
+    assert failed.request_id == requests[2].id
+    assert failed.code == "encoding_failed"
+    assert failed.error == (
+        "picture 1 of this request (333x61 pixels) could not be encoded: the device is short of memory; try "
+        "again, or send it smaller"
+    )
+    for question, request in zip(questions, requests, strict=True):
+        if request is not requests[2]:
+            assert answers[request.id] == peers.expected(question), question.text
+    assert engine.stats().encode_failures == 1
+    broken.clear()
+    peers.check(engine, [PICTURES[1]])

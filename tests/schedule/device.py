@@ -224,21 +224,29 @@ class Device:
     swapped: int = 0  # blocks that came back
     slices: int = 0  # that did not complete their view
     looked: int = 0  # rows that looked
+    fails: Callable[[Encode], bool] = lambda encode: False
 
     def place(self, row: int, index: int) -> tuple[int, int]:
         return self.tables[row, index // self.limits.block_size], index % self.limits.block_size
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """In the plan's order; the scheduler has not been called since it made the plan."""
+    def begin(self, plan: StepPlan) -> dict[bytes, str]:
+        """Swaps and views; gives those that fail, of which nothing is done."""
         self.check_budgets(plan)
         self.swap(plan)
+        failed = {encode.key: "bad luck" for encode in plan.encodes if self.fails(encode)}
+        for encode in plan.encodes:
+            if encode.key not in failed:
+                self.encode(encode)
+        return failed
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The rest, in the plan's order. The scheduler has not been called since it made the plan, but to
+        take out what needs a view that failed."""
         for enter in plan.enter:
             self.entered[enter.row] = enter
         for row_number, index, block in plan.table:
             self.tables[row_number, index] = block
         self.copy(plan)
-        for encode in plan.encodes:
-            self.encode(encode)
         # Every context is read before anything is written: a row may not lean on another row of its step.
         contexts = [self.read_context(row) for row in plan.rows]
         sampled = [self.compute(row, last) for row, last in zip(plan.rows, contexts, strict=True)]
@@ -423,6 +431,10 @@ class Engine:
         self.scheduler.check()
         self.now += STEP_SECONDS
         if plan is not None:
+            failed = self.device.begin(plan)
+            if failed:
+                plan, told = self.scheduler.fail_views(plan, failed)
+                self.take(told)
             self.plans.append(plan)
             self.in_flight.append((plan, self.device.run(plan)))
         elif not self.in_flight:

@@ -362,18 +362,116 @@ def test_stats_tell_waits_and_step_times() -> None:
     assert stats.step_seconds == pytest.approx(stats.step_seconds_predicted)
 
 
-def test_a_full_pool_of_views_holds_no_text_back() -> None:
-    """Two pictures do not fit together: the second waits, however long, and text behind it does not."""
+# Pictures have a pool of their own
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "seen before"])
+def test_a_full_pool_of_views_holds_no_text_back(known: bool) -> None:
+    """Two pictures do not fit together: the second waits, however long, and text behind it does not, be it in
+    the same line (the picture is known) or in the other."""
     limits = small_limits(max_rows=4, block_size=2, patience=0.0)
-    engine = Engine(limits=limits, blocks=40, vision=3)
-    for name, place in (("first", 1), ("second", 2)):
-        look = (picture(place, 0, 2, 3),)  # three blocks, all of the pool
+    engine = Engine(limits=limits, blocks=40, vision=3, prefix_caching=False)
+    looks = {name: (picture(place, 0, 2, 3),) for place, name in enumerate(("first", "second", "third"))}
+    for name in looks if known else ():  # three blocks, all of the pool
+        engine.add(question(f"{name} before", [IMAGE_ID, 2, 3], looks[name], max_tokens=1))
+        engine.run()
+    for name, look in looks.items():
         engine.add(question(name, [IMAGE_ID, 2, 3], look, max_tokens=30, **ENDLESS))
     engine.run(until=lambda: len(engine.tokens("first")) > 3)
-    assert engine.scheduler.stats().waiting == 1
+    stats = engine.scheduler.stats()
+    assert (stats.waiting, stats.waiting_other) == (2, 2 if known else 0)
     engine.add(question("text", [2, 3, 4], max_tokens=4, **ENDLESS))
     engine.run(until=lambda: engine.finish("text") is not None)
     assert engine.finish("first") is None
     assert not engine.tokens("second")
+    engine.run(until=lambda: engine.finish("second") is not None)
+    assert not engine.tokens("third")  # nor does a picture pass another
     engine.run()
-    assert engine.finish("second") == "length"
+    assert engine.finish("third") == "length"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "seen before"])
+def test_text_leaves_a_waiting_picture_its_row_and_the_blocks_of_its_text(known: bool) -> None:
+    """However many come: as soon as its pool has room, the picture enters."""
+    limits = small_limits(max_rows=4, block_size=2, patience=0.0, max_queue=1000)
+    engine = Engine(limits=limits, blocks=23, vision=3, prefix_caching=False)
+    looks = (picture(1, 0, 2, 3),), (picture(2, 0, 2, 3),)
+    if known:
+        for name, look in zip("ab", looks, strict=True):
+            engine.add(question(f"{name} before", [IMAGE_ID, 2], look, max_tokens=1))
+            engine.run()
+    engine.add(question("first", [IMAGE_ID, 2], looks[0], max_tokens=12, **ENDLESS))
+    engine.step()
+    engine.add(question("second", [IMAGE_ID, *TEXT[:9]], looks[1], max_tokens=3, **ENDLESS))
+    passed = number = 0
+    while not engine.finish("second"):
+        number += 1
+        engine.add(question(f"t{number}", TEXT[:5], max_tokens=4, **ENDLESS))
+        over = engine.finish("first") is not None
+        engine.step()
+        passed += sum(enter.prompt == tuple(TEXT[:5]) for enter in engine.plans[-1].enter)
+        assert number < 30
+        if over:
+            assert any(enter.prompt[0] == IMAGE_ID for enter in engine.plans[-1].enter)
+            break
+    assert passed > 3
+    engine.run()
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 5),
+    step_tokens=st.sampled_from([1, 2, 5, 30]),
+    text=st.integers(7, 14),
+    vision=st.integers(2, 5),
+    target=st.sampled_from([None, 0.01, 4.0]),
+    patience=st.sampled_from([0.0, 0.5]),
+    kinds=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    known=st.booleans(),
+    overlap=st.booleans(),
+)
+def test_a_picture_does_not_starve_for_its_pool_however_many_texts_pass_it(
+    rows: int,
+    step_tokens: int,
+    text: int,
+    vision: int,
+    target: float | None,
+    patience: float,
+    kinds: list[int],
+    known: bool,
+    overlap: bool,
+) -> None:
+    limits = small_limits(
+        max_rows=rows,
+        max_step_tokens=step_tokens,
+        max_model_len=24,
+        max_encode_patches=32,
+        max_queue=12,
+        itl_target=target,
+        patience=patience,
+        least_chunk=2,
+    )
+    engine = Engine(
+        blocks=text + vision, vision=vision, limits=limits, overlap=overlap, feature_bytes=1 << 20
+    )
+    media = (picture(200, 0, 2, 4),)  # two blocks
+    if known:
+        engine.add(question("before", [IMAGE_ID, 2], media, max_tokens=1, salt=b"other"))
+        engine.run()
+    asked = question("victim", [IMAGE_ID, *TEXT[:5]], media, max_tokens=4, **ENDLESS)
+    ahead = rows + limits.max_queue + 2 * patience / STEP_SECONDS
+    number = 0
+    while len(engine.deltas) < 11:
+        engine.add(flood(kinds[number % len(kinds)], number))
+        number += 1
+    engine.step()
+    engine.add(asked)
+    for _ in range(int(ahead * 4 * 8)):
+        if engine.finish("victim"):
+            break
+        with contextlib.suppress(RequestError):
+            engine.add(flood(kinds[number % len(kinds)], number))
+        number += 1
+        engine.step()
+    assert engine.finish("victim") == "length"
+    assert engine.tokens("victim") == answer_alone(asked, 0, limits, engine.pool.roles)

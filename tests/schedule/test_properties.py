@@ -125,6 +125,7 @@ actions = st.lists(
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("cancel"), st.integers(0, 5)),
         st.tuples(st.just("fail"), st.none()),
+        st.tuples(st.just("spoil"), st.integers(0, 5)),
     ),
     min_size=1,
     max_size=30,
@@ -150,6 +151,9 @@ def play(engine: Engine, script: list[Action]) -> dict[str, Request]:
             engine.cancel(f"r{len(accepted) - 1 - detail}")
         elif action == "fail":
             engine.fail()
+        elif action == "spoil" and isinstance(detail, int):
+            slices = iter([False] * detail + [True])  # a slice soon to come fails
+            engine.device.fails = lambda encode, slices=slices: next(slices, False)  # type: ignore[misc]
     return accepted
 
 
@@ -195,9 +199,10 @@ def test_everyone_gets_what_they_would_get_alone(world: World, script: list[Acti
 
 
 def crowd(
-    seed: int, *, overlap: bool, prefix_caching: bool, pools: bool = False
+    seed: int, *, overlap: bool, prefix_caching: bool, pools: bool = False, luck: float = 1.0
 ) -> tuple[Engine, dict[str, Request]]:
-    """Forty requests about three pictures, some cancelled, in a pool that holds a few of them at a time."""
+    """Forty requests about three pictures, some cancelled, in a pool that holds a few of them at a time.
+    `luck`: how often a view, or a slice of one, can be made."""
     draw = Random(seed)
     limits = Limits(
         max_rows=draw.choice([3, 5, 8]),
@@ -218,6 +223,8 @@ def crowd(
         more = 12 // limits.block_size + draw.randrange(3)
         world = replace(world, blocks=blocks + more, vision=(more + 0.5) / (blocks + more))
     engine = world.engine()
+    fate = Random(seed)
+    engine.device.fails = lambda encode: fate.random() > luck
     accepted: dict[str, Request] = {}
     for number in range(40):
         prompt, pictures = [2, 3, 4, 5, 6, 7][: draw.randrange(7)], []

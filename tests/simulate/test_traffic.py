@@ -71,7 +71,8 @@ def test_what_is_not_meant_to_be_equal_differs() -> None:
 
 # The scheduler under it: bench/simulate.py plays the same by the hundred thousand
 
-REQUESTS = {"roomy": 1500, "tight": 1500, "pictures": 600, "pools": 1500}
+REQUESTS = {"roomy": 1500, "tight": 1500, "pictures": 600, "pools": 1500, "kept": 1500}
+LONGEST = {"roomy": 2.0, "tight": 6.0, "pictures": 12.0, "pools": 8.0, "kept": 8.0}  # seconds
 
 
 @pytest.fixture(scope="module", params=SCENES)
@@ -90,12 +91,20 @@ def test_no_wait_is_without_bound(scene: tuple[str, Outcome]) -> None:
     name, outcome = scene
     assert set(outcome.kinds) == set(SCENES[name].kinds)
     for kind, waits in outcome.kinds.items():
-        assert max(waits.first) < {"roomy": 2.0, "tight": 6.0, "pictures": 12.0, "pools": 8.0}[name], kind
+        assert max(waits.first) < LONGEST[name], kind
 
 
 def test_streams_keep_to_the_target_but_for_a_view_that_takes_longer(scene: tuple[str, Outcome]) -> None:
     between = np.concatenate([np.array(waits.between) for waits in scene[1].kinds.values()]) * 1e3
     assert np.percentile(between, 99) < 21.0
+
+
+def test_text_does_not_wait_for_the_pool_of_views(scene: tuple[str, Outcome]) -> None:
+    """Nor behind a picture whose features are kept, which stands in the same line."""
+    name, outcome = scene
+    if name in ("pools", "kept"):
+        assert np.percentile(outcome.kinds["text"].first, 95) < 0.06
+        assert np.percentile(outcome.kinds["known picture"].first, 95) > 0.3
 
 
 def test_the_small_scenes_meet_what_they_are_there_to_meet(scene: tuple[str, Outcome]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,6 +244,58 @@ def test_views_half_way_through_are_carried_on_together_or_apart() -> None:
     features |= encoder.encode([replace_slice(encodes[2], 3, None)])
     assert all(torch.equal(features[encode.key], expected(encode)) for encode in encodes)
     assert not unfinished.keys
+
+
+class ShortTower(MeanTower):
+    """Has memory for so many patches in a call."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def carry(self, stream: Tensor, *arguments: Any, **more: Any) -> tuple[Tensor, list[Tensor]]:
+        if len(stream) > self.most:
+            stream.zero_()  # whatever was done in place is not to be seen in the next attempt
+            raise torch.OutOfMemoryError("CUDA out of memory at 0x7f")
+        return super().carry(stream, *arguments, **more)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "in slices"])
+def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_named(
+    cut: bool, captured: bool
+) -> None:
+    """Four of 24 patches and one of 100, which no call has memory for."""
+    tower = ShortTower(10_000 if cut else 60)
+    unfinished: Unfinished[Halfway] = Unfinished(10_000)
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1) if captured else None
+    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, unfinished, graphs)
+    encodes = [encode_of(picture(i, 16, 24)) for i in range(4)]
+    large = encode_of(picture(9, 40, 40))
+    asked = [*encodes, large]
+    if cut:
+        for encode in asked:
+            unfinished.advance(encode.key, encode.patches, 2)
+        assert encoder.attempt([replace_slice(encode, 0, 2) for encode in asked]) == ({}, {})
+        tower.most = 60
+        unfinished.finish(encodes[0].key)
+        unfinished.finish(encodes[1].key)
+        for encode in (*encodes[2:], large):
+            unfinished.advance(encode.key, encode.patches, 3)
+        ends = [None, None, 3, 3, 3]
+        asked = [replace_slice(encode, 2, end) for encode, end in zip(asked, ends, strict=True)]
+    features, failed = encoder.attempt(asked)
+    assert failed == {large.key: "the device is short of memory"}
+    unfinished.drop(large.key)
+    if cut:
+        for encode in encodes[2:]:
+            unfinished.finish(encode.key)
+        features |= encoder.encode([replace_slice(encode, 3, None) for encode in encodes[2:]])
+    assert features.keys() == {encode.key for encode in encodes}
+    assert all(torch.equal(features[encode.key], expected(encode)) for encode in encodes)
+    unfinished.check()
+    assert not unfinished.keys
+    assert not unfinished.leaving
 
 
 def test_a_slice_that_does_not_follow_the_one_before_is_refused() -> None:

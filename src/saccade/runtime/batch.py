@@ -72,6 +72,10 @@ class Batch:
         host = _HostInputs(plan.rows)
         return self._inputs(host, self._send(plan, host.arrays()))
 
+    def change(self, plan: StepPlan) -> None:
+        """Table changes and block copies alone, of a plan without rows."""
+        self._send(plan, {})
+
     def settle(self, inputs: Inputs, tokens: Tensor) -> None:
         """After an ordinary step: keep what its rows go on from; the next step may not wait for the host."""
         if inputs.sampled:

@@ -3,7 +3,8 @@
 takes   requests and cancellations
 gives   deltas, one batch of them per step
 owns    every room behind the link: scheduler, caches, model, device rows
-never   goes on with a device that has failed; a step that cannot be computed ends the requests in it alone
+never   goes on with a device that has failed; a step that cannot be computed ends the requests in it alone,
+        a view that cannot be made those who need it
 """
 
 import logging
@@ -42,8 +43,8 @@ class SerialLoop:
 
     def step(self) -> list[Delta]:
         plan = self._scheduler.plan()
-        launched = launch(self._runner, self._scheduler, self._watch, plan)
-        return learn(self._scheduler, self._watch, launched)
+        launched, failed = launch(self._runner, self._scheduler, self._watch, plan)
+        return learn(self._scheduler, self._watch, launched) + failed
 
 
 class OverlappedLoop:
@@ -61,43 +62,52 @@ class OverlappedLoop:
     def step(self) -> list[Delta]:
         plan = self._scheduler.plan()
         behind = self._ahead
-        launched = launch(self._runner, self._scheduler, self._watch, plan)
-        failed = launched if isinstance(launched, list) else []
-        self._ahead = None if isinstance(launched, list) else launched
+        self._ahead, failed = launch(self._runner, self._scheduler, self._watch, plan)
         # Apologies go out at once: the engine may be idle from here on, and nobody steps an idle one.
-        return learn(self._scheduler, self._watch, behind if behind is not None else []) + failed
+        return learn(self._scheduler, self._watch, behind) + failed
 
 
 def launch(
     runner: Runner, scheduler: Scheduler, watch: Stopwatch, plan: StepPlan | None
-) -> Launched | list[Delta]:
-    """The running step, or the apologies to the requests of a step that could not be launched."""
+) -> tuple[Launched | None, list[Delta]]:
+    """The running step, and apologies: to who needs a view that could not be made, or to all requests of a
+    step that could not be launched."""
     if plan is None:
         scheduler.rest()
-        return []
+        return None, []
     watch.launch()
+    told: list[Delta] = []
     try:
-        return runner.launch(plan)
-    except Exception as error:
+        failed = runner.begin(plan)
+        if failed:
+            _check_device()
+            plan, told = scheduler.fail_views(plan, failed)
+        return runner.launch(plan), told
+    except Exception:
         watch.reset()
-        return _give_up(scheduler, plan, error)
+        return None, told + _give_up(scheduler, plan)
 
 
-def learn(scheduler: Scheduler, watch: Stopwatch, launched: Launched | list[Delta]) -> list[Delta]:
-    if isinstance(launched, list):
-        return launched
+def learn(scheduler: Scheduler, watch: Stopwatch, launched: Launched | None) -> list[Delta]:
+    if launched is None:
+        return []
     try:
         result = launched.wait()
-    except Exception as error:
+    except Exception:
         watch.reset()
-        return _give_up(scheduler, launched.plan, error)
+        return _give_up(scheduler, launched.plan)
     seconds = watch.result(waited=bool(result.tokens or result.looks))
     return scheduler.apply(launched.plan, result, seconds)
 
 
-def _give_up(scheduler: Scheduler, plan: StepPlan, error: Exception) -> list[Delta]:
+def _check_device() -> None:
+    """Raises if the device's context is gone: then no request can be served any more."""
     if torch.cuda.is_available():
-        torch.cuda.synchronize()  # raises if the context is gone: then no request can be served any more
+        torch.cuda.synchronize()
+
+
+def _give_up(scheduler: Scheduler, plan: StepPlan) -> list[Delta]:
+    _check_device()
     log.exception("step %d failed; its requests are answered with an error", plan.number)
     return scheduler.fail(plan, "the engine could not compute this request; try again with a smaller input")
 

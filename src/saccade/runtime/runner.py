@@ -73,13 +73,24 @@ class Runner:
         self._lookout = lookout
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
+    def begin(self, plan: StepPlan) -> dict[bytes, str]:
+        """The swaps and the views of a step, which come before its rows. Gives the views that could not be
+        made, by key: why. The rest of the step may still be launched, without who needs them."""
         with running(self._mode):
             if self._host is not None:
                 self._host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
+            return self._encode(plan)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """All the rest of a step that was begun."""
+        with running(self._mode):
             for entry in plan.enter:
                 self._sampler.enter(entry)
                 self._rows.forget(entry.row)
+            if not plan.rows:
+                self._batch.change(plan)
+                return Launched(plan, None)
             if self._captured is not None:
                 step, graphs = self._captured
                 found = graphs.find(plan.rows)
@@ -97,7 +108,6 @@ class Runner:
 
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)
-        self._encode(plan)
         hidden, looks = self._forward(inputs)
         if not inputs.sampled:
             self._batch.settle(inputs, inputs.sample_rows)
@@ -111,7 +121,6 @@ class Runner:
         self, plan: StepPlan, step: FixedStep, divided: Division, shape: Shape, replay: Replay
     ) -> Launched:
         lines = self._batch.fill(plan, divided, shape, step)
-        self._encode(plan)
         replay()
         self.replays += 1
         sampled = [row for row in plan.rows if row.sample]
@@ -137,12 +146,14 @@ class Runner:
         advance_rows(rows, tokens, self._rows.state)
         return output.to_host()
 
-    def _encode(self, plan: StepPlan) -> None:
+    def _encode(self, plan: StepPlan) -> dict[bytes, str]:
         if not plan.encodes or self._encoder is None:
-            return
+            return {}
         contents = {encode.key: encode.view.content for encode in plan.encodes}
-        for key, features in self._encoder.encode(plan.encodes).items():
+        made, failed = self._encoder.attempt(plan.encodes)
+        for key, features in made.items():
             self._store.put(key, features, features.nbytes, contents[key])
+        return failed
 
     def _forward(self, inputs: Inputs) -> tuple[Tensor, HostLooks | None]:
         model = self._model

@@ -39,6 +39,13 @@ class HeadStart(NamedTuple):
     slots: tuple[int, ...] = ()  # of the host, of the blocks behind those
 
 
+class Lack(NamedTuple):
+    """Blocks missing in each pool."""
+
+    text: int
+    vision: int
+
+
 class Holdings:
     def __init__(
         self,
@@ -123,7 +130,7 @@ class Holdings:
             self._store.fetch(span.key)
         return self.must_encode(sequence)
 
-    def awaits(self, sequence: Sequence) -> bool:
+    def _awaits(self, sequence: Sequence) -> bool:
         """Whether a view of it is being fetched, and nothing is gained by letting it enter before."""
         spans = sequence.group.layout.spans
         return any(self._store.coming(span.key) and not self._store.ready(span.key) for span in spans)
@@ -152,16 +159,20 @@ class Holdings:
             self.named.admit(group, self._unspared(group.choices[0]))
         self.making.came(group)
 
-    def begin(self, sequence: Sequence, owed: int) -> bool:
+    def may_begin(self, sequence: Sequence) -> bool:
+        """Whether its tokens are known, and nothing is gained by waiting for views that are being fetched."""
+        return sequence.may_enter() and not self._awaits(sequence)
+
+    def begin(self, sequence: Sequence, owed: int) -> Lack | None:
         """Let the sequence share the blocks that already hold its beginning, if the rest of it has a place
-        too beside what is `owed` to others; else leave everything as it was."""
+        too beside what is `owed` to others; else leave everything as it was, and say what it lacks."""
         head = self._head_start(sequence)
-        if self._share(sequence, head, owed):
-            return True
+        lack = self._share(sequence, head, owed)
         # Without the last block, whose copy would need a place beside the original, it may fit.
         whole = head.computed // self._size
-        shorter = HeadStart(head.blocks[:whole], whole * self._size)
-        return len(head.blocks) > whole and self._share(sequence, shorter, owed)
+        if lack is None or len(head.blocks) == whole:
+            return lack
+        return self._share(sequence, HeadStart(head.blocks[:whole], whole * self._size), owed)
 
     def _head_start(self, sequence: Sequence) -> HeadStart:
         """What spares it computing its beginning. The last token is computed in any case: there would be
@@ -194,7 +205,7 @@ class Holdings:
             return [*blocks, part.block], shared + part.tokens
         return blocks, shared
 
-    def _share(self, sequence: Sequence, head: HeadStart, owed: int) -> bool:
+    def _share(self, sequence: Sequence, head: HeadStart, owed: int) -> Lack | None:
         blocks = head.blocks
         for block in blocks:
             self._pool.share(block)
@@ -204,10 +215,11 @@ class Holdings:
         if len(blocks) > head.computed // self._size:  # its next token falls into a block to be copied
             copied = self._pool.in_vision(blocks[-1])
             text, vision = text + (not copied), vision + copied
-        if text <= self._pool.left() - owed and vision <= self._pool.left(vision=True):
-            return True
+        lack = Lack(max(text - self._pool.left() + owed, 0), max(vision - self._pool.left(vision=True), 0))
+        if not any(lack):
+            return None
         self.drop(sequence)
-        return False
+        return lack
 
     def copy_on_write(self, step: Step, sequence: Sequence) -> None:
         """If its next token falls into a shared block, give the sequence a copy of that block to write.

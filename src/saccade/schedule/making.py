@@ -10,7 +10,7 @@ steps as that takes, and who needs the view waits for the last of them. With nob
 one step. What is begun stays as long as any request has the view ahead of it, whoever asked for it first.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from saccade.plan import Encode, Span
@@ -54,6 +54,7 @@ class Making:
         yet; gives whether that completes it."""
         key = span.key
         self._note(group, key)  # a request may have got views since it came
+        step.asked.setdefault(key, []).append(group)
         if key in step.views:
             return False  # another one waits for it as well: this step does what it can already
         patches = span.view.grid[0] * span.view.grid[1]
@@ -105,12 +106,15 @@ class Making:
             if not self._wanted(key):
                 self._unfinished.drop(key)
 
-    def failed(self, encodes: Iterable[Encode]) -> list[Group]:
-        """A step with these slices could not be run: nothing is left of their views; gives who waited."""
-        keys = [encode.key for encode in encodes]
+    def failed(self, keys: Collection[bytes]) -> list[Group]:
+        """A step with slices of these views could not be run: gives who waited for them."""
+        self.give_up(keys)
+        return [group for key in keys for group in self._viewers.get(key, ()) if _ahead(group, key)]
+
+    def give_up(self, keys: Iterable[bytes]) -> None:
+        """Nothing is left of these views: they begin anew."""
         for key in keys:
             self._unfinished.drop(key)
-        return [group for key in keys for group in self._viewers.get(key, ()) if _ahead(group, key)]
 
     def _wanted(self, key: bytes) -> bool:
         return any(_ahead(group, key) for group in self._viewers.get(key, ()))

@@ -11,7 +11,8 @@ priority. Rank decides who gives way when memory runs out, and who is first in a
 There are two lines: requests with a view to encode, and all others (text, or views and prefixes known from
 before). Each has a share of the step and of the rows while the other one wants some too, and neither waits
 for the other's shortage of encoder time. Where they compete for rows and memory, either may pass the other's
-head until that has waited for `patience`; from then on nobody behind it passes.
+head until that has waited for `patience`; from then on nobody behind it passes. A head that lacks nothing but
+blocks of the vision pool is passed by text of its own line too that leaves it a row and the blocks it needs.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 takes   requests with their layouts, cancellations, step results and how long they took
 gives   step plans, deltas
-owns    the two queues, the running sequences, the device rows
+owns    the requests; the two queues, the running sequences and the device rows (places.py)
 never   touches the device, or waits; its only clock is the one it is given
 
 There are no phases: a sequence catches up from `computed` to `length`, be that a prompt, a piece of one,
@@ -11,8 +11,7 @@ when it enters, so only a growing answer can find the pool empty, and only for o
 """
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -24,15 +23,16 @@ from saccade.lod.values import Look
 from saccade.metrics import EngineStats
 from saccade.plan import Layout, StepPlan, StepResult
 from saccade.request import Delta, FinishReason, Request
-from saccade.schedule import policy
+from saccade.schedule import failing, policy
+from saccade.schedule.admission import Admission
 from saccade.schedule.choices import choices_of
-from saccade.schedule.cost import Coefficients, CostModel, Work
+from saccade.schedule.cost import Coefficients, CostModel
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.looking import Looking
 from saccade.schedule.named import CODE, GONE
 from saccade.schedule.news import last_news, news
 from saccade.schedule.places import Places
-from saccade.schedule.policy import Allowance, Limits
+from saccade.schedule.policy import Limits
 from saccade.schedule.prior import UNKNOWN
 from saccade.schedule.sequence import Group, Sequence, group_of
 from saccade.schedule.step import Step
@@ -77,6 +77,9 @@ class Scheduler:
         self._in_flight: dict[int, Step] = {}  # by plan number, oldest first
         self._handles = count()
         self._totals = Totals()
+        self._admission = Admission(
+            limits, self._places, self._holdings, self._cost, self._totals, clock, self._queue
+        )
 
     # Requests come and go
 
@@ -109,14 +112,17 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
         """The step could not be run, or its result not be had: its requests end with an error."""
-        step = self._in_flight.pop(plan.number)
         self._totals.forget_untimed()
-        touched = [*step.arriving, *(sequence for sequence, _, _ in step.planned)]
-        groups = [sequence.group for sequence in touched if not sequence.ended]
-        groups += self._holdings.making.failed(step.encodes)
-        self._holdings.swapping.space.fail(step.swap_outs)
-        requests = dict.fromkeys(group.request.id for group in groups)
-        return [delta for request_id in requests for delta in self._end_request(request_id, "error", message)]
+        step = self._in_flight.pop(plan.number)
+        return self._apologise(failing.hit_by_step(step, message, self._holdings))
+
+    def fail_views(self, plan: StepPlan, failed: Mapping[bytes, str]) -> tuple[StepPlan, list[Delta]]:
+        """Views of the step planned last could not be made (by key: why): requests that need one end with an
+        error. Gives what is left of the step, to be run in its place."""
+        step = self._in_flight[plan.number]
+        told = self._apologise(failing.hit_by_views(step, failed, self._holdings), failing.CODE)
+        self._totals.failed(step, failed)
+        return step.without(plan, failed), told
 
     # One step
 
@@ -196,63 +202,7 @@ class Scheduler:
                 if portion:
                     step.run(sequence, sequence.next_row(portion))
             if self._places.waiting[kind]:
-                self._admit(step, kind, allowances[kind])
-
-    def _admit(self, step: Step, kind: bool, allowance: Allowance) -> None:
-        """The waiting sequences of a class in order, up to the first that does not fit."""
-        places = self._places
-        line, other = places.waiting[kind], places.waiting[not kind]
-        now = self._clock()
-        owed: int | None = None
-        place = 0
-        while place < len(line) and step.tokens_left and allowance.tokens:
-            sequence = line[place]
-            if not sequence.may_enter() or self._holdings.awaits(sequence):
-                place += 1
-                continue
-            if not kind and not sequence.donor() and self._holdings.must_encode(sequence):
-                line.leave(sequence)  # its features were given up meanwhile
-                self._queue(sequence)
-                continue
-            places.starved[kind] = not self._places.free_rows
-            competes = partial(self._holdings.competes, sequence, rows=len(places.free_rows))
-            if places.starved[kind] or (
-                places.starved[not kind]
-                and policy.held_back(sequence, other, now, self._limits.patience, competes)
-            ):
-                return
-            if len(other) and places.rows_of[kind] >= self._limits.most_class_rows:
-                return
-            alone = self._cost.predict(Work(rows=1, context=sequence.length))
-            waited = now - sequence.group.since
-            if not policy.has_time(allowance, step.milliseconds, alone, waited, self._limits):
-                return
-            if owed is None:
-                owed = sum(self._holdings.owes(running) for running in self._places.running)
-            if not self._enter(step, sequence, allowance, owed):
-                return
-            owed += self._holdings.owes(sequence)
-
-    def _enter(self, step: Step, sequence: Sequence, allowance: Allowance, owed: int) -> bool:
-        """A row and first tokens for a waiting sequence; False, and nothing changed, if they do not fit."""
-        if not self._holdings.begin(sequence, owed):
-            self._places.starved[sequence.encoding] = True
-            return False
-        beside = sequence.host and step.planned  # its blocks come back while this step runs
-        tokens = 0 if beside else self._holdings.portion(step, sequence, allowance)
-        if not tokens and not beside:
-            self._holdings.drop(sequence)
-            return False
-        self._places.enter(sequence)
-        step.let_in(sequence)
-        self._totals.start(sequence, self._clock(), self._limits.block_size)
-        self._holdings.copy_on_write(step, sequence)
-        self._holdings.bring_back(step, sequence)
-        self._holdings.extend(sequence, sequence.claim)
-        if tokens:
-            step.await_swaps |= bool(sequence.host)
-            step.run(sequence, sequence.next_row(tokens))
-        return True
+                self._admission.admit(step, kind, allowances[kind])
 
     def rest(self) -> None:
         """For the loop, when there was nothing to plan: somebody may wait for features on disk."""
@@ -282,7 +232,7 @@ class Scheduler:
         step = self._in_flight.pop(plan.number)
         self._totals.time(self._cost, step, seconds)
         step.check(result)
-        failed = [one for name in step.unsound(result) for one in self._end_request(name, "error", UNSOUND)]
+        failed = self._apologise(dict.fromkeys(step.unsound(result), UNSOUND))
         samples, looks = zip(result.tokens, result.logprobs, strict=True), iter(result.looks)
         block_size = self._limits.block_size
         deltas = []
@@ -348,8 +298,11 @@ class Scheduler:
 
     def end_lost(self) -> list[Delta]:
         """Requests end that rely on a named picture which is gone."""
-        lost = self._holdings.named.take_lost()
-        return [delta for name in lost for delta in self._end_request(name, "error", GONE, CODE)]
+        return self._apologise(dict.fromkeys(self._holdings.named.take_lost(), GONE), CODE)
+
+    def _apologise(self, hit: Mapping[str, str], code: str | None = None) -> list[Delta]:
+        """Requests end with an error, each told what it was."""
+        return [one for name, why in hit.items() for one in self._end_request(name, "error", why, code)]
 
     def _end_request(
         self, request_id: str, finish: FinishReason, error: str | None = None, code: str | None = None

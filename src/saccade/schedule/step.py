@@ -5,11 +5,14 @@ gives   the StepPlan
 never   decides
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from saccade.plan import Encode, Enter, Row, StepPlan, StepResult
 from saccade.schedule.cost import CostModel, Work
-from saccade.schedule.sequence import Sequence
+from saccade.schedule.sequence import Group, Sequence
 
 # A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row.
 Planned = tuple[Sequence, int, Row]
@@ -31,10 +34,12 @@ class Step:
     await_swaps: bool = False  # this step reads some of them
     encodes: list[Encode] = field(default_factory=list)
     views: set[bytes] = field(default_factory=set)  # keys of those
+    asked: dict[bytes, list[Group]] = field(default_factory=dict)  # who came to a view that is not there yet
     singles: list[Planned] = field(default_factory=list)  # rows of one token: attended in one batch
     longer: list[Planned] = field(default_factory=list)
     sampling: int = 0  # rows that yield a token
     looking: int = 0  # rows that yield looks
+    spoiled: bool = False  # parts of it failed: how long it takes says nothing
 
     @property
     def milliseconds(self) -> float:
@@ -105,6 +110,20 @@ class Step:
             swap_ins=tuple(self.swap_ins),
             await_swaps=self.await_swaps,
         )
+
+    def without(self, plan: StepPlan, failed: Container[bytes]) -> StepPlan:
+        """What is left when these views could not be made, and who needed them has ended. Rows that have
+        nothing to compute any more may still be told things, and blocks copied: there may be no row left."""
+        self.singles = [one for one in self.singles if not one[0].ended]
+        self.longer = [one for one in self.longer if not one[0].ended]
+        self.arriving = [one for one in self.arriving if not one.ended]
+        self.encodes = [encode for encode in self.encodes if encode.key not in failed]
+        self.views = {encode.key for encode in self.encodes}
+        rows = tuple(row for _, _, row in self.planned)
+        self.sampling = sum(row.sample for row in rows)
+        self.looking = sum(bool(row.sights) for row in rows)
+        self.spoiled = True
+        return replace(plan, encodes=tuple(self.encodes), rows=rows)
 
     @property
     def planned(self) -> list[Planned]:

@@ -6,6 +6,7 @@ never   decides
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class Counters:
     steps: int = 0
     encodes: int = 0
     encode_slices: int = 0
+    encode_failures: int = 0
     started: int = 0
     wait_seconds: float = 0.0
     timed_steps: int = 0
@@ -101,8 +103,18 @@ class Totals(Counters):
         self.encodes += finished
         self.encode_slices += sum(encode.first > 0 or encode.stop is not None for encode in plan.encodes)
 
+    def failed(self, step: Step, views: Collection[bytes]) -> None:
+        """Of a step that was sent: these could not be made."""
+        lost = [encode for encode in step.encodes if encode.key in views]
+        self.encode_failures += len(lost)
+        self.encodes -= sum(encode.stop is None for encode in lost)
+        self.encode_slices -= sum(encode.first > 0 or encode.stop is not None for encode in lost)
+
     def time(self, cost: CostModel, step: Step, seconds: float | None) -> None:
         """A step is over: compare, and let the model learn, as soon as its time is known."""
+        if step.spoiled:
+            self.forget_untimed()
+            return
         quantities = cost.quantities(step.work)
         if self._untimed is not None:
             quantities = tuple(map(sum, zip(self._untimed, quantities, strict=True)))

@@ -6,6 +6,7 @@ owns    the preprocessing tables of its device
 never   keeps features, or decides what to encode; what is between two slices is kept in `Unfinished`
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from saccade.vision.graphs import Carrier, Shape, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
 from saccade.vision.staging import Staging
 from saccade.vision.unfinished import Unfinished
+
+log = logging.getLogger(__name__)
 
 # Bound the tower's activations; a larger view goes alone. A CPU gains nothing from more: its products are as
 # long as it has patches, and 16,384 took 200 MiB of heap for a moment.
@@ -63,26 +66,65 @@ class Encoder:
 
     @torch.inference_mode()
     def encode(self, encodes: Sequence[Encode], *, capture: bool = False) -> dict[bytes, Tensor]:
-        """The features of each view that is complete, by its key. After an error none of them can be carried
-        on: the scheduler gives them up. `capture`: at once what is not captured yet."""
+        """The features of each view that is complete, by its key. `capture`: at once what is not captured
+        yet. After an error none of them can be carried on."""
         features: dict[bytes, Tensor] = {}
         for group, carrier in self._calls(encodes, capture=capture):
-            first, stop = group[0].first, group[0].stop
-            grids = [encode.view.grid for encode in group]
-            levels: list[Tensor] = []
-            if first:
-                stream, levels = self._resume(group)
-            else:
-                stream = carrier.begin(self._packed(group), grids)
-            end = self._tower.depth if stop is None else stop
-            stream, more = carrier.carry(stream, grids, first, end)
-            levels += more
-            if stop is None:
-                parts = _split(carrier.finish(stream, levels), [encode.view.tokens for encode in group])
-                features |= {encode.key: part for encode, part in zip(group, parts, strict=True)}
-            else:
-                self._leave(group, stop, stream, levels, lent=carrier is not self._tower)
+            features |= self._pass(group, carrier, self._take(group))
         return features
+
+    @torch.inference_mode()
+    def attempt(self, encodes: Sequence[Encode]) -> tuple[dict[bytes, Tensor], dict[bytes, str]]:
+        """The same; views of a call that fails, for want of memory say, are tried again, each alone and
+        uncaptured. Gives also those that cannot be made, by key: why. Those must be given up."""
+        features: dict[bytes, Tensor] = {}
+        failed: dict[bytes, str] = {}
+        for group, carrier in self._calls(encodes, capture=False):
+            made = self._try(group, carrier)
+            if isinstance(made, dict):
+                features |= made
+                continue
+            for encode in group:
+                again = len(group) > 1 or carrier is not self._tower
+                made = self._try([encode], self._tower) if again else made
+                if isinstance(made, dict):
+                    features |= made
+                else:
+                    failed[encode.key] = made
+        return features, failed
+
+    def _try(self, group: Sequence[Encode], carrier: Carrier) -> dict[bytes, Tensor] | str:
+        """The features of the views that are complete, or why there are none: then nothing has changed."""
+        halves = self._take(group)
+        try:
+            return self._pass(group, carrier, halves)
+        except Exception as error:
+            log.exception("%d views of %s patches could not be encoded", len(group), group[0].view.grid)
+            why = _why(error)
+        # Behind the except, whose error holds on to all that the call had on the device.
+        for encode, half in zip(group, halves, strict=False):
+            self._unfinished.put_back(encode.key, half)
+        return why
+
+    def _pass(
+        self, group: Sequence[Encode], carrier: Carrier, halves: Sequence[Halfway]
+    ) -> dict[bytes, Tensor]:
+        """One call of the tower; `halves`: what slices before left, of views not at their first."""
+        first, stop = group[0].first, group[0].stop
+        grids = [encode.view.grid for encode in group]
+        levels: list[Tensor] = []
+        if first:
+            stream, levels = _resume(halves)
+        else:
+            stream = carrier.begin(self._packed(group), grids)
+        end = self._tower.depth if stop is None else stop
+        stream, more = carrier.carry(stream, grids, first, end)
+        levels += more
+        if stop is not None:
+            self._leave(group, stop, stream, levels, lent=carrier is not self._tower)
+            return {}
+        parts = _split(carrier.finish(stream, levels), [encode.view.tokens for encode in group])
+        return {encode.key: part for encode, part in zip(group, parts, strict=True)}
 
     def _calls(self, encodes: Sequence[Encode], *, capture: bool) -> Iterator[tuple[list[Encode], Carrier]]:
         """Alike views in the graphs of their shape; what has none is packed, alike or not. In the
@@ -125,15 +167,13 @@ class Encoder:
 
     # Between slices
 
-    def _resume(self, group: Sequence[Encode]) -> tuple[Tensor, list[Tensor]]:
-        """What the slices before left, packed."""
-        halves = [self._unfinished.take(encode.key) for encode in group]
-        for encode, half in zip(group, halves, strict=True):
+    def _take(self, group: Sequence[Encode]) -> list[Halfway]:
+        """What the slices before left, of views that are not at their first."""
+        halves = [self._unfinished.take(encode.key) for encode in group if encode.first]
+        for encode, half in zip(group, halves, strict=False):
             if half.layer != encode.first:
                 raise RuntimeError(f"a view has passed {half.layer} layers; a slice from {encode.first} came")
-        streams = [half.stream for half in halves]
-        levels = [list(level) for level in zip(*(half.levels for half in halves), strict=True)]
-        return _join(streams), [_join(level) for level in levels]
+        return halves
 
     def _leave(
         self, group: Sequence[Encode], stop: int, stream: Tensor, levels: Sequence[Tensor], *, lent: bool
@@ -181,6 +221,18 @@ class Encoder:
 def _likeness(encode: Encode) -> tuple[int, int, int, tuple[int, int]]:
     stop = -1 if encode.stop is None else encode.stop
     return encode.first, stop, encode.patches, encode.view.grid
+
+
+def _resume(halves: Sequence[Halfway]) -> tuple[Tensor, list[Tensor]]:
+    """Views half way, packed."""
+    levels = [list(level) for level in zip(*(half.levels for half in halves), strict=True)]
+    return _join([half.stream for half in halves]), [_join(level) for level in levels]
+
+
+def _why(error: Exception) -> str:
+    """As its sender may read it; the log has the rest."""
+    short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+    return "the device is short of memory" if short else "the vision tower failed"
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

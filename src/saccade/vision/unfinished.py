@@ -92,6 +92,13 @@ class Unfinished(Generic[T]):
         state, view.state = view.state, None
         return state
 
+    def put_back(self, key: bytes, state: T) -> None:
+        """The slice that took it failed, and is to be tried again."""
+        view = self._views.get(key)
+        if view is None:
+            view = self._leaving[key] = _View(0)
+        view.state = state
+
     def keep(self, key: bytes, state: T) -> None:
         """What a slice leaves to the next one."""
         if key not in self._views:
