@@ -135,8 +135,9 @@ class Front:
         reference = self._loader.names.find_any(salt, name)
         return str(reference), for_tenant(reference.digest, salt)
 
-    def forget_name(self, name: str, salt: bytes = b"") -> None:
-        self._loader.names.forget(salt, name)
+    def forget_name(self, name: str, reference: str, salt: bytes = b"") -> None:
+        """An id, if it still names the picture of that reference."""
+        self._loader.names.forget(salt, name, reference)
 
     def answer(self, request: Request, params: SamplingParams) -> Answer:
         """What folds the deltas of `request` into text."""

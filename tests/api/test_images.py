@@ -1,5 +1,6 @@
 """Pictures by hash and by uuid over HTTP: what may be left out, who may name what, what is deleted."""
 
+import asyncio
 import base64
 import io
 from typing import Any
@@ -144,6 +145,43 @@ async def test_deleting_forgets_picture_and_name(site: Site) -> None:
     for path in ("/v1/images/mine", f"/v1/images/{known.json()['hash']}"):
         assert (await site.get(path)).status_code == 404
     assert (await site.send("DELETE", f"/v1/images/{known.json()['hash']}")).status_code == 200  # once more
+
+
+class SlowLink(FakeLink):
+    """Deletions are over when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.over = asyncio.Event(), asyncio.Event()
+
+    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
+        if drop:
+            self.asked.set()
+            await self.over.wait()
+        return await super().picture(content, drop=drop)
+
+
+async def test_a_name_given_anew_while_its_picture_is_deleted_stays(front: Front) -> None:
+    link = SlowLink()
+    site = Site(create_app(front, link, ServeConfig()), link)
+    await ask(site, {**picture(1), "uuid": "anew"})
+    deleting = asyncio.create_task(site.send("DELETE", "/v1/images/anew"))
+    await link.asked.wait()
+    await ask(site, {**picture(2), "uuid": "anew"})
+    second = asked(link).view.content
+    link.over.set()
+    assert (await deleting).status_code == 200
+    assert second not in link.dropped
+    assert (await site.get("/v1/images/anew")).status_code == 200
+    assert (await ask(site, {"type": "image_url", "uuid": "anew"})).status_code == 200
+    assert asked(link).view.content == second
+
+
+async def test_a_deletion_that_is_never_over_is_a_504(front: Front) -> None:
+    link = SlowLink()
+    site = Site(create_app(front, link, ServeConfig(request_timeout=0.05)), link)
+    answer = await site.send("DELETE", f"/v1/images/{NO_SUCH}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "request_timeout")
 
 
 @pytest.mark.parametrize(

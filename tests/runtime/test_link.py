@@ -17,7 +17,7 @@ from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request, Sampling
 from saccade.runtime.link import MOST_RECALLS, ProcessLink
-from saccade.runtime.process import Inbox, serve
+from saccade.runtime.process import UNFORESEEN, Inbox, serve
 from saccade.runtime.wire import Cancel, Channel, News, Recall, Recalled, Stop, Submit, ToFront
 from tests.runtime.test_wire import picture, request_with
 
@@ -168,13 +168,23 @@ async def test_the_engine_has_few_questions_about_pictures_at_a_time(vl_folder: 
         await link.picture(b"late")
 
 
-class Deleting:
-    """An engine with a disk that takes its time."""
+class FakeEngine:
+    """With a disk that takes its time, and a taste in requests."""
 
     def __init__(self) -> None:
         self.info = SimpleNamespace(device="cuda")
         self.idle = True
         self.then: list[Callable[[], None]] = []
+        self.taken: list[str] = []
+        self.cancelled: list[str] = []
+
+    def submit(self, request: Request) -> None:
+        if request.id == "odd":
+            raise ValueError("a bug at /srv/engine.py")
+        self.taken.append(request.id)
+
+    def cancel(self, request_ids: list[str]) -> None:
+        self.cancelled += request_ids
 
     def picture(self, content: bytes) -> dict[str, int]:
         return {"disk": 1}
@@ -194,7 +204,7 @@ class Deleting:
 
 def test_a_deletion_is_answered_when_the_files_are_gone_and_holds_up_no_step() -> None:
     ours, theirs = (Channel(end) for end in socket.socketpair())
-    inbox, engine = Inbox(theirs), Deleting()
+    inbox, engine = Inbox(theirs), FakeEngine()
     ours.send(Recall(1, b"x", True))
     ours.send(Recall(2, b"y", False))
     worker = threading.Thread(target=serve, args=(engine, inbox, theirs))
@@ -209,3 +219,16 @@ def test_a_deletion_is_answered_when_the_files_are_gone_and_holds_up_no_step() -
     worker.join(10)
     ours.close()
     engine.then[0]()  # nobody is there any more: no harm
+
+
+def test_a_request_that_breaks_something_is_refused_alone() -> None:
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    engine = FakeEngine()
+    for message in (Submit(question("odd")), Submit(question("good")), Stop()):
+        ours.send(message)
+    serve(engine, Inbox(theirs), theirs)  # type: ignore[arg-type]
+    refused = ours.receive(ToFront)
+    assert (refused.request_id, refused.message) == ("odd", UNFORESEEN)
+    assert (engine.taken, engine.cancelled) == (["good"], ["odd"])
+    ours.close()
+    theirs.close()

@@ -166,6 +166,7 @@ def test_a_preview_has_the_maps_and_the_plan(looking: Server) -> None:
     response = ask(looking, LARGE, route="lod/preview", visual_tokens=56)
     assert response.status_code == 200
     assert "total;dur=" in response.headers["server-timing"]
+    assert response.headers["x-request-id"].startswith("chatcmpl-")
     shown = response.json()
     assert (shown["object"], shown["budget"], shown["full_visual_tokens"]) == ("lod.preview", 56, 64)
     (one,) = shown["pictures"]

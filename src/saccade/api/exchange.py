@@ -92,7 +92,7 @@ class GenerationExchange:
         self._drop: Callable[[], None] | None = None  # the connection
         self._data = b""
         self._held = 0  # bytes of the body this exchange answers for
-        self._id = ("chatcmpl-" if kind is ChatBody else "cmpl-") + uuid.uuid4().hex
+        self._id = ("chatcmpl-" if issubclass(kind, ChatBody) else "cmpl-") + uuid.uuid4().hex
         self._mark = (b"x-request-id", self._id.encode())
         self._read_at: float | None = None
         self._generation: Generation | None = None

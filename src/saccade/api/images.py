@@ -5,6 +5,8 @@ gives   where its features are kept; deletes them, and lets no KV computed from 
 never   tells one key of another's pictures: a name means nothing without the key it was given under
 """
 
+import asyncio
+
 import msgspec
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
@@ -12,6 +14,7 @@ from starlette.responses import Response
 
 from saccade.api.asgi import SALT
 from saccade.api.service import Service
+from saccade.errors import TimedOut
 from saccade.media.names import unknown
 
 
@@ -19,7 +22,7 @@ def add_images(app: FastAPI, service: Service) -> None:
     @app.get("/v1/images/{name:path}")
     async def known(name: str, request: HTTPRequest) -> Response:
         hash_, content = service.front.content(name, request.scope[SALT])
-        tiers = await service.link.picture(content)
+        tiers = await _asked(service, content)
         if not any(tiers.values()):
             raise unknown(name)
         return _json({"object": "image", "hash": hash_, "views": tiers})
@@ -28,9 +31,18 @@ def add_images(app: FastAPI, service: Service) -> None:
     async def forget(name: str, request: HTTPRequest) -> Response:
         salt = request.scope[SALT]
         hash_, content = service.front.content(name, salt)
-        tiers = await service.link.picture(content, drop=True)
-        service.front.forget_name(name, salt)
+        tiers = await _asked(service, content, drop=True)
+        service.front.forget_name(name, hash_, salt)  # unless it was given to another picture meanwhile
         return _json({"object": "image.deleted", "hash": hash_, "deleted": True, "views": tiers})
+
+
+async def _asked(service: Service, content: bytes, *, drop: bool = False) -> dict[str, int]:
+    limit = service.config.request_timeout
+    try:
+        async with asyncio.timeout(limit):
+            return await service.link.picture(content, drop=drop)
+    except TimeoutError:
+        raise TimedOut(f"the engine did not answer within {limit:g} seconds; try again") from None
 
 
 def _json(value: object) -> Response:

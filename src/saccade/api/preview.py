@@ -77,7 +77,7 @@ class PreviewExchange(GenerationExchange):
         if zoomed is None or request is None:
             raise Overloaded("the engine ended this look early; try again")
         write = partial(_written, preview_of(request, zoomed), terms)
-        kind, body = await asyncio.get_running_loop().run_in_executor(self._service.preparers, write)
+        kind, body = await asyncio.get_running_loop().run_in_executor(self._service.loaders, write)
         timing = (b"server-timing", generation.stages.header(time.monotonic()))
         await send_json(send, 200, body, [(b"content-type", kind), self._mark, timing])
 

@@ -67,9 +67,11 @@ class Names:
             if len(self._known) > self._most:
                 self._known.popitem(last=False)
 
-    def forget(self, salt: bytes, uuid: str) -> None:
+    def forget(self, salt: bytes, uuid: str, reference: str) -> None:
+        """The id, if it still names that picture."""
         with self._lock:
-            self._known.pop((salt, uuid), None)
+            if str(self._known.get((salt, uuid))) == reference:
+                del self._known[salt, uuid]
 
     def find(self, salt: bytes, named: Named, param: str | None = None) -> Reference:
         """What a name stands for; ImageNotFound if this tenant has given it to nothing."""

@@ -34,6 +34,8 @@ from saccade.runtime.wire import (
 
 log = logging.getLogger("saccade.engine")
 
+UNFORESEEN = "the engine could not take this request; the failure has been logged"
+
 
 class Inbox:
     """Messages of the front, read by a thread so that the front never waits for a step."""
@@ -77,6 +79,10 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
                     except RequestError as error:
                         refusal = Refused(request.id, error.code or "", error.message, error.param)
                         channel.send(refusal)
+                    except Exception:  # whatever is wrong with it, the others are to be answered
+                        log.exception("request %s could not be taken", request.id)
+                        engine.cancel([request.id])
+                        channel.send(Refused(request.id, "", UNFORESEEN, None))
                 case Cancel(request_id):
                     engine.cancel([request_id])
                 case Recall(number, content, drop):
@@ -120,8 +126,9 @@ def main() -> None:
         channel.send(Failed(error.message))
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    channel.send(Ready(engine.info, engine.stats()))
-    serve(engine, Inbox(channel), channel)
+    with contextlib.suppress(EngineDied):  # the front is gone, and nobody left to tell
+        channel.send(Ready(engine.info, engine.stats()))
+        serve(engine, Inbox(channel), channel)
     engine.close()
 
 

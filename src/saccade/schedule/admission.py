@@ -41,7 +41,7 @@ class Admission:
 
     def admit(self, step: Step, kind: bool, allowance: Allowance) -> None:
         """The waiting sequences of a class in order, up to the first that does not fit. If all that one lacks
-        is blocks of the vision pool, text behind it goes on that takes nothing it waits for."""
+        is blocks of the vision pool, text behind it goes on up to the first that would take what it needs."""
         places = self._places
         line = places.waiting[kind]
         owed: int | None = None
@@ -49,9 +49,11 @@ class Admission:
         place = 0
         while place < len(line) and step.tokens_left and allowance.tokens:
             sequence = line[place]
-            if (passed and self._in_the_way(sequence, passed)) or not self._holdings.may_begin(sequence):
+            if (passed and sequence.group.layout.spans) or not self._holdings.may_begin(sequence):
                 place += 1
                 continue
+            if passed and self._holdings.competes(sequence, passed, rows=len(places.free_rows)):
+                return
             if not kind and not sequence.donor() and self._holdings.must_encode(sequence):
                 line.leave(sequence)  # its features were given up meanwhile
                 self._queue(sequence)
@@ -71,12 +73,6 @@ class Admission:
             if passed or lack.text:
                 return
             passed, place = sequence, place + 1
-
-    def _in_the_way(self, sequence: Sequence, passed: Sequence) -> bool:
-        """Whether a sequence behind one that lacks blocks for its views would take what that needs: views of
-        its own, the last row, the blocks of its text."""
-        views = bool(sequence.group.layout.spans)
-        return views or self._holdings.competes(sequence, passed, rows=len(self._places.free_rows))
 
     def _may_try(self, step: Step, sequence: Sequence, allowance: Allowance) -> bool:
         """Whether rows, the other class and the step's time leave it a place."""
