@@ -11,7 +11,7 @@ owns    an engine, and the front that prepares its requests
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -130,7 +130,10 @@ class LLM:
         each = _one_for_each(params, len(asked), SamplingParams(), "sampling parameters")
         names = [f"request-{next(self._numbers)}" for _ in asked]
         show = self._progress if progress is None else progress
-        with ThreadPoolExecutor(PREPARERS) as pool, _bar(show and len(asked) > 1) as bar:
+        with (
+            _Now() if len(asked) == 1 else ThreadPoolExecutor(PREPARERS) as pool,
+            _bar(show and len(asked) > 1) as bar,
+        ):
             task = bar.add_task("answering", total=len(asked))
             window = 2 * self.engine.info.max_num_seqs
             ahead = _Ahead(pool, prepare, list(zip(asked, each, names, strict=True)), window)
@@ -180,12 +183,24 @@ class LLM:
         return answer.done and not was_done
 
 
+class _Now(Executor):
+    """Does what it is given at once: a single request gains nothing from threads, and they cost a moment."""
+
+    def submit(self, call: Callable[..., One], /, *args: Any, **options: Any) -> Future[One]:
+        future: Future[One] = Future()
+        try:
+            future.set_result(call(*args, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class _Ahead:
     """Requests being prepared in threads, a bounded number ahead of the engine: pictures are large."""
 
     def __init__(
         self,
-        pool: ThreadPoolExecutor,
+        pool: Executor,
         prepare: Callable[[Any, SamplingParams, str], Request],
         jobs: Sequence[tuple[Any, SamplingParams, str]],
         window: int,

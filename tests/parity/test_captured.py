@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from saccade import SamplingParams
+from saccade.runtime.buckets import Shape
 from saccade.runtime.engine import Engine
+from saccade.runtime.fixed import FixedStep
 from tests.conftest import FAMILIES
 from tests.parity.oracle import Oracle
 from tests.parity.test_engine import LONG, PICTURES, SITUATIONS, TEXTS, Bench, run, situated
@@ -38,13 +40,23 @@ def bench(family_folder: Callable[[str], Path]) -> Callable[[str], Bench]:
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_captured_steps_equal_transformers(
-    bench: Callable[[str], Bench], situation: str, overlap: bool
+    bench: Callable[[str], Bench], situation: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = bench("qwen3_vl")
     questions = [*TEXTS, *PICTURES]
     engine = situated(peers, situation, questions, overlap=overlap, graphs="on")
+    sighted: list[int] = []
+    look = FixedStep.look
+
+    def counted(step: FixedStep, chunks: Any, shape: Shape, features: Any) -> None:
+        sighted.append(shape.tokens)
+        look(step, chunks, shape, features)
+
+    monkeypatch.setattr(FixedStep, "look", counted)
     peers.check(engine, questions)
     assert engine.captured_steps > 0
+    if "chunks" in situation or "few blocks" in situation:
+        assert sighted
     if "few blocks" in situation:
         assert engine.stats().preemptions > 0
     peers.check(engine, questions[::-1])  # again, in rows that others had

@@ -88,7 +88,13 @@ def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
 def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
     assert divide([row(0, 5), row(1, 3, 4, tokens=(1, 2, 3))]) is None  # its last token is on the device
-    assert divide([row(0, 5, spans=(Span(start=5, view=view, key=b"k"),))]) is None
+    assert divide([row(0, 5, sights=(1,))]) is None
+    seeing = divide([row(0, 5), row(1, 5, spans=(Span(start=5, view=view, key=b"k"),))])
+    assert seeing is not None
+    assert [len(seeing.decodes), len(seeing.chunks), seeing.sighted] == [1, 1, True]
+    plain = divide([row(0, 5), row(1, 5, 3)])
+    assert plain is not None
+    assert shape_of(seeing, "greedy", 64, 900) != shape_of(plain, "greedy", 64, 900)
     bent = np.array([[3.0], [4.0], [3.0]], dtype=np.float32)
     divided = divide([row(0, 3, positions=bent), row(1, 8, sample=False), row(2, 9)])
     assert divided is not None
@@ -106,7 +112,7 @@ def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None
 
 
 def test_later_shapes_are_the_rest_and_all_fit() -> None:
-    first, later = first_shapes(256, 9000), later_shapes(256, 9000)
+    first, later = first_shapes(256, 9000), later_shapes(256, 9000, vision=True)
     assert not set(first) & set(later)
     assert len(set(later)) == len(later)
     assert len(first) + len(later) <= MOST
@@ -133,6 +139,8 @@ class Script:
 
     def run(self, shape: Shape) -> None:
         pass
+
+    sees = True
 
     def ending(self, rows: tuple[Row, ...]) -> str:
         return "greedy"

@@ -96,10 +96,15 @@ def gather_rows_triton(step_rows: Tensor, state: RowState, block_size: int) -> G
     made = Gathered(*(new(n, dtype=kind, device=device) for kind in kinds))
     early = mode().early
     _gather_kernel[(1,)](
-        step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=power_of_two(n),
+        step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=_padded(n),
         PDL=early, num_warps=4, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return made
+
+
+def _padded(n: int) -> int:
+    """One size for nearly all: each is a compilation, and the masked rest costs nothing."""
+    return max(power_of_two(n), 512)
 
 
 def gather_rows_reference(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
@@ -132,7 +137,7 @@ def advance_rows_triton(step_rows: Tensor, tokens: Tensor, state: RowState) -> N
     n, early = step_rows.shape[0], mode().early
     _advance_kernel[(1,)](
         step_rows, tokens, state.last, state.lengths, state.positions, state.outputs, n,
-        UP=power_of_two(n), PDL=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+        UP=_padded(n), PDL=early, num_warps=4, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

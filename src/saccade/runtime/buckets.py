@@ -13,11 +13,11 @@ from saccade.plan import Row
 # Rows of one token where a step has nothing else; beside prompts fewer sizes: each costs a capture.
 DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BESIDE = (0, 8, 32, 64, 128, 256)
-TOKENS = (64, 128, 256, 512)  # of short prompts, all rows together
+TOKENS = (64, 128, 256, 384, 512)  # of short prompts, all rows together
 CHUNKS = 8  # rows of prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
-MOST = 96  # captured steps
+MOST = 144  # captured steps
 SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
 
 
@@ -29,6 +29,7 @@ class Shape(NamedTuple):
     chunks: int  # rows of prompts
     longest: int
     ending: str  # greedy, drawn, logits
+    sighted: bool = False  # some tokens of prompts are visual
 
 
 class Division(NamedTuple):
@@ -37,14 +38,18 @@ class Division(NamedTuple):
     decodes: tuple[Row, ...]
     chunks: tuple[Row, ...]
 
+    @property
+    def sighted(self) -> bool:
+        return any(row.spans for row in self.chunks)
+
 
 def divide(rows: Sequence[Row]) -> Division | None:
     """Rows of one token that yield one, then the others; None where a row needs what no captured step has."""
     decodes, chunks = [], []
     for row in rows:
-        if row.spans or row.sights:
+        if row.sights:
             return None
-        if row.count == 1 and row.sample and _straight(row):
+        if row.count == 1 and row.sample and not row.spans and _straight(row):
             decodes.append(row)
         elif len(row.tokens) == row.count:
             chunks.append(row)
@@ -89,7 +94,7 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
     padded = _least(TOKENS, tokens)
-    return None if padded is None else Shape(rows, padded, CHUNKS, tier, ending)
+    return None if padded is None else Shape(rows, padded, CHUNKS, tier, ending, divided.sighted)
 
 
 def first_shapes(most_rows: int, longest: int) -> list[Shape]:
@@ -100,17 +105,25 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
     return prompts + [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
 
 
-def later_shapes(most_rows: int, longest: int) -> list[Shape]:
+def later_shapes(most_rows: int, longest: int, *, vision: bool) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
+    kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
     shapes = [
-        Shape(*sizes, tier, ending)
-        for ending in ("greedy", "drawn")
-        for sizes in sorted(decodes + beside, key=lambda sizes: sizes[0])
+        Shape(*sizes, tier, ending, sighted)
+        for ending, sighted in kinds
+        for sizes in sorted(decodes + beside)
+        if not sighted or (vision and sizes[1])
     ]
     return [shape for shape in shapes if shape not in done]
+
+
+def unlike(shapes: Sequence[Shape]) -> list[Shape]:
+    """One of each kind of which others launch the same kernels, but for their sizes."""
+    kinds = {(s.decodes > SMALL, bool(s.decodes), bool(s.chunks), s.ending, s.sighted): s for s in shapes}
+    return list(kinds.values())
 
 
 def _least(sizes: Sequence[int], needed: int) -> int | None:

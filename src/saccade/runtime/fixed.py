@@ -6,7 +6,7 @@ owns    those buffers
 never   looks at the host while it runs: the same call does the same work whatever is in the buffers
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +18,12 @@ from saccade.cache.pages import FixedPaged, Pages
 from saccade.kernels.choice import mode, running
 from saccade.kernels.device_rows import advance_rows, gather_rows
 from saccade.kernels.greedy import greedy
-from saccade.models.layers import LanguageModel
+from saccade.models.layers import DeepVisual, LanguageModel
 from saccade.plan import Row
 from saccade.runtime.buckets import CHUNKS, TOKENS, Shape, most_lines
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.sampler import Sampler
+from saccade.vision.splice import visible
 
 Ints = NDArray[np.int32]
 
@@ -39,10 +40,11 @@ class Feed(NamedTuple):
     ends: Tensor  # [R + 1] where each row's tokens begin among all tokens of the step
     outputs: Tensor  # [R] output position of what it samples
     last: Tensor  # [R] position of the row's last token, bits of float32
+    seen: Tensor  # [T] 1 where the token is visual: its embedding and deeper levels are in `FixedStep.visual`
 
 
 def _sizes(tokens: int, chunks: int) -> list[int]:
-    return [tokens, 3 * tokens, tokens, tokens, chunks, chunks, chunks + 1, chunks, chunks]
+    return [tokens, 3 * tokens, tokens, tokens, chunks, chunks, chunks + 1, chunks, chunks, tokens]
 
 
 def pack(rows: Sequence[Row], shape: Shape) -> Ints:
@@ -68,8 +70,16 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
         ends,
         padded([row.output_position for row in rows], shape.chunks, 0),
         padded(positions[0, np.cumsum(counts) - 1].view(np.int32), shape.chunks, 0),
+        _seen(rows, shape.tokens),
     )
     return np.concatenate(parts)
+
+
+def _seen(rows: Sequence[Row], size: int) -> Ints:
+    out = np.zeros(size, dtype=np.int32)
+    for _, _, count, place in visible(rows):
+        out[place : place + count] = 1
+    return out
 
 
 class FixedStep:
@@ -94,6 +104,24 @@ class FixedStep:
         self.sound = torch.zeros(lines, dtype=torch.bool, device=device)
         self._logits: Tensor | None = None  # [lines, vocab] of the model's dtype; made when first needed
         self._outputs = torch.zeros(lines, dtype=torch.int64, device=device)
+        self.visual: Tensor | None = None  # [TOKENS[-1], (1 + levels) * hidden]: of prompts' visual tokens
+        if model.vision is not None:
+            size = TOKENS[-1], (1 + model.vision.depth_levels) * model.hidden_size
+            self.visual = torch.zeros(size, dtype=next(model.parameters()).dtype, device=device)
+        self._places = torch.arange(lines - CHUNKS + TOKENS[-1], device=device)
+
+    @property
+    def sees(self) -> bool:
+        return self.visual is not None
+
+    def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
+        """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
+        deeper levels are added to all tokens. `features(key)` is [view.tokens, (1 + levels) * hidden]."""
+        if self.visual is None:
+            raise RuntimeError("a step with views, and the model has no vision tower")
+        self.visual[: shape.tokens].zero_()
+        for span, first, count, place in visible(chunks):
+            self.visual[place : place + count].copy_(features(span.key)[first : first + count])
 
     def clear(self, shape: Shape) -> None:
         """Padding alone: running the shape then touches no row and no page."""
@@ -105,6 +133,8 @@ class FixedStep:
             for part in (feed.rows, feed.chunks):
                 part.fill_(-1)
             feed.ends.fill_(shape.decodes)
+            if self.visual is not None:
+                self.visual.zero_()
             self.feed[: len(empty)] = empty.to(self._device)
         if shape.ending == "logits":
             self.logits(shape)
@@ -181,9 +211,23 @@ class FixedStep:
         paged = FixedPaged(
             self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
         )
-        hidden: Tensor = self._model(self._model.embed(tokens), positions, paged, None)
+        embeds, deep = self._sight(self._model.embed(tokens), feed, shape)
+        hidden: Tensor = self._model(embeds, positions, paged, deep)
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
+
+    def _sight(self, embeds: Tensor, feed: Feed, shape: Shape) -> tuple[Tensor, DeepVisual | None]:
+        """Visual tokens in place of their placeholders, and what deeper layers get of them."""
+        if not shape.sighted or self.visual is None:
+            return embeds, None
+        width, first = embeds.shape[1], shape.decodes
+        visual = self.visual[: shape.tokens]
+        chunks = torch.where((feed.seen > 0)[:, None], visual[:, :width], embeds[first:])
+        embeds = torch.cat((embeds[:first], chunks)) if first else chunks
+        if visual.shape[1] == width:
+            return embeds, None
+        levels = visual[:, width:].view(shape.tokens, -1, width).transpose(0, 1)
+        return embeds, DeepVisual(index=self._places[first : first + shape.tokens], levels=levels)
 
     def _enter(self, feed: Feed) -> None:
         """Prompt rows as if their last token were a decode: the end of the step then moves all rows alike."""

@@ -27,6 +27,7 @@ from saccade.runtime.buckets import (
     first_shapes,
     later_shapes,
     shape_of,
+    unlike,
 )
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.sampler import Sampler
@@ -54,7 +55,7 @@ class Graphs:
         self._seen: dict[Shape, int] = {}
         self._failed: dict[Shape, tuple[int, int]] = {}  # tries, the step of the last
         self._steps = 0
-        self._later = deque(later_shapes(most_rows, longest))
+        self._later = deque(later_shapes(most_rows, longest, vision=step.sees))
 
     def __len__(self) -> int:
         return len(self._replays)
@@ -76,7 +77,7 @@ class Graphs:
         """Capture the steps that nearly everybody meets."""
         shapes = first_shapes(self._most_rows, self._longest)
         with compiled_ahead():
-            for shape in shapes:
+            for shape in (*shapes, *unlike(list(self._later))):
                 self._step.clear(shape)
                 self._step.run(shape)
         console = Console(stderr=True)

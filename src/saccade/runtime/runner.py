@@ -121,6 +121,8 @@ class Runner:
         self, plan: StepPlan, step: FixedStep, divided: Division, shape: Shape, replay: Replay
     ) -> Launched:
         lines = self._batch.fill(plan, divided, shape, step)
+        if shape.sighted:
+            step.look(divided.chunks, shape, self._store.get)
         replay()
         self.replays += 1
         sampled = [row for row in plan.rows if row.sample]
