@@ -34,7 +34,7 @@ Kind = Literal["text", "image"]
 IMAGE_QUESTION_TOKENS = 16
 PATIENCE = 60.0  # seconds requests still open at the end of a phase get
 WARM_REQUESTS = 2  # of each kind, before the first phase
-SETTLING = 10.0  # seconds without requests after those, on a GPU: an idle engine captures the steps to come
+SETTLING = 15.0  # seconds without requests after those, on a GPU: an idle engine captures the steps to come
 
 
 @dataclass(frozen=True)
