@@ -1,11 +1,14 @@
 #!/bin/sh
-# The whole training on one GPU, in runs of at most ten minutes each. Repeat a line that was interrupted: every run
-# resumes from train/.state/last.pt. Weights, log and the quick evaluation land in $OUT (default train/.state/out).
+# The whole training on one GPU, in runs of at most ten minutes each. Repeat a line that was interrupted: the second run
+# resumes from train/.state/last.pt, the third begins from the folder that the first two made. Weights, log and the quick
+# evaluation land in $OUT (default train/.state/out).
 set -e
 cd "$(dirname "$0")/.."
 export OUT="${OUT:-train/.state/out}"
 mkdir -p "$OUT"
-python3 -m train.run --fresh --seconds 505 --upto 0.8
-python3 -m train.run --seconds 112 --upto 1.0
+python3 -m train.run --fresh --seconds 505 --upto 0.8 --settings train/log/settings_run1.json
+python3 -m train.run --seconds 112 --upto 1.0 --settings train/log/settings_run1.json
+python3 -m train.join "$OUT"
+python3 -m train.run --weights src/saccade/embedded --begin 0.62 --seconds 450 --upto 1.0 --settings train/log/settings_run3.json --no-state
 python3 -m train.join "$OUT"
 python3 -m train.quality train/.state/weights.pt --count 200
