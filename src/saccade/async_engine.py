@@ -90,7 +90,7 @@ class AsyncEngine:
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
-                    raise SaccadeError(delta.error)
+                    raise OF_ENGINE.get(delta.code, SaccadeError)(delta.error)
                 if delta.zoomed is not None:
                     return preview_of(request, delta.zoomed)
         raise EngineDied("the engine ended the look early")

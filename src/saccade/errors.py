@@ -1,7 +1,7 @@
 """Everything that can go wrong, as one tree.
 
     SaccadeError
-    ├── RequestError            the caller's fault; nothing else is harmed
+    ├── RequestError            the caller's fault, or want of room; nothing else is harmed
     │   ├── InvalidValue        400  a field is wrong: names the field
     │   │   ├── MediaRefused    400  a picture or video that cannot or may not be used
     │   │   └── ContextTooLong  400  more tokens than the model holds
@@ -13,10 +13,10 @@
     │   ├── BodyTooLarge        413  the request body is over its limit
     │   ├── WrongContentType    415  the request body does not say that it is JSON
     │   ├── TimedOut            504  the answer took longer than a request may take
+    │   ├── EncodingFailed      503  the device could not encode a picture; it may the next time
     │   └── Overloaded          503  the queue is full, or the server drains
     ├── CheckpointError         500  the model folder is wrong: names the file, tensor or key
     ├── ConfigError             500  options that contradict each other or the machine
-    ├── EncodingFailed          503  the device could not encode a picture; it may the next time
     └── EngineDied              503  the engine process ended; nothing more can be answered
 
 Messages are for the caller: they name the value, the limit and the remedy, never a path of the server,
@@ -103,7 +103,7 @@ class Overloaded(RequestError):
     code = "overloaded"
 
 
-class EncodingFailed(SaccadeError):
+class EncodingFailed(RequestError):
     status = 503
     kind = "engine_error"
     code = "encoding_failed"

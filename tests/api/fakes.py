@@ -142,6 +142,7 @@ class FakeLink:
         self.dropped: set[bytes] = set()
         self.keeps = False  # features of pictures, to be named later
         self.open: set[str] = set()
+        self._times: dict[str, EngineTimes] = {}
         self._kept: list[AsyncGenerator[Delta, None]] = []
         self.latest = EngineStats(blocks_free=128)
         self.pause = 0.0  # seconds between tokens
@@ -244,5 +245,5 @@ class FakeLink:
             finish=finish,
             cached_tokens=len(request.prompt) - 4 if first else 0,
             kept=tuple(media.slot for media in request.media) if first and self.keeps else (),
-            times=EngineTimes(now, now, now) if first or finish else None,
+            times=self._times.setdefault(request.id, EngineTimes(now, now, now)) if first or finish else None,
         )

@@ -1,6 +1,7 @@
 """The feature store: what is needed stays, and what leaves one tier is found in the next."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from saccade.vision import fetches
 from saccade.vision.disk import Disk, Landed
+from saccade.vision.moves import AsTheyAre
 from saccade.vision.store import FeatureStore
 
 A, B, C = b"a", b"b", b"c"
@@ -215,6 +217,69 @@ def test_a_dropped_view_that_is_held_survives_leaving_the_device() -> None:
     features.unpin(A)
     features.release(A)
     assert not features.ready(A)
+    features.check()
+
+
+class PoorMover(AsTheyAre):
+    """Has memory for copies when the test says so."""
+
+    def __init__(self) -> None:
+        self.poor: set[str] = set()
+
+    def down(self, features: Any) -> Any:
+        self._need("down")
+        return features
+
+    def up(self, kept: Any) -> Any:
+        self._need("up")
+        return kept
+
+    def _need(self, way: str) -> None:
+        if way in self.poor:
+            raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_without_memory_for_a_copy_down_features_are_gone_and_nothing_fails(
+    held: bool, with_disk: bool
+) -> None:
+    mover = PoorMover()
+    disk = SlowDisk() if with_disk else None
+    features: FeatureStore[str] = FeatureStore(10, host=100, mover=mover, disk=disk)
+    mover.poor = {"down"}
+    features.put(A, "a", 10)
+    if held:
+        features.hold(A)
+    features.put(B, "b", 10)
+    features.check()
+    assert not features.ready(A)
+    assert disk is None or not disk.files
+    if held:
+        features.release(A)
+    mover.poor = set()
+    features.put(C, "c", 10)
+    assert features.ready(B)
+    features.check()
+
+
+def test_without_memory_for_a_copy_up_only_who_reads_it_fails() -> None:
+    mover = PoorMover()
+    features: FeatureStore[str] = FeatureStore(10, host=100, mover=mover)
+    features.put(A, "a", 10)
+    features.put(B, "b", 10)
+    mover.poor = {"up"}
+    features.pin(A)  # while a step is planned
+    features.check()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        features.get(A)
+    features.unpin(A)
+    features.put(B, "b", 10)  # it is given up before it was ever there
+    features.check()
+    mover.poor = set()
+    features.pin(A)
+    assert features.get(A) == "a"
+    features.unpin(A)
     features.check()
 
 

@@ -9,6 +9,7 @@ Features never change, so a copy in a lower tier stays good when a view is moved
 device is free where such a copy exists.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,6 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from saccade.vision.disk import Disk
 from saccade.vision.moves import Arriving, AsTheyAre, Mover
 from saccade.vision.tier import Entry, Tier
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -76,11 +79,22 @@ class Tiers(Generic[T]):
     def promote(self, key: bytes) -> None:
         """What host memory has is on its way to the device."""
         entry = self.host[key]
-        self.device.put(key, self._mover.up(entry.value), self.known[key].nbytes, entry.uses)
+        self.device.put(key, self._up(entry.value), self.known[key].nbytes, entry.uses)
         self.ups += 1
 
+    def _up(self, kept: Any) -> T | Arriving[T]:
+        """If the copy cannot begin now, for want of memory say, it is tried again by the step that needs it,
+        which alone fails then: this is called while steps are planned, where nothing may."""
+        try:
+            return self._mover.up(kept)
+        except Exception:
+            log.exception("features could not be copied to the device")
+        return Arriving(lambda: _landed(self._mover.up(kept)))
+
     def on_device(self, key: bytes) -> T:
-        features = _arrived(self.device[key])
+        """If they were on their way, the device waits for them, once."""
+        entry = self.device[key]
+        features = entry.value = _landed(entry.value)
         self.device.touch(key)
         return features
 
@@ -122,19 +136,29 @@ class Tiers(Generic[T]):
         weight = self._mover.weigh(entry.nbytes)
         fits = keep and weight <= self.host.budget and key not in self.doomed
         if key not in self.host and (fits or self.host.is_fixed(key)):
-            self.host.put(key, self._mover.down(_arrived(entry)), weight, entry.uses)
-            self.downs += 1
+            kept = self._down(entry.value)
+            if kept is not None:
+                self.host.put(key, kept, weight, entry.uses)
+                self.downs += 1
         elif keep:
-            self._save(key, _arrived(entry))
+            self._save(key, entry.value)
         self._tidy(key)
 
-    def _save(self, key: bytes, features: T) -> None:
+    def _down(self, features: T | Arriving[T]) -> Any | None:
+        """None if there is no memory for a copy: then they are gone from here."""
+        try:
+            return self._mover.down(_landed(features))
+        except Exception:
+            log.exception("features could not be copied to host memory")
+            return None
+
+    def _save(self, key: bytes, features: T | Arriving[T]) -> None:
         """To disk, unless it is there."""
         if self.disk is not None and self.disk.wants(key):
-            self._write(key, self.host[key].value if key in self.host else self._mover.down(features))
+            self._write(key, self.host[key].value if key in self.host else self._down(features))
 
-    def _write(self, key: bytes, kept: Any) -> None:
-        if self.disk is not None and key not in self.doomed:
+    def _write(self, key: bytes, kept: Any | None) -> None:
+        if self.disk is not None and kept is not None and key not in self.doomed:
             known = self.known[key]
             self.disk.write(key, known.content, kept, known.nbytes, known.made)
 
@@ -153,9 +177,5 @@ class Tiers(Generic[T]):
         return found
 
 
-def _arrived(entry: Entry[T | Arriving[T]]) -> T:
-    """Its features; if they were on their way, the device waits for them, once."""
-    if isinstance(entry.value, Arriving):
-        entry.value = entry.value.arrive()
-    features: T = entry.value
-    return features
+def _landed(features: T | Arriving[T]) -> T:
+    return features.arrive() if isinstance(features, Arriving) else features
