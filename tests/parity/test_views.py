@@ -321,6 +321,21 @@ def test_chosen_zooms_equal_transformers(
     assert [boxes(one) for one in again[::-1]] == [boxes(one) for one in first]
 
 
+@pytest.mark.parametrize("mode", ["stock", "registered"])
+@pytest.mark.parametrize("situation", ["roomy", "small chunks", "few rows"])
+def test_captured_steps_choose_and_answer_alike(
+    bench: Callable[[str], Bench], mode: str, situation: str
+) -> None:
+    """Red when a view computed in a captured step leaves nothing for a head to look at."""
+    peers = bench(mode)
+    plain = check_looks(peers, peers.engine(**SITUATIONS[situation]), LOOKS)
+    engine = peers.engine(overlap=True, graphs="on", **SITUATIONS[situation])
+    for _ in range(2):
+        captured = check_looks(peers, engine, LOOKS)
+        assert [boxes(one) for one in captured] == [boxes(one) for one in plain]
+    assert engine.captured_steps > 0
+
+
 def boxes(chosen: Zoomed) -> list[list[tuple[Any, ...]]]:
     """Without the scores, whose last bits depend on how the prompt was cut."""
     return [[(region.box, region.grid) for region in regions] for regions in chosen.regions]

@@ -93,6 +93,7 @@ class FixedStep:
         device: torch.device,
         *,
         early: bool = False,  # kernels are launched while the one before them ends
+        sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
         self._device, self._early = device, early
@@ -105,13 +106,14 @@ class FixedStep:
         self._logits: Tensor | None = None  # [lines, vocab] of the model's dtype; made when first needed
         self._outputs = torch.zeros(lines, dtype=torch.int64, device=device)
         self.visual: Tensor | None = None  # [TOKENS[-1], (1 + levels) * hidden]: of prompts' visual tokens
-        if model.vision is not None:
+        if sees and model.vision is not None:
             size = TOKENS[-1], (1 + model.vision.depth_levels) * model.hidden_size
             self.visual = torch.zeros(size, dtype=next(model.parameters()).dtype, device=device)
         self._places = torch.arange(lines - CHUNKS + TOKENS[-1], device=device)
 
     @property
     def sees(self) -> bool:
+        """Whether it takes prompts with visual tokens."""
         return self.visual is not None
 
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:

@@ -124,6 +124,11 @@ class Lookout:
         # first.
         self._still: OrderedDict[bytes, tuple[bytes, Tensor]] = OrderedDict()
 
+    @property
+    def watches_views(self) -> bool:
+        """Whether every token of a view must leave something, not only the ends of questions."""
+        return self._head is not None
+
     def watch(self, rows: Sequence[Row]) -> Watch | None:
         """The hidden states that the forward pass of these rows must hand out."""
         ends = np.cumsum([row.count for row in rows]) - 1
