@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -86,7 +87,6 @@ def _measure(
     for workload in workloads:
         if workload.kind in ON_PROCESS:
             rows[workload.name] = _on_process(engine, checkpoint, workload, options, bar)
-            _tell(options, rows[workload.name])
     inside = [workload for workload in workloads if workload.kind not in ON_PROCESS]
     if not inside:
         return
@@ -175,14 +175,16 @@ def _on_process(
     engine: EngineConfig, checkpoint: Checkpoint, workload: Workload, options: BenchOptions, bar: Progress
 ) -> list[Row]:
     if workload.kind == "mixed_load":
-        return mixed_load(engine, checkpoint, workload, options, bar)
+        return mixed_load(engine, checkpoint, workload, options, bar, partial(_tell, options))
     times = chosen_scale(workload, options).repeat
     task = bar.add_task(workload.name, total=times)
     samples = []
     for _ in range(times):
         samples.append(asyncio.run(_start_once(engine)))
         bar.advance(task)
-    return [median_row(workload.name, "start", "s", samples, note=f"load format {engine.load_format}")]
+    rows = [median_row(workload.name, "start", "s", samples, note=f"load format {engine.load_format}")]
+    _tell(options, rows)
+    return rows
 
 
 async def _start_once(engine: EngineConfig) -> float:

@@ -10,7 +10,7 @@ counts from the moment a request was due, so a client that falls behind does not
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -199,7 +199,13 @@ def _waits(streams: Sequence[Stream]) -> dict[str, list[float]]:
 
 
 async def _phases(
-    url: str, bodies: Bodies, workload: Workload, options: BenchOptions, bar: Progress, settling: float
+    url: str,
+    bodies: Bodies,
+    workload: Workload,
+    options: BenchOptions,
+    bar: Progress,
+    settling: float,
+    tell: Callable[[list[Row]], None],
 ) -> list[Row]:
     rates = (0.0, *options.image_rates)
     task = bar.add_task(workload.name, total=None)
@@ -222,17 +228,25 @@ async def _phases(
             phase = f"+ {rate:g} images/s" if rate else "text only"
             bar.update(task, description=f"{workload.name} {phase}")
             streams = await run_phase(client, arrivals, ready, bar, task)
-            rows += summarise(phase, arrivals, streams)
+            found = summarise(phase, arrivals, streams)
+            tell(found)
+            rows += found
     return rows
 
 
 def mixed_load(
-    config: EngineConfig, checkpoint: Checkpoint, workload: Workload, options: BenchOptions, bar: Progress
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    workload: Workload,
+    options: BenchOptions,
+    bar: Progress,
+    tell: Callable[[list[Row]], None],
 ) -> list[Row]:
+    """`tell` hears of each phase when it is over."""
     if checkpoint.chat_template is None:
         raise ConfigError(f"mixed_load asks over the chat route; {checkpoint.name} has no chat template")
     scale = chosen_scale(workload, options)
     bodies = Bodies(Inputs(checkpoint, Tokens.load(checkpoint), options.seed), scale)
     settling = SETTLING if resolve_device(config).type == "cuda" else 0.0
     with serving(config) as url:
-        return asyncio.run(_phases(url, bodies, workload, options, bar, settling))
+        return asyncio.run(_phases(url, bodies, workload, options, bar, settling, tell))
