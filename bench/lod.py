@@ -4,7 +4,8 @@
 
 serve      for each size of picture: requests per second and time to the first token at full detail and at
            budgets of some shares of it; every picture is new, and the gate is off: every request looks
-stages     milliseconds of each stage of a look at one picture by itself, and of all, with streams and without
+stages     milliseconds of each stage of a look at one picture by itself; of texture and maps together,
+           captured and not, with streams and without; of all a new picture costs
 questions  ten questions about one picture, one after the other: at full detail over the prefix cache, and
            with zooms; encodes and prefix hits beside the times
 
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from saccade.bench.inputs import Inputs
+from saccade.kernels.record import CudaRecorder, PlainRecorder
 from saccade.llm import LLM, Output
 from saccade.lod import relevance
 from saccade.lod.choose import choose
@@ -34,6 +36,7 @@ from saccade.lod.texture import texture
 from saccade.lod.values import LodParams, Picture
 from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
 from saccade.request import Pixels
+from saccade.runtime.stills import Stills
 from saccade.sampling import SamplingParams
 from saccade.views import views_of
 
@@ -142,7 +145,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 
 @torch.inference_mode()
 def stages(bench: Bench, size: tuple[int, int]) -> None:
-    """Every stage by itself, then the four maps one after the other and side by side."""
+    """Every stage by itself, then what is captured together."""
     info = bench.llm.engine.info
     device = torch.device(info.device)
     views = views_of(bench.front.checkpoint)
@@ -166,27 +169,36 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         asking = torch.randn(views.head.width, device=device)
         places = torch.randn(tokens, views.head.width, device=device)
         coupling = lambda: relevance.from_head(asking, places)  # noqa: E731
+    look = relevance.to_look(relevance.score(relevance.still(made, grid), *coupling()), grid)
+    picture = Picture(look=look, size=size, frame=frame, grid=grid)
+    streams: list[torch.cuda.Stream] = []
+    if device.type == "cuda":
+        streams = [torch.cuda.Stream(device) for _ in relevance.STILL]  # type: ignore[no-untyped-call]
+    recorder = CudaRecorder(device) if device.type == "cuda" else PlainRecorder()
+    captured = {
+        branches: Stills(device, recorder, sightings=1, branches=branches) for branches in (False, True)
+    }
     parts: dict[str, Callable[[], object]] = {
         "texture": lambda: texture(pixels),
         "propositional": lambda: relevance.propositional(made, grid),
         "perspectival": lambda: relevance.perspectival(made, grid),
         "lost": lambda: relevance.lost(made, grid),
         "participatory": coupling,
+        "choose (host)": lambda: choose([picture], first.budget, asked, views.rule),
+        "texture and its maps": lambda: relevance.still(texture(pixels), grid),
+        "  with streams": lambda: relevance.still(texture(pixels), grid, streams),
+        "  captured": lambda: captured[False].maps(pixels, grid),
+        "  captured, with streams": lambda: captured[True].maps(pixels, grid),
     }
-    look = relevance.to_look(relevance.score(made, grid, coupling), grid)
-    picture = Picture(look=look, size=size, frame=frame, grid=grid)
-    parts["choose (host)"] = lambda: choose([picture], first.budget, asked, views.rule)
-
-    def in_turn() -> None:
-        for name in ("propositional", "perspectival", "lost", "participatory"):
-            parts[name]()
-
     print(f"\na look at {size[0]}x{size[1]}, global view {grid[0]}x{grid[1]}, on {device}; milliseconds")
+    took = {}
     for name, work in parts.items():
-        print(f"  {name:24} {timed(work, device):8.3f}")
-    print(f"  {'four maps, in turn':24} {timed(in_turn, device):8.3f}")
-    together = timed(lambda: relevance.score(made, grid, coupling), device)
-    print(f"  {'four maps, with streams':24} {together:8.3f}")
+        took[name] = timed(work, device)
+        print(f"  {name:28} {took[name]:8.3f}", flush=True)
+    others = took["participatory"] + took["choose (host)"]
+    for name in ("texture and its maps", "  captured, with streams"):
+        title = "all, captured" if "captured" in name else "all, uncaptured"
+        print(f"  {title:28} {took[name] + others:8.3f}", flush=True)
 
 
 def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level]) -> None:

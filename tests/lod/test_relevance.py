@@ -1,11 +1,9 @@
 """The question's coupling, as shares over the view's tokens."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from saccade.lod.relevance import from_attention, from_head, score, side_by_side, to_look
+from saccade.lod.relevance import from_attention, from_head, score, side_by_side, still, to_look
 from saccade.lod.texture import texture
 
 
@@ -38,13 +36,14 @@ def test_a_look_has_every_map_in_its_place() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[::3, ::5] = 0
     share = torch.arange(6.0) / 15
-    look = to_look(score(texture(page), (3, 2), lambda: (share, torch.tensor(1.5))), (3, 2))
+    look = to_look(score(still(texture(page), (3, 2)), share, torch.tensor(1.5)), (3, 2))
     assert look.participatory.flatten().tolist() == pytest.approx(share.tolist())
     assert look.strength == 1.5
     assert look.propositional.shape == look.perspectival.shape == look.lost.shape == (3, 2)
     assert look.propositional.min() > 0
 
 
-def test_parts_come_back_in_order() -> None:
-    parts = [partial(torch.tensor, i) for i in range(3)]
-    assert [int(t) for t in side_by_side(parts, torch.device("cpu"))] == [0, 1, 2]
+def test_parts_run_in_order_where_there_are_no_streams() -> None:
+    ran: list[int] = []
+    side_by_side([lambda: ran.append(0), lambda: ran.append(1), lambda: ran.append(2)])
+    assert ran == [0, 1, 2]

@@ -28,15 +28,20 @@ def pooled(texture: Tensor, grid: Grid) -> Tensor:
     return F.adaptive_avg_pool2d(texture[None], grid)[0]
 
 
+def _chosen(texture: Tensor, channels: Sequence[int]) -> Tensor:
+    """Some channels; a list as an index would be copied from the host, which no captured call may do."""
+    return torch.stack([texture[channel] for channel in channels])
+
+
 def propositional(texture: Tensor, grid: Grid) -> Tensor:
     """Information content: shades times edges, so that blank paper and smooth shading say little."""
-    mean = pooled(texture[[ENTROPY, EDGE]], grid)
+    mean = pooled(_chosen(texture, (ENTROPY, EDGE)), grid)
     return mean[0] * mean[1]
 
 
 def perspectival(texture: Tensor, grid: Grid) -> Tensor:
     """Salience: how far each channel is from its surround, near and far, in units of its spread."""
-    mean = pooled(texture[list(SALIENT)], grid)
+    mean = pooled(_chosen(texture, SALIENT), grid)
     spread = mean.flatten(1).std(1, correction=0).clamp(min=1e-3)[:, None, None]
     near, far = (_surround(mean, width) for width in (3, 7))
     return ((mean - near).abs() + (mean - far).abs()).div(spread).mean(0)
@@ -54,15 +59,19 @@ def lost(texture: Tensor, grid: Grid) -> Tensor:
     return pooled(texture[TEXT : TEXT + 1], grid)[0]
 
 
-def still(texture: Tensor, grid: Grid) -> Tensor:
+def still(texture: Tensor, grid: Grid, streams: Sequence[torch.cuda.Stream] = ()) -> Tensor:
     """What does not depend on the question [3, rows, columns], in the order of `STILL`; worth keeping with
-    the picture. On a GPU the three run side by side."""
-    parts: list[Callable[[], Tensor]] = [
-        lambda: propositional(texture, grid),
-        lambda: perspectival(texture, grid),
-        lambda: lost(texture, grid),
+    the picture. With streams (inside a captured call, where they become branches) the three run side by
+    side; without, one after the other: launched one by one they are done before the host has changed
+    streams."""
+    found = texture.new_empty(3, *grid)
+    parts: list[Callable[[], object]] = [
+        lambda: found[0].copy_(propositional(texture, grid)),
+        lambda: found[1].copy_(perspectival(texture, grid)),
+        lambda: found[2].copy_(lost(texture, grid)),
     ]
-    return torch.stack(side_by_side(parts, texture.device))
+    side_by_side(parts, streams)
+    return found
 
 
 def from_head(question: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,38 +97,26 @@ def from_attention(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return mixed / mixed.sum().clamp(min=1e-9), scores.logsumexp(-1).mean()
 
 
-def side_by_side(parts: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:
-    """Runs the parts on a CUDA stream each; one after the other where there are no streams."""
-    if device.type != "cuda" or len(parts) < 2:
-        return [part() for part in parts]
-    here = torch.cuda.current_stream(device)
-    done: list[Tensor] = []
-    for part in parts:
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.cuda.Stream] = ()) -> None:
+    """Runs each part on a stream of its own, one after the other where none are given. What parts leave must
+    be tensors that were there before."""
+    if not streams:
+        for part in parts:
+            part()
+        return
+    here = torch.cuda.current_stream(streams[0].device)
+    for part, stream in zip(parts, streams, strict=True):
         stream.wait_stream(here)
         with torch.cuda.stream(stream):
-            found = part()
+            part()
+    for stream in streams:
         here.wait_stream(stream)
-        found.record_stream(here)
-        done.append(found)
-    return done
 
 
-def score(texture: Tensor, grid: Grid, coupling: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
-    """All of one look, [4 * tokens + 1] on the device: propositional, perspectival, lost, participatory, the
-    strength. `coupling` gives what `from_head` or `from_attention` give."""
-
-    def participatory() -> Tensor:
-        share, strength = coupling()
-        return torch.cat([share.flatten(), strength.reshape(1)])
-
-    parts = [
-        lambda: propositional(texture, grid).flatten(),
-        lambda: perspectival(texture, grid).flatten(),
-        lambda: lost(texture, grid).flatten(),
-        participatory,
-    ]
-    return torch.cat(side_by_side(parts, texture.device))
+def score(maps: Tensor, share: Tensor, strength: Tensor) -> Tensor:
+    """All of one look, [4 * tokens + 1] on the device: what `still` gave, then what `from_head` or
+    `from_attention` gave."""
+    return torch.cat([maps.flatten(), share.flatten(), strength.reshape(1)])
 
 
 def to_look(scores: Tensor, grid: Grid) -> Look:

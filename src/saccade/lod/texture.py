@@ -14,6 +14,7 @@ never   knows a question or a token grid; waits for the device
 """
 
 import math
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,12 @@ _Y = (0.2126, 0.7152, 0.0722)
 
 def texture(picture: Tensor) -> Tensor:
     """The 13 channels of one picture."""
-    colour = working(picture)
+    return channels(working(picture))
+
+
+def channels(colour: Tensor) -> Tensor:
+    """The same of a picture at its working size. Copies nothing from the host: it can be captured, once it
+    has run on the device."""
     light, green_red = _lab(colour)
     gx, gy = _sobel(light)
     _, height, width = colour.shape
@@ -55,12 +61,19 @@ def texture(picture: Tensor) -> Tensor:
 
 def working(picture: Tensor) -> Tensor:
     """The picture as float32 [3, h, w] in 0..1, made smaller where it is longer than `LONGEST`."""
-    colour = picture.permute(2, 0, 1).float().div(255)
-    longest = max(colour.shape[1:])
-    if longest <= LONGEST:
+    colour = picture.permute(2, 0, 1).float().div_(255)
+    size = working_size(colour.shape[1], colour.shape[2])
+    if size == colour.shape[1:]:
         return colour
-    size = [max(1, round(side * LONGEST / longest)) for side in colour.shape[1:]]
     return F.interpolate(colour[None], size=size, mode="area")[0]
+
+
+def working_size(height: int, width: int) -> tuple[int, int]:
+    """Of the texture of a picture."""
+    longest = max(height, width)
+    if longest <= LONGEST:
+        return height, width
+    return max(1, round(height * LONGEST / longest)), max(1, round(width * LONGEST / longest))
 
 
 def _lab(colour: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,12 +86,14 @@ def _lab(colour: Tensor) -> tuple[Tensor, Tensor]:
     return 1.16 * fy - 0.16, 5.0 * (fx - fy)
 
 
+@cache  # per device: a table made anew is six launches
 def _linear(device: torch.device) -> Tensor:
     """Light of each of the 256 shades of sRGB."""
     shade = torch.arange(256, device=device) / 255
     return torch.where(shade <= 0.04045, shade / 12.92, ((shade + 0.055) / 1.055).pow(2.4))
 
 
+@cache
 def _root(device: torch.device) -> Tensor:
     """CIELAB's cube root, straight near zero, at ROOTS + 1 steps of 0..1."""
     t = torch.arange(ROOTS + 1, device=device) / ROOTS

@@ -30,6 +30,7 @@ from saccade.runtime.pinned import pinned_tokens
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.runner import Runner
 from saccade.runtime.sampler import Sampler
+from saccade.runtime.stills import captured_stills
 from saccade.runtime.warm import warm_pictures
 from saccade.runtime.way import Way, resolve_way
 from saccade.runtime.wire import EngineInfo
@@ -154,7 +155,8 @@ def _runner(
     if model.vision is not None and processing:
         tower = tower_graphs(model.vision, device, dtype) if way.tower else None
         encoder = Encoder(model.vision, processing, device, dtype, unfinished, tower)
-        lookout = Lookout(model, pages, _head(config, checkpoint, model, device), device, encoder.send)
+        head, stills = _head(config, checkpoint, model, device), captured_stills(device, graphs=way.tower)
+        lookout = Lookout(model, pages, head, device, encoder.send, stills)
         store.dropped = lookout.forget
         if tower is not None and device.type == "cuda" and checkpoint.image is not None:
             with running(way.mode):

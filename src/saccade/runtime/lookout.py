@@ -26,11 +26,11 @@ from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
 from saccade.kernels.compact import read_slots
 from saccade.lod.relevance import from_attention, from_head, score, to_look
-from saccade.lod.texture import texture
 from saccade.lod.values import Grid, Look
 from saccade.models.layers import LanguageModel, Watch
 from saccade.plan import Row, Sight, Span
 from saccade.request import Pixels
+from saccade.runtime.stills import Stills
 from saccade.views import RelevanceHead
 from saccade.vision.splice import visible
 
@@ -108,6 +108,7 @@ class Lookout:
         head: Head | None,
         device: torch.device,
         upload: Callable[[Pixels], Tensor],
+        stills: Stills | None = None,
     ) -> None:
         depth = model.kv_shape.layers
         if head is not None and (head.layer > depth or pages.side is None):
@@ -119,6 +120,7 @@ class Lookout:
         self._head = head
         self._device = device
         self._upload = upload
+        self._stills = stills if stills is not None else Stills(device, None)
         self._layers = tuple(dict.fromkeys(min(int(depth * part), depth - 1) for part in MIDDLE))
         # By view key: of which picture, and the maps that do not depend on the question, least recently used
         # first.
@@ -197,29 +199,29 @@ class Lookout:
     # Both
 
     def _look(self, sight: Sight, question: Tensor, slots: Tensor) -> Tensor:
-        grid = sight.span.view.token_grid
+        if self._head is None:
+            share, strength = from_attention(question[:, None], self._keys(slots))
+        elif self._pages.side is None:
+            raise RuntimeError("a head needs side pages")
+        else:
+            share, strength = from_head(question, self._pages.side.flatten(0, 2).index_select(0, slots))
+        return score(self._by_itself(sight), share, strength)
 
-        def coupling() -> tuple[Tensor, Tensor]:
-            if self._head is None:
-                return from_attention(question[:, None], self._keys(slots))
-            if self._pages.side is None:
-                raise RuntimeError("a head needs side pages")
-            return from_head(question, self._pages.side.flatten(0, 2).index_select(0, slots))
-
+    def _by_itself(self, sight: Sight) -> Tensor:
+        """What a picture says without a question."""
         key = sight.span.key
-        still = self._still.get(key)
-        if still is None:
-            # A picture has one frame; what a zoomed view would be cut from is all of it.
-            numbers = score(texture(self._upload(sight.pixels)[0]), grid, coupling)
-            if sight.keep:
-                self._keep(sight.span, numbers[: 3 * grid[0] * grid[1]])
-            return numbers
-        self._still.move_to_end(key)
-        share, strength = coupling()
-        return torch.cat([still[1], share.flatten(), strength.reshape(1)])
+        known = self._still.get(key)
+        if known is not None:
+            self._still.move_to_end(key)
+            return known[1]
+        # A picture has one frame; what a zoomed view would be cut from is all of it.
+        maps = self._stills.maps(self._upload(sight.pixels)[0], sight.span.view.token_grid)
+        if sight.keep:
+            self._keep(sight.span, maps)
+        return maps
 
     def _keep(self, span: Span, still: Tensor) -> None:
-        self._still[span.key] = span.view.content, still.clone()
+        self._still[span.key] = span.view.content, still
         while len(self._still) > STILLS:
             self._still.popitem(last=False)
 
