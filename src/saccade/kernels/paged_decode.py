@@ -51,15 +51,17 @@ class DecodeTuning(NamedTuple):
     pdl: bool = False
 
 
-def default_tuning(compact: Compact | None = None, programs: int = 1, max_context: int = 1) -> DecodeTuning:
-    """Small tiles where all programs then fit on the chip at once, and for long walks. Microseconds on an
-    H200, small against large: 64 rows of 640 tokens 42.5 and 51.6, 32 27.1 and 26.2, 128 89.9 and 83.6, 256
-    157.7 and 160.3, one of 65,536 68.9 and 81.2."""
+def default_tuning(
+    compact: Compact | None = None, rows: int = 1, programs: int = 1, max_context: int = 1
+) -> DecodeTuning:
+    """Small tiles where all programs then fit on the chip at once, and for short or very long walks.
+    Microseconds on an H200, small against large tiles: one row of 640 tokens 7.0 and 6.4, 8 12.5 and 13.1, 32
+    27.1 and 26.2, 64 42.5 and 51.6, 128 89.9 and 83.6, 256 157.7 and 160.3, one of 65,536 68.9 and 81.2."""
     tuning = DecodeTuning(pdl=mode().early)
     if compact is not None:
         # Blocks of two kinds: twice the loads in flight, and at this size nothing spills.
         return tuning._replace(tile=32) if compact.first else tuning
-    small = 264 < programs <= 528 or programs > 1500 or max_context > SHORT
+    small = 4 <= rows < 16 or 264 < programs <= 528 or programs > 1500 or max_context > SHORT
     return tuning._replace(tile=32, warps=2) if small else tuning
 
 
@@ -199,7 +201,7 @@ def decode_attention_triton(
     """[R, heads, dim]. No length may exceed `max_context` by much: it only sets the number of splits."""
     rows, (block, kv_heads) = q.shape[0], k_pages.shape[1:3]
     splits = default_splits(rows, kv_heads, max_context, DecodeTuning().chunk)
-    tuning = tuning or default_tuning(compact, rows * kv_heads * splits, max_context)
+    tuning = tuning or default_tuning(compact, rows, rows * kv_heads * splits, max_context)
     check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile, index)
     heads, dim = q.shape[1:]
     splits = tuning.splits or default_splits(rows, kv_heads, max_context, tuning.chunk)

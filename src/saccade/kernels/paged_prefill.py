@@ -41,6 +41,7 @@ class PrefillTuning(NamedTuple):
 
 
 MIXED = PrefillTuning(lines=128, tile=32, warps=8, stages=4)  # blocks of two kinds: larger tiles spill
+SMALL = PrefillTuning(lines=128, warps=8, stages=2)  # 8 bits alone: as it was timed on an H200
 WIDE = PrefillTuning(lines=32, tile=16, warps=8, stages=2)  # float32: no tensor cores; for tests
 
 
@@ -172,7 +173,7 @@ def prefill_attention_triton(
     compact: Compact | None = None,
 ) -> None:
     """Rows without queries (padding) and queries of no row are left alone."""
-    narrow = MIXED if compact is not None and compact.first else PrefillTuning()
+    narrow = PrefillTuning() if compact is None else MIXED if compact.first else SMALL
     tuning = tuning or (narrow if q.element_size() <= 2 else WIDE)
     check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile, index)
     rows, (block, kv_heads), (_, heads, dim) = lengths.shape[0], k_pages.shape[1:3], q.shape

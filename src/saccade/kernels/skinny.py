@@ -108,7 +108,7 @@ CANDIDATES = (
 
 
 BEST_UNKNOWN = SkinnyTuning()  # of a shape nobody has measured: the kernel, by the rule below
-# Weights per column asked for before the wait, with early launch; not measured yet.
+# Weights per column asked for before the wait, with early launch.
 AHEAD = 512  # pdl, 512 ahead: 0.97 of a layer without early launch
 
 
