@@ -366,6 +366,7 @@ def test_deletions_come_before_what_waits_to_be_written(tmp_path: Path) -> None:
     made = Disk(folder(tmp_path), slow, MOVER.blank, refresh=LONG)
     for number in range(3):
         made.write(bytes([number]) * 32, PICTURE, features(), 96, time.time())
+    until(lambda: order == ["write"])
     made.delete(OTHER, lambda: order.append("deleted"))
     gate.set()
     made.close()

@@ -28,32 +28,37 @@ class Making:
         # Requests not ended, by the keys of their views, and the other way round.
         self._viewers: dict[bytes, set[Group]] = {}
         self._views: dict[Group, set[bytes]] = {}
+        self._showing: dict[bytes, set[Group]] = {}  # by the contents of their pictures
 
     def came(self, group: Group) -> None:
         for span in group.layout.spans:
-            self._note(group, span.key)
+            self._note(group, span)
 
-    def _note(self, group: Group, key: bytes) -> None:
-        self._viewers.setdefault(key, set()).add(group)
-        self._views.setdefault(group, set()).add(key)
+    def _note(self, group: Group, span: Span) -> None:
+        self._viewers.setdefault(span.key, set()).add(group)
+        self._views.setdefault(group, set()).add(span.key)
+        self._showing.setdefault(span.view.content, set()).add(group)
 
     def gone(self, group: Group) -> None:
         for key in self._views.pop(group, ()):
             self._viewers[key].discard(group)
             if not self._viewers[key]:
                 del self._viewers[key]
+        for content in {span.view.content for span in group.layout.spans} & self._showing.keys():
+            self._showing[content].discard(group)
+            if not self._showing[content]:
+                del self._showing[content]
 
     def deleted(self, content: bytes) -> None:
         """Of a picture: what requests that are here already make of it is theirs alone."""
-        for group in self._views:
-            if any(span.view.content == content for span in group.layout.spans):
-                group.deleted.add(content)
+        for group in self._showing.get(content, ()):
+            group.deleted.add(content)
 
     def carry_on(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
         """Have the step compute what it affords of a view, something in any case if it `must` and has no view
         yet; gives whether that completes it."""
         key = span.key
-        self._note(group, key)  # a request may have got views since it came
+        self._note(group, span)  # a request may have got views since it came
         step.asked.setdefault(key, []).append(group)
         if key in step.views:
             return False  # another one waits for it as well: this step does what it can already
@@ -123,6 +128,9 @@ class Making:
         """Raise if a view is kept for nobody, or should have left; `launching` are the views of steps whose
         results are not known yet."""
         self._unfinished.check()
+        shown = {(span.view.content, group) for group in self._views for span in group.layout.spans}
+        if shown != {(content, group) for content, groups in self._showing.items() for group in groups}:
+            raise RuntimeError("the pictures of requests, and the requests with pictures, differ")
         for key in self._unfinished.keys:
             if not self._wanted(key):
                 raise RuntimeError(f"view {key.hex()[:12]} is kept half made, but nobody has it ahead")

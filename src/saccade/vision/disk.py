@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from saccade.vision.catalogue import Catalogue
 from saccade.vision.folder import Blank, Folder, Found
 from saccade.vision.moves import Slab
 
@@ -34,31 +35,6 @@ class _Job(Enum):
 class _Deletion(NamedTuple):
     when: float  # Unix seconds
     then: tuple[Callable[[], None], ...]  # whom to tell
-
-
-class _Views:
-    """The files of the folder: by key, and by picture."""
-
-    def __init__(self, found: dict[bytes, Found]) -> None:
-        self.found = found
-        self._of: dict[bytes, set[bytes]] = {}
-        for key, one in found.items():
-            self._of.setdefault(one.content, set()).add(key)
-
-    def of(self, content: bytes) -> list[bytes]:
-        return list(self._of.get(content, ()))
-
-    def add(self, key: bytes, one: Found) -> None:
-        self.found[key] = one
-        self._of.setdefault(one.content, set()).add(key)
-
-    def take(self, key: bytes) -> Found | None:
-        one = self.found.pop(key, None)
-        if one is not None:
-            self._of[one.content].discard(key)
-            if not self._of[one.content]:
-                del self._of[one.content]
-        return one
 
 
 @dataclass(frozen=True)
@@ -96,7 +72,7 @@ class Disk:
         self._most = queued_bytes
         listing = folder.make_room()
         self._lock = threading.Lock()  # of whoever changes any of these
-        self._views = _Views(listing.views)
+        self._views = Catalogue(listing.views)
         self.nbytes = listing.nbytes  # of the whole folder
         self.deleted = listing.deleted  # pictures deleted by any server lately, and when (Unix seconds)
         self._pending: dict[bytes, _Write] = {}  # to be written, or just being written
@@ -122,7 +98,7 @@ class Disk:
 
     def size(self, key: bytes) -> int | None:
         """Bytes of the view's file, None if there is none."""
-        found = self._views.found.get(key)
+        found = self._views.get(key)
         return found.nbytes if found else None
 
     def views(self, content: bytes) -> list[bytes]:
@@ -131,18 +107,18 @@ class Disk:
 
     @property
     def entries(self) -> int:
-        return len(self._views.found)
+        return len(self._views)
 
     # Moves
 
     def wants(self, key: bytes) -> bool:
         """Whether it is neither there nor on its way."""
-        return key not in self._views.found and key not in self._pending
+        return key not in self._views and key not in self._pending
 
     def write(self, key: bytes, content: bytes, kept: Any, nbytes: int, made: float) -> bool:
         """Have it written some time; False if that is dropped, or not needed."""
         with self._lock:
-            if key in self._pending or key in self._views.found:
+            if key in self._pending or key in self._views:
                 return False
             if self._closed or self._pending_bytes + nbytes > self._most:
                 self.dropped_writes += 1
@@ -154,7 +130,7 @@ class Disk:
 
     def read(self, key: bytes, ticket: int) -> bool:
         """Begin reading; what comes of it is in `landed` later. False if there is no such file."""
-        found = self._views.found.get(key)
+        found = self._views.get(key)
         if found is None or self._closed:
             return False
         self._reads.put((key, found.content, ticket))
@@ -271,12 +247,17 @@ class Disk:
     def _look(self) -> None:
         began = time.monotonic()
         listing = self._folder.make_room()
+        views = Catalogue(listing.views)  # takes its time: nobody waits for the lock meanwhile
+        with self._lock:
+            before = [*self._views]
+        missing = [key for key in before if key not in views]
         with self._lock:
             stay = self._deletions  # their files are still there
             self._barred = {one: when for one, when in self._barred.items() if when >= began or one in stay}
-            views = {key: found for key, found in listing.views.items() if found.content not in self._barred}
-            self.evictions += len(self._views.found.keys() - views.keys())
-            self._views, self.nbytes, self.deleted = _Views(views), listing.nbytes, listing.deleted
+            for key in [key for content in self._barred for key in views.of(content)]:
+                views.take(key)
+            self.evictions += sum(key in self._views for key in missing)
+            self._views, self.nbytes, self.deleted = views, listing.nbytes, listing.deleted
 
     def _take(self, key: bytes) -> None:
         found = self._views.take(key)

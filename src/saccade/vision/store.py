@@ -222,10 +222,11 @@ class FeatureStore(Generic[T]):
             return []
         before, self._heeded = self._heeded, self._disk.deleted
         news = {content: when for content, when in self._heeded.items() if before.get(content) != when}
-        for key, known in list(self._tiers.known.items()):
-            if known.made <= news.get(known.content, 0.0):
-                self.forget(key)
-        for content in news:
+        known = self._tiers.known
+        for content, when in news.items():
+            for key in known.of(content):
+                if known[key].made <= when:
+                    self.forget(key)
             self._tell(content)
         return list(news)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from saccade.vision.catalogue import Catalogue
 from saccade.vision.disk import Disk
 from saccade.vision.moves import Arriving, AsTheyAre, Mover
 from saccade.vision.tier import Entry, Tier
@@ -44,7 +45,7 @@ class Tiers(Generic[T]):
         self.device: Tier[T | Arriving[T]] = Tier(budget, ttl, clock)
         self.host: Tier[Any] = Tier(host, ttl, clock)
         self.disk = disk
-        self.known: dict[bytes, Known] = {}
+        self.known: Catalogue[Known] = Catalogue()
         self.doomed: set[bytes] = set()  # forgotten while fixed: to go when loose
         self.downs = self.ups = 0
         self._mover: Mover[T] = mover if mover is not None else AsTheyAre()
@@ -58,20 +59,20 @@ class Tiers(Generic[T]):
 
     def views(self, content: bytes) -> list[bytes]:
         """Those of a picture that memory has."""
-        views = (key for key, known in self.known.items() if known.content == content)
-        return [key for key in views if key not in self.doomed]
+        return [key for key in self.known.of(content) if key not in self.doomed]
 
     # In
 
     def encoded(self, key: bytes, features: T, nbytes: int, content: bytes) -> None:
-        self.known[key] = Known(content, nbytes, time.time())
+        self.known.add(key, Known(content, nbytes, time.time()))
         self.device.put(key, features, nbytes)
         self._save(key, features)
         self.trim()
 
     def fetched(self, key: bytes, kept: Any, known: Known) -> None:
         if key not in self.host:
-            self.known.setdefault(key, known)
+            if key not in self.known:
+                self.known.add(key, known)
             self.host.put(key, kept, self._mover.weigh(known.nbytes))
 
     # Up
@@ -122,7 +123,7 @@ class Tiers(Generic[T]):
         for tier in (self.device, self.host):
             if key in tier:
                 tier.take(key)
-        self.known.pop(key, None)
+        self.known.take(key)
 
     def let_go(self, key: bytes) -> None:
         """It may be that nobody needs it any more."""
@@ -164,10 +165,11 @@ class Tiers(Generic[T]):
 
     def _tidy(self, key: bytes) -> None:
         if key not in self.device and key not in self.host:
-            self.known.pop(key, None)
+            self.known.take(key)
 
     def faults(self) -> list[str]:
         """What contradicts what."""
+        self.known.check()
         found = [f"device: {fault}" for fault in self.device.faults()]
         found += [f"host: {fault}" for fault in self.host.faults()]
         if {*self.known} != {*self.device.keys, *self.host.keys}:
