@@ -20,8 +20,10 @@ from saccade.config import EngineConfig
 from saccade.front import Front
 from saccade.lod.values import LodParams, Region
 from saccade.media.detail import Wishes
+from saccade.plan import Row
 from saccade.request import Request, Zoomed
 from saccade.runtime.engine import Engine
+from saccade.runtime.lookout import HostLooks, Lookout
 from saccade.vision.layout import lay_out, zoomed
 from saccade.vision.preprocess import Preprocessor, ResampleTables
 from tests.parity.oracle import Oracle, picture
@@ -324,16 +326,34 @@ def test_chosen_zooms_equal_transformers(
 @pytest.mark.parametrize("mode", ["stock", "registered"])
 @pytest.mark.parametrize("situation", ["roomy", "small chunks", "few rows"])
 def test_captured_steps_choose_and_answer_alike(
-    bench: Callable[[str], Bench], mode: str, situation: str
+    bench: Callable[[str], Bench], mode: str, situation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Red when a view computed in a captured step leaves nothing for a head to look at."""
+    """Red when a view computed in a captured step leaves nothing for a head to look at, and when a question
+    that looks without a head takes the ordinary way."""
     peers = bench(mode)
     plain = check_looks(peers, peers.engine(**SITUATIONS[situation]), LOOKS)
+    looked_by: dict[str, int] = {"see": 0, "see_ends": 0}
+    for name in looked_by:
+
+        def counted(
+            self: Lookout,
+            rows: Sequence[Row],
+            *given: Any,
+            name: str = name,
+            way: Any = getattr(Lookout, name),
+        ) -> HostLooks | None:
+            looked_by[name] += any(row.sights for row in rows)
+            looks: HostLooks | None = way(self, rows, *given)
+            return looks
+
+        monkeypatch.setattr(Lookout, name, counted)
     engine = peers.engine(overlap=True, graphs="on", **SITUATIONS[situation])
     for _ in range(2):
         captured = check_looks(peers, engine, LOOKS)
         assert [boxes(one) for one in captured] == [boxes(one) for one in plain]
     assert engine.captured_steps > 0
+    unused = "see" if mode == "stock" else "see_ends"
+    assert [name for name, count in looked_by.items() if not count] == [unused]
 
 
 def boxes(chosen: Zoomed) -> list[list[tuple[Any, ...]]]:

@@ -27,6 +27,7 @@ from saccade.runtime.buckets import (
     DECODES,
     MOST,
     TOKENS,
+    Division,
     Shape,
     divide,
     first_shapes,
@@ -88,7 +89,10 @@ def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
 def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
     assert divide([row(0, 5), row(1, 3, 4, tokens=(1, 2, 3))]) is None  # its last token is on the device
-    assert divide([row(0, 5, sights=(1,))]) is None
+    looking = divide([row(0, 5, sights=(1,)), row(1, 5)])
+    assert looking is not None
+    assert looking.looking
+    assert [one.row for one in looking.chunks] == [0]
     seeing = divide([row(0, 5), row(1, 5, spans=(Span(start=5, view=view, key=b"k"),))])
     assert seeing is not None
     assert [len(seeing.decodes), len(seeing.chunks), seeing.sighted] == [1, 1, True]
@@ -141,6 +145,9 @@ class Script:
         pass
 
     sees = True
+
+    def holds(self, divided: Division) -> bool:
+        return True
 
     def ending(self, rows: tuple[Row, ...]) -> str:
         return "greedy"

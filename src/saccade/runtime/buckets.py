@@ -42,14 +42,17 @@ class Division(NamedTuple):
     def sighted(self) -> bool:
         return any(row.spans for row in self.chunks)
 
+    @property
+    def looking(self) -> bool:
+        """Whether a prompt's end looks at pictures."""
+        return any(row.sights for row in self.chunks)
+
 
 def divide(rows: Sequence[Row]) -> Division | None:
     """Rows of one token that yield one, then the others; None where a row needs what no captured step has."""
     decodes, chunks = [], []
     for row in rows:
-        if row.sights:
-            return None
-        if row.count == 1 and row.sample and not row.spans and _straight(row):
+        if row.count == 1 and row.sample and not row.spans and not row.sights and _straight(row):
             decodes.append(row)
         elif len(row.tokens) == row.count:
             chunks.append(row)

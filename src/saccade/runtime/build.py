@@ -167,8 +167,17 @@ def _runner(
     sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
     captured = None
     if way.graphs:
-        sees = lookout is None or not lookout.watches_views
-        step = FixedStep(model, pages, rows, sampler, config.max_num_seqs, device, early=way.early, sees=sees)
+        step = FixedStep(
+            model,
+            pages,
+            rows,
+            sampler,
+            config.max_num_seqs,
+            device,
+            early=way.early,
+            sees=lookout is None or not lookout.watches_views,
+            watched=() if lookout is None else lookout.watched,
+        )
         most, longest = config.max_num_seqs, shares.max_model_len
         if device.type == "cuda":
             graphs = Graphs(step, CudaRecorder(device), sampler, most, longest)

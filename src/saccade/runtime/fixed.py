@@ -18,9 +18,9 @@ from saccade.cache.pages import FixedPaged, Pages
 from saccade.kernels.choice import mode, running
 from saccade.kernels.device_rows import advance_rows, gather_rows
 from saccade.kernels.greedy import greedy
-from saccade.models.layers import DeepVisual, LanguageModel
+from saccade.models.layers import DeepVisual, LanguageModel, Watch
 from saccade.plan import Row
-from saccade.runtime.buckets import CHUNKS, TOKENS, Shape, most_lines
+from saccade.runtime.buckets import CHUNKS, TOKENS, Division, Shape, most_lines
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.sampler import Sampler
 from saccade.vision.splice import visible
@@ -94,6 +94,7 @@ class FixedStep:
         *,
         early: bool = False,  # kernels are launched while the one before them ends
         sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
+        watched: tuple[int, ...] = (),  # layers before which the stream at the ends of prompts is kept
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
         self._device, self._early = device, early
@@ -109,12 +110,21 @@ class FixedStep:
         if sees and model.vision is not None:
             size = TOKENS[-1], (1 + model.vision.depth_levels) * model.hidden_size
             self.visual = torch.zeros(size, dtype=next(model.parameters()).dtype, device=device)
+        self._watched = watched if self.sees else ()
+        dtype = next(model.parameters()).dtype
+        # Of the ends of prompts, for looks: [watched layers, CHUNKS, hidden], [3, CHUNKS]
+        self.ends = torch.zeros(len(self._watched), CHUNKS, model.hidden_size, dtype=dtype, device=device)
+        self.ends_at = torch.zeros(3, CHUNKS, device=device)
         self._places = torch.arange(lines - CHUNKS + TOKENS[-1], device=device)
 
     @property
     def sees(self) -> bool:
         """Whether it takes prompts with visual tokens."""
         return self.visual is not None
+
+    def holds(self, divided: Division) -> bool:
+        """Whether it has all that these rows need."""
+        return (self.sees or not divided.sighted) and (bool(self._watched) or not divided.looking)
 
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
         """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
@@ -214,7 +224,11 @@ class FixedStep:
             self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
         )
         embeds, deep = self._sight(self._model.embed(tokens), feed, shape)
-        hidden: Tensor = self._model(embeds, positions, paged, deep)
+        watch = Watch(dict.fromkeys(self._watched, at)) if self._watched else None
+        hidden: Tensor = self._model(embeds, positions, paged, deep, watch)
+        if watch is not None:
+            torch.stack([watch.seen[layer] for layer in self._watched], out=self.ends)
+            self.ends_at.copy_(positions[:, at])
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 

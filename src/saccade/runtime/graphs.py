@@ -64,7 +64,7 @@ class Graphs:
         """The captured step for these rows; None: they take the ordinary way."""
         self._steps += 1
         divided = divide(rows)
-        if divided is None or (divided.sighted and not self._step.sees):
+        if divided is None or not self._step.holds(divided):
             return None
         ending = self._sampler.ending((*divided.decodes, *divided.chunks))
         shape = shape_of(divided, ending, self._most_rows, self._longest)

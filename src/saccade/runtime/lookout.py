@@ -1,6 +1,6 @@
 """Looking, on the device: how the question takes hold of each place of a picture, and what else is there.
 
-takes   a step's inputs, and the hidden states its forward pass handed out
+takes   a step's inputs, and the hidden states its forward pass handed out, or a captured step kept
 gives   the looks of its rows with sights, on their way to the host
 owns    the relevance head, where the checkpoint ships one; a small cache of what pictures say by themselves
 never   waits for the device, but in `HostLooks.wait`
@@ -127,6 +127,11 @@ class Lookout:
         self._still: OrderedDict[bytes, tuple[bytes, Tensor]] = OrderedDict()
 
     @property
+    def watched(self) -> tuple[int, ...]:
+        """Layers before which a question's last state is needed; none with a head, which needs more."""
+        return () if self._head is not None else self._layers
+
+    @property
     def watches_views(self) -> bool:
         """Whether every token of a view must leave something, not only the ends of questions."""
         return self._head is not None
@@ -149,7 +154,7 @@ class Lookout:
 
     def see(self, rows: Sequence[Row], positions: Tensor, paged: Paged, watch: Watch) -> HostLooks | None:
         """After the forward pass: keep what its views leave, and look."""
-        asking = [(place, row) for place, row in enumerate(rows) if row.sights]
+        asking = [(row, paged.tables[place]) for place, row in enumerate(rows) if row.sights]
         if self._head is not None:
             states = self._head.normed(watch.seen[self._head.layer])
             views = len(states) - len(asking)
@@ -157,15 +162,31 @@ class Lookout:
                 self._leave(states[:views], watch.wanted[self._head.layer][:views], paged)
             questions = states[views:] @ self._head.question.T
         else:
-            questions = self._queries(watch, positions)
+            at = positions[:, watch.wanted[self._layers[0]]]
+            questions = self._queries([watch.seen[layer] for layer in self._layers], at)
         if not asking:
             return None
+        return self._looks([(row, table, questions[..., i, :]) for i, (row, table) in enumerate(asking)])
+
+    def see_ends(
+        self, chunks: Sequence[Row], ends: Tensor, positions: Tensor, tables: Tensor
+    ) -> HostLooks | None:
+        """After a captured step, which kept the stream at the end of each of its prompts: `ends` [watched
+        layers, prompts, hidden] at `positions` [3, prompts]; `tables` are those of all device rows."""
+        if not any(row.sights for row in chunks):
+            return None
+        questions = self._queries(list(ends), positions)
+        asking = [(row, tables[row.row], questions[..., i, :]) for i, row in enumerate(chunks) if row.sights]
+        return self._looks(asking)
+
+    def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
+        """Of rows with sights: each with its block table and its question."""
         numbers = [
-            self._look(sight, questions[..., number, :], self._slots(paged, place, sight))
-            for number, (place, row) in enumerate(asking)
+            self._look(sight, question, self._slots(table, sight))
+            for row, table, question in asking
             for sight in row.sights
         ]
-        grids = tuple(tuple(sight.span.view.token_grid for sight in row.sights) for _, row in asking)
+        grids = tuple(tuple(sight.span.view.token_grid for sight in row.sights) for row, _, _ in asking)
         return self._to_host(torch.cat(numbers), grids)
 
     # With a head
@@ -178,12 +199,10 @@ class Lookout:
 
     # Without
 
-    def _queries(self, watch: Watch, positions: Tensor) -> Tensor:
-        """Of the questions' last tokens: [layers, heads, questions, dim]."""
-        wanted = watch.wanted[self._layers[0]]
-        at = positions[:, wanted]
-        found = [self._model.queries(layer, watch.seen[layer], at) for layer in self._layers]
-        return torch.stack(found).transpose(1, 2)
+    def _queries(self, states: Sequence[Tensor], positions: Tensor) -> Tensor:
+        """Of the questions' last tokens, from their streams: [layers, heads, questions, dim]."""
+        parts = zip(self._layers, states, strict=True)
+        return torch.stack([self._model.queries(layer, x, positions) for layer, x in parts]).transpose(1, 2)
 
     def _keys(self, slots: Tensor) -> Tensor:
         """What the middle layers have at some slots: [layers, tokens, kv_heads, dim]."""
@@ -230,11 +249,11 @@ class Lookout:
         for key in [key for key, (shown, _) in self._still.items() if shown == content]:
             del self._still[key]
 
-    def _slots(self, paged: Paged, place: int, sight: Sight) -> Tensor:
-        """Where a view's tokens lie in the pages."""
+    def _slots(self, table: Tensor, sight: Sight) -> Tensor:
+        """Where a view's tokens lie in the pages, by the block table of its row."""
         size = self._pages.block_size
         index = torch.arange(sight.span.start, sight.span.stop, device=self._device)
-        return paged.tables[place, index // size].long() * size + index % size
+        return table[index // size].long() * size + index % size
 
     def _index(self, values: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))

@@ -125,14 +125,17 @@ class Runner:
             step.look(divided.chunks, shape, self._store.get)
         replay()
         self.replays += 1
+        looks = None
+        if self._lookout is not None and divided.looking:
+            looks = self._lookout.see_ends(divided.chunks, step.ends, step.ends_at, self._rows.state.tables)
         sampled = [row for row in plan.rows if row.sample]
         if shape.ending == "logits":
-            return Launched(plan, self._sample_logits(step, shape, sampled, lines))
+            return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks)
         if not sampled:
-            return Launched(plan, None)
+            return Launched(plan, None, looks)
         count = shape.decodes + shape.chunks if lines is not None else len(sampled)
         output = SampleOutput(step.tokens[:count], step.sound[:count], (None,) * len(sampled), None)
-        return Launched(plan, output.to_host(lines))
+        return Launched(plan, output.to_host(lines), looks)
 
     def _sample_logits(
         self, step: FixedStep, shape: Shape, sampled: list[Row], lines: tuple[int, ...] | None
