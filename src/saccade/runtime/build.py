@@ -17,8 +17,10 @@ from saccade.config import EngineConfig
 from saccade.kernels.choice import running
 from saccade.kernels.compact import FORMATS
 from saccade.kernels.record import CudaRecorder, PlainRecorder
+from saccade.media.geometry import ImageProcessing
 from saccade.models.layers import LanguageModel
 from saccade.models.load import load
+from saccade.runtime.ahead import Ahead, likely_shapes
 from saccade.runtime.batch import Batch
 from saccade.runtime.features import build_store
 from saccade.runtime.fixed import FixedStep
@@ -40,7 +42,7 @@ from saccade.schedule.prior import CHIPS, CPU, Network, coefficients, copy_token
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.views import views_of
 from saccade.vision.encode import Encoder, Halfway
-from saccade.vision.graphs import tower_graphs
+from saccade.vision.graphs import TowerGraphs, tower_graphs
 from saccade.vision.store import FeatureStore
 from saccade.vision.unfinished import Unfinished, unit
 
@@ -150,7 +152,7 @@ def _runner(
     progress: bool,
 ) -> Runner:
     device, dtype = pages.k.device, pages.k.dtype
-    encoder, lookout = None, None
+    encoder, lookout, ahead = None, None, None
     processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
     if model.vision is not None and processing:
         tower = tower_graphs(model.vision, device, dtype) if way.tower else None
@@ -161,6 +163,7 @@ def _runner(
         if tower is not None and device.type == "cuda" and checkpoint.image is not None:
             with running(way.mode):
                 warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
+            ahead = _ahead(checkpoint, checkpoint.image, tower, shares, way)
     blocks_per_row = -(-shares.max_model_len // config.block_size)
     rows = DeviceRows(config.max_num_seqs, blocks_per_row, device)
     batch = Batch(pages, rows, device)
@@ -186,7 +189,14 @@ def _runner(
         else:
             graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
         captured = step, graphs
-    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout)
+    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout, ahead)
+
+
+def _ahead(
+    checkpoint: Checkpoint, image: ImageProcessing, tower: TowerGraphs, shares: Budget, way: Way
+) -> Ahead:
+    rule, alone = views_of(checkpoint).rule, way.mode.deterministic
+    return Ahead(tower, likely_shapes(image, rule, tower, shares.max_model_len, alone=alone))
 
 
 def _head(

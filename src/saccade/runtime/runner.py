@@ -17,6 +17,7 @@ from saccade.kernels.device_rows import advance_rows
 from saccade.kernels.record import Replay
 from saccade.models.layers import LanguageModel
 from saccade.plan import Row, StepPlan, StepResult
+from saccade.runtime.ahead import Ahead
 from saccade.runtime.batch import Batch, Inputs
 from saccade.runtime.buckets import Division, Shape
 from saccade.runtime.fixed import FixedStep
@@ -59,6 +60,7 @@ class Runner:
         captured: tuple[FixedStep, Graphs] | None = None,  # None: every step takes the ordinary way
         host: HostPages | None = None,
         lookout: Lookout | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         self._model = model
         self._encoder = encoder
@@ -71,6 +73,7 @@ class Runner:
         self._host = host
         self.replays = 0  # steps that ran captured
         self._lookout = lookout
+        self._ahead = ahead
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> dict[bytes, str]:
@@ -101,10 +104,10 @@ class Runner:
     @torch.inference_mode()
     def prepare(self) -> bool:
         """While nobody waits: something that makes later steps faster; gives whether there was anything."""
-        if self._captured is None:
-            return False
         with running(self._mode):
-            return self._captured[1].go_on()
+            if self._captured is not None and self._captured[1].go_on():
+                return True
+            return self._ahead is not None and self._ahead.go_on()
 
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)

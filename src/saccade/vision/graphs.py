@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 Grid = tuple[int, int]
 
-MOST_SHAPES = 24  # some 300 kernels each: about 10 MB of the device
+MOST_SHAPES = 96  # some 300 kernels each: about 10 MB of the device
 MOST_PATCHES = 8192  # of a shape; beyond, kernels are long enough to hide their launches
 PACKED_PATCHES = 4096  # views go together up to here; more at a time gain nothing
 SIGHTINGS = 3
@@ -202,6 +202,26 @@ class TowerGraphs:
             return None
         self._shapes[shape] = made
         return made
+
+    def capture(self, shape: Shape, *, spare: int = 0) -> bool:
+        """Capture all of a shape before it comes, if that leaves room for `spare` more; gives whether it was
+        tried. On blank patches, which nobody sees."""
+        found = self._shapes.get(shape)
+        full = found is None and len(self._shapes) + spare >= self._most_shapes
+        failed = self._seen.get(shape) == NEVER
+        if full or failed or shape.patches > self._most_patches or (found is not None and found.complete):
+            return False
+        grids, (device, dtype) = [shape.grid] * shape.views, self._place
+        try:
+            found = self.find(shape, now=True)
+            if found is not None:
+                blank = torch.zeros(shape.patches, self._tower.patch_dim, device=device, dtype=dtype)
+                stream, levels = found.carry(found.begin(blank, grids), grids, 0, self._tower.depth)
+                found.finish(stream, levels)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            self._retired = self._shapes.pop(shape, None)
+            self._give_up(shape, error)
+        return True
 
     def _comes_often(self, shape: Shape, *, now: bool) -> bool:
         seen = self._seen.get(shape, 0)
