@@ -14,6 +14,7 @@ import torch
 from saccade.models.layers import VisionTower
 from saccade.request import View
 from saccade.runtime import stills
+from saccade.vision import uploads
 from saccade.vision.graphs import MOST_PATCHES, MOST_SHAPES, Buffers
 from saccade.vision.preprocess import PixelProcessing, patches
 
@@ -63,7 +64,13 @@ def picture_bytes(
     side = math.isqrt(min(MOST_PATCHES, size)) // tower.merge * tower.merge
     captured = _measure(tower, None, (side, side), device, dtype)
     kept = unfinished_bytes(tower, dtype, max(encode_patches, size))
-    kept += Buffers.nbytes(tower, dtype) + captured + MOST_SHAPES * GRAPH_BYTES + stills.MOST_BYTES
+    kept += (
+        Buffers.nbytes(tower, dtype)
+        + captured
+        + MOST_SHAPES * GRAPH_BYTES
+        + stills.MOST_BYTES
+        + uploads.MOST_BYTES
+    )
     return PictureBytes(peak, kept)
 
 

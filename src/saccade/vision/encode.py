@@ -2,7 +2,7 @@
 
 takes   `Encode`s: a view, the raw pixels it looks at, and which layers of the tower it is to pass
 gives   one feature tensor per view that has passed them all, [tokens, (1 + deep levels) * out_dim]
-owns    the preprocessing tables of its device
+owns    the preprocessing tables of its device, and the pixels that lie there
 never   keeps features, or decides what to encode; what is between two slices is kept in `Unfinished`
 """
 
@@ -22,6 +22,7 @@ from saccade.vision.graphs import Carrier, Shape, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
 from saccade.vision.staging import Staging
 from saccade.vision.unfinished import Unfinished
+from saccade.vision.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Encoder:
         self._dtype = dtype
         self._unfinished = unfinished if unfinished is not None else Unfinished(0)
         self._graphs = graphs
-        self._staging = Staging(device) if device.type == "cuda" else None
+        self._uploads = Uploads(Staging(device).send) if device.type == "cuda" else None
         self._patches_per_call = patches_per_call or PATCHES_PER_CALL[device.type]
         known = processing if isinstance(processing, Sequence) else (processing,)
         tables = ResampleTables(device)
@@ -203,9 +204,9 @@ class Encoder:
         return {name: self.send(pixels) for name, pixels in distinct.items()}
 
     def send(self, pixels: Pixels) -> Tensor:
-        """A copy on the device that does not wait for it."""
-        if self._staging is not None:
-            return self._staging.send(pixels)
+        """A copy on the device, to be read only, that does not wait for it."""
+        if self._uploads is not None:
+            return self._uploads.send(pixels)
         return torch.from_numpy(pixels.copy())  # a read-only array is not one torch would wrap
 
     def _patches(self, frames: Tensor, encode: Encode) -> Tensor:
