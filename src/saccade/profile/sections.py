@@ -166,7 +166,7 @@ class Clock:
 def watched() -> Iterator[Clock]:
     """While inside: waiting for results is timed, and preprocessing and encoding are ranges of the trace."""
     clock = Clock()
-    wait, patches, encode = Launched.wait, Preprocessor.patches, Encoder.encode
+    wait, patches, encode = Launched.wait, Preprocessor.patches, Encoder.attempt
 
     @wraps(wait)
     def timed(self: Launched) -> StepResult:
@@ -187,9 +187,9 @@ def watched() -> Iterator[Clock]:
     try:
         Launched.wait = timed  # type: ignore[method-assign]
         Preprocessor.patches = named(PREPROCESS, patches)  # type: ignore[method-assign]
-        Encoder.encode = named(ENCODE, encode)  # type: ignore[method-assign]
+        Encoder.attempt = named(ENCODE, encode)  # type: ignore[method-assign]
         yield clock
     finally:
         Launched.wait = wait  # type: ignore[method-assign]
         Preprocessor.patches = patches  # type: ignore[method-assign]
-        Encoder.encode = encode  # type: ignore[method-assign]
+        Encoder.attempt = encode  # type: ignore[method-assign]
