@@ -1,6 +1,8 @@
 """Builds an engine's rooms from its options and wires them, in the order their sizes become known."""
 
 import logging
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,26 +60,55 @@ class Machine:
     runner: Runner
     store: FeatureStore[Tensor]
     overlap: bool
+    seconds: Mapping[str, float]  # what making each part took
 
 
 def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: bool) -> Machine:
     device = resolve_device(config)
     dtype = resolve_dtype(config, checkpoint, device)
+    laps = Laps()
     model = load(checkpoint, device, dtype, config.load_format, progress)
+    laps.note("weights")
     way = resolve_way(config, device, dtype)
     with running(way.mode):
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
+    laps.note("workspace")
     store = build_store(config, shares.feature_bytes, model, device)
     unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
     pages = _pages(config, checkpoint, model, shares, device, dtype)
     host = HostPages(pages, shares.swap_slots) if shares.swap_slots else None
-    return Machine(
+    scheduler = _scheduler(config, checkpoint, shares, store, unfinished, host, device, dtype, way)
+    laps.note("memory")
+    made = Machine(
         info=_info(config, checkpoint, model, shares, device, dtype),
-        scheduler=_scheduler(config, checkpoint, shares, store, unfinished, host, device, dtype, way),
-        runner=_runner(config, checkpoint, model, shares, store, unfinished, pages, host, way, progress),
+        scheduler=scheduler,
+        runner=_runner(
+            config, checkpoint, model, shares, store, unfinished, pages, host, way, progress, laps
+        ),
         store=store,
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
+        seconds=laps.seconds,
     )
+    log.info("made in %s", laps)
+    return made
+
+
+class Laps:
+    """How long each part of a start took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def note(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def __str__(self) -> str:
+        return f"{sum(self.seconds.values()):.1f} s: " + ", ".join(
+            f"{name} {seconds:.1f}" for name, seconds in self.seconds.items()
+        )
 
 
 def _scheduler(
@@ -150,6 +181,7 @@ def _runner(
     host: HostPages | None,
     way: Way,
     progress: bool,
+    laps: Laps,
 ) -> Runner:
     device, dtype = pages.k.device, pages.k.dtype
     encoder, lookout, ahead = None, None, None
@@ -164,6 +196,7 @@ def _runner(
             with running(way.mode):
                 warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
             ahead = _ahead(checkpoint, checkpoint.image, tower, shares, way)
+        laps.note("pictures")
     blocks_per_row = -(-shares.max_model_len // config.block_size)
     rows = DeviceRows(config.max_num_seqs, blocks_per_row, device)
     batch = Batch(pages, rows, device)
@@ -189,6 +222,7 @@ def _runner(
         else:
             graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
         captured = step, graphs
+        laps.note("steps")
     return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout, ahead)
 
 

@@ -117,6 +117,7 @@ class Engine:
         checkpoint = open_checkpoint(config.model)
         machine = build_machine(config, checkpoint, progress=progress)
         self.info: EngineInfo = machine.info
+        self.start_seconds = machine.seconds  # by part
         self._scheduler = machine.scheduler
         self._store = machine.store
         self._runner = machine.runner
