@@ -7,13 +7,14 @@
 # Every mode ends within 9 minutes: what takes longer than its share is cut off and named. In this order:
 #
 #   quick     it loads and answers; four rows at reduced scale                                         4 min
+#   anchors   every row of the anchors but the load and the start, in one process, twice each          5 min
 #   kernels   every kernel against its twin, then their times                                          5 min
 #   sanitise  compute-sanitizer over the kernel checks                                                 8 min
 #   agree     fast path against twins, 300 mixed questions in bf16; deterministic mode too             8 min
 #   profile   stages, kernels and gaps at batch 1, 32 and 256; traces for Perfetto                     6 min
 #   rows      the anchors' rows: decode steps, first tokens                                            8 min
 #   many      the anchors' rows of many requests at once                                               8 min
-#   load      mixed load over HTTP: a warm-up, then phases of 20 s                                     6 min
+#   load      mixed load over HTTP: phases of 20 s                                                     3 min
 #   stages    a new picture, the same again, the same after a restart, stage by stage                  4 min
 #   start     from nothing to ready: cold (no compiled artefacts), then warm, three times              5 min
 #   scaling   steps over batch and context, first tokens over picture size, with plots                 9 min
@@ -68,6 +69,12 @@ quick)
     BENCH="--output-tokens 64 --requests 32 --repeat 2"
     bench 130 quick text_bs1 text_bs32 ttft_unique_1024x1024 vlm_unique
     ;;
+anchors)
+    # One engine for all: making it takes as long as several rows. What comes last is what is cut off.
+    BENCH="--repeat 2"
+    bench 290 anchors ttft_unique_448x448 ttft_unique_1024x1024 ttft_unique_1920x1080 ttft_repeat \
+        text_bs1 text_bs8 text_bs32 vlm_repeat vlm_16img_x8q vlm_unique text_bs128 text_throughput text_bs256
+    ;;
 kernels)
     within 120 "$PYTHON" -m bench.kernels --check
     within 170 "$PYTHON" -m bench.kernels
@@ -104,9 +111,7 @@ many)
     bench 360 pictures vlm_unique vlm_repeat vlm_16img_x8q
     ;;
 load)
-    # The warm-up is a short run of its own: kernels are then on disk and plans made for every size met.
-    BENCH="--phase-seconds 5 --image-rate 6"
-    bench 100 load-warm mixed_load
+    # An idle engine captures its steps; `mixed_load` waits for that. Each phase is told when it is over.
     BENCH="--phase-seconds 20 --image-rate 6 --image-rate 15"
     bench 240 load mixed_load
     ;;
@@ -153,7 +158,7 @@ all)
     "$PYTHON" -m saccade bench "$MODEL" $ENGINE --json "$FOLDER/all.json"
     ;;
 *)
-    sed -n '3,26p' "$0" >&2
+    sed -n '3,27p' "$0" >&2
     exit 2
     ;;
 esac
