@@ -9,7 +9,7 @@ owns    an engine, and the front that prepares its requests
 """
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from functools import partial
 from numbers import Integral
 from typing import Any, TypeVar
 
+import numpy as np
+from PIL import Image
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from saccade.checkpoint import open_checkpoint
@@ -25,6 +27,7 @@ from saccade.errors import OF_ENGINE, InvalidValue, SaccadeError
 from saccade.front import Front
 from saccade.lod.values import LodParams
 from saccade.media.detail import Wishes
+from saccade.media.source import Shared
 from saccade.request import Delta, Request, Zoomed
 from saccade.runtime.engine import Engine
 from saccade.sampling import SamplingParams
@@ -77,6 +80,7 @@ class LLM:
         are computed; one that is refused ends the call, and nothing of it goes on running.
         """
         many = _as_prompts(prompts)
+        shared = _shared_pictures(many)
 
         def prepare(prompt: Prompt, one: SamplingParams, name: str) -> Request:
             parts = _as_parts(prompt)
@@ -85,7 +89,7 @@ class LLM:
                 text,
                 one,
                 name,
-                images=parts.get("images", ()),
+                images=_images(parts, shared),
                 videos=parts.get("videos", ()),
                 trusted=True,
                 wishes=Wishes(params=parts.get("lod", lod)),
@@ -237,6 +241,24 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if len(prompts) and all(isinstance(item, Integral) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _shared_pictures(prompts: Sequence[Prompt]) -> dict[int, Shared]:
+    """Pictures (objects, not names or bytes) that stand in several of the prompts, by their identity."""
+    given = [
+        image
+        for prompt in prompts
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("images"), list | tuple)
+        for image in prompt["images"]
+        if isinstance(image, Image.Image | np.ndarray)
+    ]
+    counts = Counter(map(id, given))
+    return {id(image): Shared(image) for image in given if counts[id(image)] > 1}
+
+
+def _images(parts: Mapping[str, Any], shared: Mapping[int, Shared]) -> Any:
+    given = parts.get("images", ())
+    return [shared.get(id(one), one) for one in given] if isinstance(given, list | tuple) else given
 
 
 def _as_parts(prompt: Prompt) -> Mapping[str, Any]:

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from saccade import LLM, SamplingParams
+from saccade.config import MediaLimits
 from saccade.errors import ConfigError, ContextTooLong, InvalidValue, MediaRefused
+from saccade.media import decode
+from saccade.request import Pixels
 from tests.parity.oracle import picture
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -194,3 +198,26 @@ def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> 
     tokens = [token for delta in deltas if delta.request_id == "good" for token in delta.tokens]
     assert llm.front.tokens.decode(tokens) == good
     llm.engine.check()
+
+
+def test_a_picture_given_in_several_prompts_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    plain = decode.from_image
+
+    def counted(image: Image.Image, limits: MediaLimits) -> Pixels:
+        read.append(id(image))
+        return plain(image, limits)
+
+    monkeypatch.setattr(decode, "from_image", counted)
+    one, other = (Image.new("RGB", (40, 32), colour) for colour in ("red", "blue"))
+    token = llm.front.checkpoint.image_token_id
+    prompts: list[Any] = [{"prompt_token_ids": [5, token, 6 + n], "images": [one]} for n in range(4)]
+    prompts += [{"prompt_token_ids": [5, token, 9], "images": [other]}]
+    answers = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0))
+    assert sorted(read) == sorted([id(one), id(other)])
+    one.paste("blue", (0, 0, 40, 32))  # changed afterwards: another picture in the next call
+    again = llm.generate([prompts[0], prompts[0]], SamplingParams(max_tokens=2, temperature=0))
+    assert read.count(id(one)) == 2
+    same = llm.generate(dict(prompts[0], images=[other]), SamplingParams(max_tokens=2, temperature=0))
+    assert again[0].outputs[0].token_ids == same[0].outputs[0].token_ids
+    assert answers[0].usage.prompt_tokens == again[0].usage.prompt_tokens

@@ -5,6 +5,7 @@ gives   pixels and the content hash, keyed by the tenant's salt
 never   reads a path or an object for a caller that is not trusted: those may only give URLs
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,26 @@ class Sighted:
         return 0 if self.absent else self.size[0] * self.size[1]
 
 
+class Shared:
+    """A picture the library's user gave in several prompts of one call: whoever comes first reads and hashes
+    it. Only for the time of that call: what was given may be changed afterwards."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        self._lock = threading.Lock()
+        self._picture: Picture | None = None
+
+    def sighted(self, limits: MediaLimits) -> Sighted:
+        plain = sight_picture(self.given, limits, trusted=True)
+        return Sighted(plain.size, lambda: self._once(plain))
+
+    def _once(self, plain: Sighted) -> Picture:
+        with self._lock:
+            if self._picture is None:
+                self._picture = plain.decode()
+            return self._picture
+
+
 @dataclass(frozen=True)
 class Video:
     frames: Pixels  # [count, height, width, 3]
@@ -62,6 +83,8 @@ def sight_picture(
     source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False, halt: Halt | None = None
 ) -> Sighted:
     """One picture: fetched, its size read and checked."""
+    if trusted and isinstance(source, Shared) and not salt:
+        return source.sighted(limits)
     if trusted and isinstance(source, Image.Image):
         decode.check_area(source.size, limits)
         return Sighted(source.size, lambda: _from_image(source, limits, salt))
