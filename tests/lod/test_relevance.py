@@ -32,6 +32,29 @@ def test_attention_of_one_token_and_of_none_preferred_is_flat() -> None:
     assert torch.allclose(flat, torch.full((6,), 1 / 6))
 
 
+def test_looks_together_are_looks_alone() -> None:
+    seeded = torch.Generator().manual_seed(3)
+    queries = torch.randn(5, 3, 2, 8, 16, generator=seeded)
+    keys = torch.randn(5, 3, 12, 2, 16, generator=seeded)
+    questions, places = (torch.randn(*shape, generator=seeded) for shape in ((5, 8), (5, 12, 8)))
+    for way, asked, seen in ((from_attention, queries, keys), (from_head, questions, places)):
+        shares, strengths = way(asked, seen)
+        for i in range(5):
+            share, strength = way(asked[i], seen[i])
+            assert torch.allclose(shares[i], share, atol=1e-6)
+            assert torch.allclose(strengths[i], strength, atol=1e-5)
+
+
+def test_every_head_asks_the_keys_of_its_group() -> None:
+    """Heads follow each other group by group, as attention has them."""
+    keys = torch.zeros(1, 6, 2, 4)
+    keys[0, 1, 0], keys[0, 4, 1] = 5.0, 5.0
+    for head, token in ((0, 1), (1, 1), (2, 4), (3, 4)):
+        queries = torch.zeros(1, 1, 4, 4)
+        queries[0, 0, head] = 5.0
+        assert int(from_attention(queries, keys)[0].argmax()) == token
+
+
 def test_a_look_has_every_map_in_its_place() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[::3, ::5] = 0

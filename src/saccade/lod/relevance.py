@@ -75,26 +75,28 @@ def still(texture: Tensor, grid: Grid, streams: Sequence[torch.cuda.Stream] = ()
 
 
 def from_head(question: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """By a learned head: question [64], places [tokens, 64] -> shares [tokens], and the scores' strength."""
-    scores = places.float() @ question.float() / question.shape[-1] ** 0.5
+    """By a learned head: question [..., 64], places [..., tokens, 64] -> shares [..., tokens], and the
+    scores' strength [...]. Here and below looks at equally many tokens may go together, in front."""
+    scores = (places.float() @ question.float()[..., None])[..., 0] / question.shape[-1] ** 0.5
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
 def from_attention(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Without training: queries [layers, questions, heads, dim], keys [layers, tokens, kv_heads, dim], both
-    as attention sees them (normed, turned) -> shares [tokens], and the scores' strength.
+    """Without training: queries [..., layers, questions, heads, dim], keys [..., layers, tokens, kv_heads,
+    dim], both as attention sees them (normed, turned) -> shares [..., tokens], and the scores' strength.
 
     A head that looks everywhere says nothing about the question: heads count by how concentrated they are."""
-    _, _, heads, dim = queries.shape
-    groups = heads // keys.shape[2]
-    spread = keys.float().repeat_interleave(groups, 2)
-    scores = torch.einsum("lqhd,lthd->lhqt", queries.float(), spread) / dim**0.5
-    share = scores.softmax(-1)  # [layers, heads, questions, tokens]
+    *front, _, dim = queries.shape
+    grouped = queries.float().reshape(*front, keys.shape[-2], -1, dim)
+    # [..., layers, kv_heads, heads of each, questions, tokens]
+    scores = torch.einsum("...lqkgd,...ltkd->...lkgqt", grouped, keys.float()) / dim**0.5
+    share = scores.softmax(-1)
     widest = math.log(max(2, share.shape[-1]))
     entropy = -(share * share.clamp(min=1e-9).log()).sum(-1) / widest
     weight = (1 - entropy).clamp(min=1e-4).square()
-    mixed = (share * weight[..., None]).sum((0, 1, 2))
-    return mixed / mixed.sum().clamp(min=1e-9), scores.logsumexp(-1).mean()
+    mixed = (share * weight[..., None]).sum((-5, -4, -3, -2))
+    shares = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-9)
+    return shares, scores.logsumexp(-1).mean((-4, -3, -2, -1))
 
 
 def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.cuda.Stream] = ()) -> None:

@@ -15,6 +15,7 @@ prompt was cut into steps, or how much of it another request had computed before
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from saccade.cache.pages import Paged, Pages
 from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
+from saccade.kernels.choice import mode
 from saccade.kernels.compact import read_slots
 from saccade.lod.relevance import from_attention, from_head, score, to_look
 from saccade.lod.values import Grid, Look
@@ -37,6 +39,7 @@ from saccade.vision.splice import visible
 STILLS = 4096  # pictures; three maps of at most 256 tokens each: 12 MB
 MIDDLE = (0.4, 0.5, 0.6)  # of the decoder's depth: the layers whose queries and keys are compared
 HEAD_EPS = 1e-6
+TOGETHER = 16  # looks coupled at once: keys of 256 tokens at three layers of Qwen3-VL-8B are 50 MB in float32
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,18 @@ class HostLooks:
         sizes = [4 * rows * columns + 1 for grids in self.grids for rows, columns in grids]
         parts = iter(torch.split(self.numbers, sizes))
         return tuple(tuple(to_look(next(parts), grid) for grid in grids) for grids in self.grids)
+
+
+class Wanted(NamedTuple):
+    """A look to be taken."""
+
+    sight: Sight
+    table: Tensor  # [blocks] int32, of its row
+    question: Tensor  # [width] for a head; [layers, heads, dim] for attention
+
+    @property
+    def tokens(self) -> int:
+        return self.sight.span.view.tokens
 
 
 class Lookout:
@@ -180,12 +195,18 @@ class Lookout:
         return self._looks(asking)
 
     def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
-        """Of rows with sights: each with its block table and its question."""
-        numbers = [
-            self._look(sight, question, self._slots(table, sight))
-            for row, table, question in asking
-            for sight in row.sights
-        ]
+        """Of rows with sights: each with its block table and its question. Views of equally many tokens are
+        coupled together: a look is many small kernels, and some dozens of requests may look in one step."""
+        wanted = [Wanted(sight, *other) for row, *other in asking for sight in row.sights]
+        together = 1 if mode().deterministic else TOGETHER
+        coupled: dict[int, tuple[Tensor, Tensor]] = {}
+        for tokens in {one.tokens for one in wanted}:
+            alike = [number for number, one in enumerate(wanted) if one.tokens == tokens]
+            for first in range(0, len(alike), together):
+                some = alike[first : first + together]
+                shares, strengths = self._couple([wanted[number] for number in some])
+                coupled |= zip(some, zip(shares, strengths, strict=True), strict=True)
+        numbers = [score(self._by_itself(one.sight), *coupled[i]) for i, one in enumerate(wanted)]
         grids = tuple(tuple(sight.span.view.token_grid for sight in row.sights) for row, _, _ in asking)
         return self._to_host(torch.cat(numbers), grids)
 
@@ -205,26 +226,30 @@ class Lookout:
         return torch.stack([self._model.queries(layer, x, positions) for layer, x in parts]).transpose(1, 2)
 
     def _keys(self, slots: Tensor) -> Tensor:
-        """What the middle layers have at some slots: [layers, tokens, kv_heads, dim]."""
+        """What the middle layers have at slots [views, tokens]: [views, layers, tokens, kv_heads, dim]."""
         pages, found = self._pages, []
         for layer in self._layers:
             compact = pages.layer(layer)
             if compact is None:
-                found.append(pages.k[layer].flatten(0, 1).index_select(0, slots))
+                keys = pages.k[layer].flatten(0, 1).index_select(0, slots.flatten())
             else:
-                found.append(read_slots(pages.k[layer], compact.k, compact.k_scale, compact.first, slots))
-        return torch.stack(found)
+                k = compact.k
+                keys = read_slots(pages.k[layer], k, compact.k_scale, compact.first, slots.flatten())
+            found.append(keys.view(*slots.shape, *keys.shape[1:]))
+        return torch.stack(found, 1)
 
     # Both
 
-    def _look(self, sight: Sight, question: Tensor, slots: Tensor) -> Tensor:
+    def _couple(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor]:
+        """How questions take hold of views of equally many tokens: [views, tokens], [views]."""
+        questions = torch.stack([one.question for one in wanted])
+        slots = self._slots(wanted)
         if self._head is None:
-            share, strength = from_attention(question[:, None], self._keys(slots))
-        elif self._pages.side is None:
+            return from_attention(questions[:, :, None], self._keys(slots))
+        if self._pages.side is None:
             raise RuntimeError("a head needs side pages")
-        else:
-            share, strength = from_head(question, self._pages.side.flatten(0, 2).index_select(0, slots))
-        return score(self._by_itself(sight), share, strength)
+        side = self._pages.side.flatten(0, 2).index_select(0, slots.flatten())
+        return from_head(questions, side.view(*slots.shape, -1))
 
     def _by_itself(self, sight: Sight) -> Tensor:
         """What a picture says without a question."""
@@ -249,11 +274,13 @@ class Lookout:
         for key in [key for key, (shown, _) in self._still.items() if shown == content]:
             del self._still[key]
 
-    def _slots(self, table: Tensor, sight: Sight) -> Tensor:
-        """Where a view's tokens lie in the pages, by the block table of its row."""
+    def _slots(self, wanted: Sequence[Wanted]) -> Tensor:
+        """Where the tokens of views lie in the pages, by the block tables of their rows: [views, tokens]."""
         size = self._pages.block_size
-        index = torch.arange(sight.span.start, sight.span.stop, device=self._device)
-        return table[index // size].long() * size + index % size
+        starts = self._index([one.sight.span.start for one in wanted])
+        index = starts[:, None] + torch.arange(wanted[0].tokens, device=self._device)
+        tables = torch.stack([one.table for one in wanted])
+        return tables.gather(1, index // size).long() * size + index % size
 
     def _index(self, values: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))

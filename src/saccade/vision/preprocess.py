@@ -3,7 +3,7 @@
 takes   uint8 RGB frames and a View (which box of them, at which patch grid)
 gives   normalised float32 patches in merge order, equal to the checkpoint's PIL-based processor
 owns    tables of resampling coefficients, a byte-bounded LRU
-never   waits for the device, except to upload a table it does not have yet
+never   waits for the device, except where torch resizes and a table is not there yet
 
 Resizing follows the bicubic filter of Pillow 13 for 8-bit pictures: two passes, one per axis; each output
 pixel is a weighted sum over a window that widens with the shrinking factor; the weights are fixed-point
@@ -139,11 +139,10 @@ class Preprocessor:
 
 def build_taps(source: int, target: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """First source pixel [target] and weights [target, taps] of each output pixel, int32 on the device."""
-    first, weights = fixed_point_weights(source, target)
-    return (
-        torch.from_numpy(first.astype(np.int32)).to(device),
-        torch.from_numpy(weights.astype(np.int32)).to(device),
-    )
+    first, weights = (torch.from_numpy(one.astype(np.int32)) for one in fixed_point_weights(source, target))
+    if device.type == "cuda":  # zoomed views bring new lengths all the time: nothing is to wait for a table
+        first, weights = first.pin_memory(), weights.pin_memory()
+    return first.to(device, non_blocking=True), weights.to(device, non_blocking=True)
 
 
 def _check(pixels: Tensor, view: View, processing: PixelProcessing) -> None:
