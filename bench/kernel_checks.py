@@ -291,7 +291,7 @@ def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
 
 
 def products(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
-    tunings = [None, *(skinny.CANDIDATES[i] for i in (2, 5, 11, 13))]
+    tunings = [None, *(skinny.CANDIDATES[i] for i in (2, 5, 11, 17))]
     for rows, columns, depth in ((1, 4096, 4096), (7, 1000, 1032), (33, 4096, 1024), (64, 528, 12288)):
         for tuning in tunings:
             if tuning is not None and tuning.mode == "fma" and rows > 1:

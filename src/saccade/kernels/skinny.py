@@ -102,6 +102,10 @@ CANDIDATES = (
     SkinnyTuning(64, 128, 1, 4, 5, "swap"),
     SkinnyTuning(64, 128, 4, 4, 5, "swap"),
     SkinnyTuning(128, 64, 8, 4, 5, "swap"),
+    SkinnyTuning(64, 128, 2, 4, 5, "swap"),
+    SkinnyTuning(64, 128, 3, 4, 5, "swap"),
+    SkinnyTuning(64, 256, 2, 4, 3, "swap"),
+    SkinnyTuning(64, 128, 2, 8, 4, "swap"),
     SkinnyTuning(8, 1024, 1, 4, 2, "fma"),
     SkinnyTuning(4, 2048, 1, 4, 2, "fma"),
 )
