@@ -489,6 +489,7 @@ def small_limits(**changes: Any) -> Limits:
         "block_size": 4,
         "max_encode_patches": 64,
         "max_queue": 100,
+        "itl_margin": 0.0,  # costs of tests are exact
         **changes,
     }
     return Limits(**numbers)

@@ -186,6 +186,18 @@ def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> N
     assert 3.0 < engine.truth.predict(work_of(plan, 1)) <= 4.0
 
 
+def test_a_step_keeps_a_margin_below_the_target() -> None:
+    """What predictions miss must not show between two tokens."""
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, itl_margin=0.15, least_chunk=1)
+    engine = Engine(limits=limits, prefix_caching=False)
+    engine.add(question("alone", TEXT, max_tokens=30, **ENDLESS))
+    engine.step()
+    engine.add(question("beside", TEXT, max_tokens=1))
+    plan = engine.step()
+    assert plan is not None
+    assert 2.5 < engine.truth.predict(work_of(plan, 1)) <= 3.4
+
+
 def test_a_second_view_waits_when_the_first_has_used_up_the_time() -> None:
     limits = small_limits(max_step_tokens=64, max_encode_patches=1000, itl_target=9.0)
     engine = Engine(blocks=200, limits=limits)

@@ -38,7 +38,8 @@ class Limits:
     max_queue: int  # requests waiting; more are refused
     max_queue_bytes: int = 1 << 62  # pixels of requests not answered yet; more are refused
     seed: int = 0  # root of the seeds of requests that name none
-    itl_target: float | None = None  # ms a step may take while answers are streaming; None: any
+    itl_target: float | None = None  # ms between two tokens of an answer that others may lead to; None: any
+    itl_margin: float = 0.15  # of that, for what predictions miss and the way to the client adds
     encode_layers: int = 1  # of the vision tower: what a view's work is divided by. 1: views go whole
     encode_unit: int = 1  # slices of a view end at multiples of so many layers, if they get so far
     # What a step does for prompts however little time the target leaves: this many tokens for the first
@@ -55,6 +56,11 @@ class Limits:
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    @property
+    def step_target(self) -> float | None:
+        """Milliseconds a step should take while answers are streaming."""
+        return None if self.itl_target is None else self.itl_target * (1 - self.itl_margin)
 
     @property
     def most_class_rows(self) -> int:
@@ -147,7 +153,7 @@ def has_time(allowance: Allowance, now: float, alone: float, waited: float, limi
     unless it has `waited` long, or not even a stream `alone` (ms) would meet the target."""
     if allowance.until is None or now < allowance.until:
         return True
-    return allowance.least > 0 and (alone > (limits.itl_target or 0.0) or waited > limits.patience)
+    return allowance.least > 0 and (alone > (limits.step_target or 0.0) or waited > limits.patience)
 
 
 def held_back(

@@ -159,7 +159,7 @@ class Scheduler:
             if len(sequence.blocks) * block_size > sequence.computed or self._make_room(sequence):
                 step.run(sequence, sequence.next_row(1))
         if step.singles:
-            step.target = self._limits.itl_target
+            step.target = self._limits.step_target
         return prompts
 
     def _make_room(self, sequence: Sequence) -> bool:
