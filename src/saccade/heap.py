@@ -47,17 +47,19 @@ class Trimmer:
     """Gives back the pages of a heap that are free, wherever in it they are; due every `seconds`."""
 
     def __init__(self, seconds: float = TRIM_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
+        self.used = False  # since it was trimmed last; told by the owner
         self._clock = clock
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._last = clock()
 
     @property
     def due(self) -> bool:
-        return self._trim is not None and self._clock() - self._last >= self._seconds
+        return self._trim is not None and self._clock() - self._last >= self.seconds
 
     def trim(self) -> None:
         """Now. Other threads go on, but for those that want memory."""
         self._last = self._clock()
+        self.used = False
         if self._trim is not None:
             self._trim(0)

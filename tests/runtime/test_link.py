@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
+from saccade.heap import Trimmer
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request, Sampling
 from saccade.runtime.link import MOST_RECALLS, ProcessLink
@@ -232,3 +234,27 @@ def test_a_request_that_breaks_something_is_refused_alone() -> None:
     assert (engine.taken, engine.cancelled) == (["good"], ["odd"])
     ours.close()
     theirs.close()
+
+
+def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    trimmer = Trimmer(0.05)
+    monkeypatch.setattr(trimmer, "_trim", trims.append)
+    monkeypatch.setattr("saccade.runtime.process.Trimmer", lambda: trimmer)
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    inbox, engine = Inbox(theirs), FakeEngine()
+    engine.info.device = "cpu"
+    worker = threading.Thread(target=serve, args=(engine, inbox, theirs))
+    worker.start()
+    for number in (1, 2):
+        ours.send(Recall(number, b"x", False))
+        while not isinstance(ours.receive(ToFront), News):
+            pass
+        deadline = time.monotonic() + 10
+        while len(trims) < number and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)  # and no more while nothing happens
+        assert len(trims) == number
+    ours.send(Stop())
+    worker.join(10)
+    ours.close()

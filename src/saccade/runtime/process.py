@@ -55,21 +55,27 @@ class Inbox:
         finally:
             self._messages.put(Stop())
 
-    def take(self, *, wait: bool) -> list[ToEngine]:
-        """All messages there are; with `wait`, at least one."""
-        taken = [self._messages.get()] if wait else []
-        while True:
-            try:
+    def take(self, *, wait: bool, seconds: float | None = None) -> list[ToEngine]:
+        """All messages there are; with `wait`, at least one, unless `seconds` pass without any."""
+        taken: list[ToEngine] = []
+        with contextlib.suppress(queue.Empty):
+            if wait:
+                taken.append(self._messages.get(timeout=seconds))
+            while True:
                 taken.append(self._messages.get_nowait())
-            except queue.Empty:
-                return taken
+        return taken
 
 
 def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
     """Until the front says stop: listen, step, tell."""
     heap = Trimmer() if engine.info.device == "cpu" else None  # a GPU would wait for it
     while True:
-        for message in inbox.take(wait=engine.idle and not engine.prepare()):
+        idle = engine.idle and not engine.prepare()
+        messages = inbox.take(wait=idle, seconds=heap.seconds if heap is not None and heap.used else None)
+        if idle and not messages and heap is not None:
+            heap.trim()  # it has been quiet for a while: what the last requests used is given back
+            continue
+        for message in messages:
             match message:
                 case Stop():
                     return
@@ -95,8 +101,10 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
                     log.warning("a second start message was ignored")
         deltas = engine.step()
         channel.send(News(tuple(deltas), engine.stats()))
-        if heap is not None and heap.due:
-            heap.trim()
+        if heap is not None:
+            heap.used = True
+            if heap.due:
+                heap.trim()
 
 
 def _tell(channel: Channel, message: Recalled) -> None:
