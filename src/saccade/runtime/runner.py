@@ -88,8 +88,8 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """All the rest of a step that was begun."""
         with running(self._mode):
+            self._sampler.enter(*plan.enter)
             for entry in plan.enter:
-                self._sampler.enter(entry)
                 self._rows.forget(entry.row)
             if not plan.rows:
                 self._batch.change(plan)

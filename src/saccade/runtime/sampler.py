@@ -30,7 +30,7 @@ from saccade.plan import Enter, Row
 from saccade.request import Sampling, TokenLogprobs
 from saccade.runtime import noise
 from saccade.runtime.bars import GREEDY_BELOW, KEY_LOW, REPETITION, TEMPERATURE, TOP_K, TOP_P, scale_and_bar
-from saccade.runtime.history import History, RowLists, send, write
+from saccade.runtime.history import History, RowLists, send
 
 _CHUNK_VALUES = 1 << 24  # logits worked on at once by everything beyond argmax: bounds the workspace
 
@@ -66,13 +66,20 @@ class Sampler:
         """Device memory held now; grows when a row first asks for penalties."""
         return self._parameters.nbytes + self._spread.nbytes + self._history.nbytes
 
-    def enter(self, enter: Enter) -> None:
-        """A sequence takes a row: what it asked for, and the tokens it has already produced."""
+    def enter(self, *entries: Enter) -> None:
+        """Sequences take rows: what they asked for, and the tokens they have already produced."""
+        if not entries:
+            return
+        last = {entry.row: _line(entry.sampling, entry.seed) for entry in entries}  # of a row told twice
+        rows, lines = send(torch.tensor(list(last)), self._device), list(last.values())
+        self._parameters.index_copy_(0, rows, send(torch.tensor(lines, dtype=torch.float64), self._device))
+        for entry in entries:
+            self._note(entry)
+
+    def _note(self, enter: Enter) -> None:
         sampling, row = enter.sampling, enter.row
         use = describe(sampling, self._vocab)
         self._uses[row] = use
-        line = torch.tensor(_line(sampling, enter.seed), dtype=torch.float64)
-        write(self._parameters[row], line)
         if use.bias:
             known = {token: bias for token, bias in sampling.logit_bias.items() if 0 <= token < self._vocab}
             self._bias.set(row, list(known), list(known.values()))
