@@ -1,0 +1,67 @@
+"""Looks on a GPU: captured steps, maps and towers choose and answer as ordinary ones do."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from saccade import SamplingParams
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig
+from saccade.front import Front
+from saccade.lod.values import LodParams
+from saccade.media.detail import Wishes
+from saccade.request import Zoomed
+from saccade.runtime.engine import Engine
+from tests import checkpoints
+from tests.parity.oracle import picture
+from tests.parity.test_views import TURN, boxes, looked
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+WORDS = ("house", "boat", "sign", "cat", "tower", "clock")
+
+
+def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[int], Zoomed]], int]:
+    config = EngineConfig(
+        model=str(folder),
+        device="cuda",
+        dtype="bfloat16",
+        num_blocks=512,
+        max_num_seqs=8,
+        kernels="triton",
+        graphs=graphs,
+        deterministic=True,
+    )
+    engine, front = Engine(config, progress=False), Front(open_checkpoint(str(folder)), 4096)
+    while engine.prepare():  # with all that an idle engine captures
+        pass
+    found = []
+    for number, word in enumerate(WORDS):
+        request = front.prepare_prompt(
+            TURN.format(f"What colour is the {word}?"),
+            SamplingParams(max_tokens=8, temperature=0),
+            word,
+            images=[picture(250, 256, number)],
+            trusted=True,
+            wishes=Wishes(params=LodParams(budget=56, gate=False)),
+        )
+        (choices, chosen), *_ = looked(engine, [request]).values()
+        found.append((choices[0], chosen))
+    return found, engine.captured_steps
+
+
+def test_captured_looks_choose_and_answer_as_ordinary_ones(tmp_path: Path) -> None:
+    """In the deterministic mode, where padding changes no bit. The pictures are of one size, so the maps of
+    all but the first come from a captured call."""
+    folder = checkpoints.qwen3_vl(tmp_path / "checkpoint")
+    ordinary, none = looks(folder, "off")
+    captured, some = looks(folder, "on")
+    assert none == 0
+    assert some > len(WORDS)
+    assert [boxes(chosen) for _, chosen in captured] == [boxes(chosen) for _, chosen in ordinary]
+    assert sum(len(regions) for _, chosen in captured for regions in chosen.regions) > 2
+    assert [tokens for tokens, _ in captured] == [tokens for tokens, _ in ordinary]
