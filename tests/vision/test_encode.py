@@ -19,7 +19,7 @@ from saccade.models.load import load
 from saccade.plan import Encode
 from saccade.request import Pixels, View
 from saccade.vision.encode import Encoder, Halfway
-from saccade.vision.graphs import TowerGraphs
+from saccade.vision.graphs import Shape, TowerGraphs
 from saccade.vision.preprocess import patches
 from saccade.vision.unfinished import Unfinished
 from tests import checkpoints
@@ -190,6 +190,20 @@ def test_in_the_deterministic_mode_every_view_goes_alone(captured: bool) -> None
         features = run(encoder, encodes)
     assert [len(call) for call in tower.calls] == [1, 1, 1]
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
+
+
+@pytest.mark.parametrize(("views", "calls"), [(1, [1]), (2, [1, 1]), (4, [1] * 4), (8, [8]), (5, [1] * 5)])
+def test_views_whose_number_has_no_graphs_go_in_parts_that_have(views: int, calls: list[int]) -> None:
+    """In up to four parts; beyond, one uncaptured call is better."""
+    tower = MeanTower()
+    encodes = [encode_of(picture(i, 16, 24)) for i in range(views)]
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
+    graphs.capture(Shape(encodes[0].view.grid, 1))
+    tower.calls.clear()
+    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    assert [len(call) for call in tower.calls] == calls
+    assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
+    graphs.check()
 
 
 def sliced(encoder: Encoder, unfinished: Unfinished[Halfway], encode: Encode, ends: Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ from saccade.kernels.choice import mode
 from saccade.models.layers import VisionTower
 from saccade.plan import Encode
 from saccade.request import Pixels
-from saccade.vision.graphs import Carrier, Shape, TowerGraphs
+from saccade.vision.graphs import Captured, Carrier, Shape, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
 from saccade.vision.staging import Staging
 from saccade.vision.unfinished import Unfinished
@@ -135,17 +135,24 @@ class Encoder:
         for _, alike in groupby(sorted(encodes, key=_likeness), key=_likeness):
             views = list(alike)
             while views:
-                grid, count, found = views[0].view.grid, len(views), None
-                if self._graphs is not None:
-                    count = 1 if alone else self._graphs.together(grid, count)
-                    found = self._graphs.find(Shape(grid, count), now=capture or alone)
-                if found is not None:
-                    yield views[:count], found
-                else:
+                grid = views[0].view.grid
+                count = 1 if alone else self.together(grid, len(views))
+                step, found = self._find(Shape(grid, count), now=capture or alone)
+                if found is None:
                     rest += views[:count]
+                else:
+                    yield from ((views[first : first + step], found) for first in range(0, count, step))
                 views = views[count:]
         for group in self._groups(rest):
             yield group, self._tower
+
+    def _find(self, shape: Shape, *, now: bool) -> tuple[int, Captured | None]:
+        """Graphs for a shape, and for how many of its views at a time: all, or a part that has graphs."""
+        if self._graphs is None:
+            return shape.views, None
+        found = self._graphs.find(shape, now=now)
+        part = self._graphs.smaller(shape) if found is None else None
+        return (shape.views, found) if part is None else (part[0].views, part[1])
 
     def together(self, grid: tuple[int, int], views: int) -> int:
         """How many of so many views of a grid would go in one captured call."""

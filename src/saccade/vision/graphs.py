@@ -203,6 +203,16 @@ class TowerGraphs:
         self._shapes[shape] = made
         return made
 
+    def smaller(self, shape: Shape) -> tuple[Shape, Captured] | None:
+        """For a shape that has no graphs: half of its views, or a quarter, that have all of theirs. So many
+        replays cost the host less than the launches of one call."""
+        for views in (shape.views // 2, shape.views // 4):
+            found = self._shapes.get(Shape(shape.grid, views))
+            if found is not None and found.complete:
+                self._shapes.move_to_end(Shape(shape.grid, views))
+                return Shape(shape.grid, views), found
+        return None
+
     def capture(self, shape: Shape, *, spare: int = 0) -> bool:
         """Capture all of a shape before it comes, if that leaves room for `spare` more; gives whether it was
         tried. On blank patches, which nobody sees."""
