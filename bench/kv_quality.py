@@ -17,6 +17,7 @@ from typing import Any
 from saccade import LLM, pictures
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.evaluate.ask import greedy
+from saccade.evaluate.command import fingerprint
 from saccade.evaluate.draw import chosen_tasks, chunks, places
 from saccade.evaluate.methods import BALANCED, FULL, Bench
 from saccade.evaluate.score import wilson
@@ -65,8 +66,9 @@ def _messages(image: Any, question: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def report(name: str, limit: int, share: float | None, folder: Path) -> dict[str, Any]:
-    path = folder / f"{name.replace(' ', '_')}.{limit}.{share}.json"
+def report(name: str, limit: int, share: float | None, folder: Path, weights: str) -> dict[str, Any]:
+    """Asked, or found in the folder: of the same weights, named by their fingerprint."""
+    path = folder / f"{name.replace(' ', '_')}.{limit}.{share}.{weights}.json"
     if not path.exists():
         path.write_text(json.dumps(ask(name, limit, share)), encoding="utf-8")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +101,7 @@ def main() -> None:
     print("| KV cache | questions | right | 95% interval | same answer | visual tokens | kB | in 16 bits |")
     print("|:--|--:|--:|--:|--:|--:|--:|--:|")
     for name in names:
-        found = report(name, options.limit, options.lod, options.folder)
+        found = report(name, options.limit, options.lod, options.folder, fingerprint(checkpoint))
         answers = found["answers"]
         texts = [one["text"] for one in answers]
         exact = texts if name == "model's dtype" else exact
