@@ -140,3 +140,13 @@ def test_the_evaluation_set_has_layouts_of_its_own(layouts: dict[str, tuple[obje
 )
 def test_the_scoring_rule(task: str, answer: str, text: str, right: bool) -> None:
     assert correct_text(task, answer, text) is right
+
+
+def test_training_meets_every_letter_beside_most_others() -> None:
+    """Words of simple syllables taught no double letters and few neighbours: "Pebbie" for "Pebble"."""
+    rng = Random(0)
+    found = [words.invented(rng, words.TRAIN) for _ in range(4000)]
+    pairs = {word[i : i + 2] for word in found for i in range(len(word) - 1)}
+    assert {"bb", "ll", "qu", "tt", "ck"} <= pairs
+    assert len(pairs) > 500
+    assert all(words.in_split(word, words.TRAIN) for word in found)
