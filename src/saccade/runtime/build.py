@@ -50,6 +50,7 @@ from saccade.vision.unfinished import Unfinished, unit
 
 log = logging.getLogger(__name__)
 
+SLOW_START = 10.0  # seconds, from which on a start says what took how long
 DEFAULT_ITL_TARGET = 20.0  # ms, on cuda; a CPU's steps are longer than any target worth having
 
 
@@ -89,7 +90,7 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
         overlap=config.overlap if config.overlap is not None else device.type == "cuda",
         seconds=laps.seconds,
     )
-    log.info("made in %s", laps)
+    log.log(logging.INFO if sum(laps.seconds.values()) > SLOW_START else logging.DEBUG, "made in %s", laps)
     return made
 
 
