@@ -49,8 +49,8 @@ __all__ = [
 
 
 COMPILERS = 16  # threads; most of a compilation leaves the interpreter's lock
-# Launches that are being compiled, where none runs. Triton would hash a kernel's source again for each: some
-# milliseconds, and a step has hundreds.
+# Launches that are being compiled, where none runs. Triton would look for the kernel again at each: 83 us
+# against 13, and a step has hundreds.
 _COMPILING: ContextVar[set[Hashable] | None] = ContextVar("compiling", default=None)
 
 
