@@ -25,6 +25,7 @@ TORCH_FREE = (
     "saccade.metrics",
     "saccade.stages",
     "saccade.heap",
+    "saccade.garbage",
     "saccade.cli",
     "saccade.options",
     "saccade.chat",

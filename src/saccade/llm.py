@@ -25,6 +25,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
 from saccade.errors import OF_ENGINE, InvalidValue, SaccadeError
 from saccade.front import Front
+from saccade.garbage import nothing_older
 from saccade.lod.values import LodParams
 from saccade.media.detail import Wishes
 from saccade.media.source import Shared
@@ -137,6 +138,7 @@ class LLM:
         with (
             _Now() if len(asked) == 1 else ThreadPoolExecutor(PREPARERS) as pool,
             _bar(show and len(asked) > 1) as bar,
+            nothing_older(),
         ):
             task = bar.add_task("answering", total=len(asked))
             window = 2 * self.engine.info.max_num_seqs

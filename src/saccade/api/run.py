@@ -23,6 +23,7 @@ from saccade.api.server import bind, serve
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig, ServeConfig
 from saccade.front import Front
+from saccade.garbage import keep_all
 from saccade.heap import MAPPING, settle_heap
 from saccade.runtime.link import ProcessLink
 
@@ -110,6 +111,7 @@ async def _start_and_serve(engine: EngineConfig, config: ServeConfig) -> int:
                 if (example := checkpoint.path / "examples" / "receipt.png").is_file():
                     print(_EXAMPLE.format(picture=example, url=url, model=names[0]), flush=True)
 
+            keep_all()
             with contextlib.closing(front):
                 return await serve(front, link, config, listener=listener, started=started)
         finally:

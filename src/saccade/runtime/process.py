@@ -14,6 +14,7 @@ from functools import partial
 from typing import NoReturn
 
 from saccade.errors import EngineDied, RequestError, SaccadeError
+from saccade.garbage import keep_all
 from saccade.heap import KEEPING, MAPPING, Trimmer, settle_heap
 from saccade.runtime.engine import Engine
 from saccade.runtime.memory import resolve_device
@@ -130,6 +131,7 @@ def main() -> None:
     try:
         settle_heap(KEEPING if resolve_device(start.config).type == "cpu" else MAPPING)
         engine = Engine(start.config)
+        keep_all()
     except SaccadeError as error:
         channel.send(Failed(error.message))
         return

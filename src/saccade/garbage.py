@@ -1,0 +1,29 @@
+"""Python's search for garbage in cycles, kept from going through what is there for good.
+
+takes   word that a process has made what it keeps, or that a stretch of work begins
+gives   searches that look at what came since
+never   switches the search off: what a request leaves behind is found as ever
+
+A full search goes through every object, and all threads wait for it: with a model and its libraries loaded,
+350,000 objects and 180 ms, in which a GPU has long run out of work.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def keep_all() -> None:
+    """Whatever is there now stays as long as the process. Call it once, when everything has been made."""
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def nothing_older() -> Iterator[None]:
+    """Inside, no search goes through what is older; afterwards all is as before. Both ends take no time."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
