@@ -15,6 +15,10 @@ over when before after between during upon where our your their item goods terms
 days notice party use care
 """)
 LABELS = ("Ref", "Serial", "Lot", "Permit", "Case", "File", "Policy", "Batch")
+SMALLEST, SMALLEST_TRAINED = (
+    11.0,
+    10.0,
+)  # pixels per em: what is asked for should not be the edge of what was seen
 LINES_ASKED = 8  # questions about plain lines of a page that is only trained on
 
 
@@ -22,7 +26,8 @@ def small_print(scene: Scene, level: float) -> None:
     """A page of fine text with a reference or two in it."""
     rng = scene.rng
     ink = paper(scene)
-    size = text_size(rng, min(1.0, level + 0.2), low=11.0, high=14.5)
+    least = SMALLEST_TRAINED if scene.split == words.TRAIN else SMALLEST
+    size = text_size(rng, min(1.0, level + 0.2), low=least, high=14.5)
     font = scene.font()
     step = size * rng.uniform(1.35, 1.7)
     left, right = scene.width * rng.uniform(0.03, 0.1), scene.width * rng.uniform(0.85, 0.97)
