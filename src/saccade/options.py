@@ -202,6 +202,12 @@ ENGINE_OPTIONS = (
         help="A request's tokens do not depend on its neighbours; slower.",
     ),
     option("--seed", type=int, default=0, help="Root of the seeds of requests that name none."),
+    option(
+        "--step-log",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write a line of JSON for every step: what it did, what it was expected to take and took.",
+    ),
 )
 
 MEDIA_OPTIONS = (

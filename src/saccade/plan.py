@@ -108,6 +108,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     swap_ins: tuple[tuple[int, int], ...] = ()  # (host slot, block)
     # Whether this step reads what it swaps in; else that may come while it runs, and is there for the next.
     await_swaps: bool = False
+    expected: float = 0.0  # ms it should take
 
 
 class StepResult(msgspec.Struct, frozen=True):

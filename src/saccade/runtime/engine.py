@@ -20,6 +20,7 @@ from saccade.plan import StepPlan
 from saccade.request import Delta, Request
 from saccade.runtime.build import build_machine
 from saccade.runtime.runner import Launched, Runner
+from saccade.runtime.step_log import StepLog
 from saccade.runtime.stopwatch import Stopwatch
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import Coefficients
@@ -33,18 +34,67 @@ class Loop(Protocol):
     def step(self) -> list[Delta]: ...
 
 
+class Turns:
+    """What both loops do with a step: plan it, launch it, learn its result."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, steps: StepLog | None = None) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._steps = steps
+        self._watch = Stopwatch()
+
+    def plan(self) -> StepPlan | None:
+        if self._steps is not None:
+            self._steps.begin()
+        plan = self._scheduler.plan()
+        if self._steps is not None:
+            self._steps.planned()
+        return plan
+
+    def launch(self, plan: StepPlan | None) -> tuple[Launched | None, list[Delta]]:
+        """The running step, and apologies: to who needs a view that could not be made, or to all requests of
+        a step that could not be launched."""
+        if plan is None:
+            self._scheduler.rest()
+            return None, []
+        self._watch.launch()
+        told: list[Delta] = []
+        try:
+            failed = self._runner.begin(plan)
+            if failed:
+                _check_device()
+                plan, told = self._scheduler.fail_views(plan, failed)
+            launched = self._runner.launch(plan)
+        except Exception:
+            self._watch.reset()
+            return None, told + _give_up(self._scheduler, plan)
+        if self._steps is not None:
+            self._steps.launched(plan, captured=launched.captured)
+        return launched, told
+
+    def learn(self, launched: Launched | None) -> list[Delta]:
+        if launched is None:
+            return []
+        try:
+            result = launched.wait()
+        except Exception:
+            self._watch.reset()
+            return _give_up(self._scheduler, launched.plan)
+        seconds = self._watch.result(waited=bool(result.tokens or result.looks))
+        if self._steps is not None:
+            self._steps.learnt(launched.plan, seconds)
+        return self._scheduler.apply(launched.plan, result, seconds)
+
+
 class SerialLoop:
     """Plan, run, learn; then the next. Nothing is in flight between steps."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
-        self._scheduler = scheduler
-        self._runner = runner
-        self._watch = Stopwatch()
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
 
     def step(self) -> list[Delta]:
-        plan = self._scheduler.plan()
-        launched, failed = launch(self._runner, self._scheduler, self._watch, plan)
-        return learn(self._scheduler, self._watch, launched) + failed
+        launched, failed = self._turns.launch(self._turns.plan())
+        return self._turns.learn(launched) + failed
 
 
 class OverlappedLoop:
@@ -53,51 +103,16 @@ class OverlappedLoop:
     The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
-        self._scheduler = scheduler
-        self._runner = runner
-        self._watch = Stopwatch()
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._ahead: Launched | None = None
 
     def step(self) -> list[Delta]:
-        plan = self._scheduler.plan()
+        plan = self._turns.plan()
         behind = self._ahead
-        self._ahead, failed = launch(self._runner, self._scheduler, self._watch, plan)
+        self._ahead, failed = self._turns.launch(plan)
         # Apologies go out at once: the engine may be idle from here on, and nobody steps an idle one.
-        return learn(self._scheduler, self._watch, behind) + failed
-
-
-def launch(
-    runner: Runner, scheduler: Scheduler, watch: Stopwatch, plan: StepPlan | None
-) -> tuple[Launched | None, list[Delta]]:
-    """The running step, and apologies: to who needs a view that could not be made, or to all requests of a
-    step that could not be launched."""
-    if plan is None:
-        scheduler.rest()
-        return None, []
-    watch.launch()
-    told: list[Delta] = []
-    try:
-        failed = runner.begin(plan)
-        if failed:
-            _check_device()
-            plan, told = scheduler.fail_views(plan, failed)
-        return runner.launch(plan), told
-    except Exception:
-        watch.reset()
-        return None, told + _give_up(scheduler, plan)
-
-
-def learn(scheduler: Scheduler, watch: Stopwatch, launched: Launched | None) -> list[Delta]:
-    if launched is None:
-        return []
-    try:
-        result = launched.wait()
-    except Exception:
-        watch.reset()
-        return _give_up(scheduler, launched.plan)
-    seconds = watch.result(waited=bool(result.tokens or result.looks))
-    return scheduler.apply(launched.plan, result, seconds)
+        return self._turns.learn(behind) + failed
 
 
 def _check_device() -> None:
@@ -121,8 +136,9 @@ class Engine:
         self._scheduler = machine.scheduler
         self._store = machine.store
         self._runner = machine.runner
-        loop = OverlappedLoop if machine.overlap else SerialLoop
-        self._loop: Loop = loop(machine.scheduler, machine.runner)
+        self._steps = None if config.step_log is None else StepLog(config.step_log)
+        turns = Turns(machine.scheduler, machine.runner, self._steps)
+        self._loop: Loop = OverlappedLoop(turns) if machine.overlap else SerialLoop(turns)
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises a RequestError when it can never be answered."""
@@ -169,6 +185,8 @@ class Engine:
     def close(self) -> None:
         """Features that wait to be written to disk are; the engine takes no more requests."""
         self._store.close()
+        if self._steps is not None:
+            self._steps.close()
 
     def check(self) -> None:
         """Verify the bookkeeping of every cache; for tests and idle moments."""

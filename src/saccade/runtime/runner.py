@@ -38,6 +38,7 @@ class Launched:
     plan: StepPlan
     sample: HostSample | None  # None when no row sampled
     looks: HostLooks | None = None  # None when no row looked
+    captured: bool = False
 
     def wait(self) -> StepResult:
         looks = () if self.looks is None else self.looks.wait()
@@ -133,12 +134,12 @@ class Runner:
             looks = self._lookout.see_ends(divided.chunks, step.ends, step.ends_at, self._rows.state.tables)
         sampled = [row for row in plan.rows if row.sample]
         if shape.ending == "logits":
-            return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks)
+            return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks, captured=True)
         if not sampled:
-            return Launched(plan, None, looks)
+            return Launched(plan, None, looks, captured=True)
         count = shape.decodes + shape.chunks if lines is not None else len(sampled)
         output = SampleOutput(step.tokens[:count], step.sound[:count], (None,) * len(sampled), None)
-        return Launched(plan, output.to_host(lines), looks)
+        return Launched(plan, output.to_host(lines), looks, captured=True)
 
     def _sample_logits(
         self, step: FixedStep, shape: Shape, sampled: list[Row], lines: tuple[int, ...] | None

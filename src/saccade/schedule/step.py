@@ -109,6 +109,7 @@ class Step:
             swap_outs=self.swap_outs,
             swap_ins=tuple(self.swap_ins),
             await_swaps=self.await_swaps,
+            expected=self.milliseconds,
         )
 
     def without(self, plan: StepPlan, failed: Container[bytes]) -> StepPlan:

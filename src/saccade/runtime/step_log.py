@@ -1,0 +1,69 @@
+"""A line for every step, in a file the user names: what it did, what it was expected to take, what it took.
+
+takes   steps as they are launched and learnt
+gives   JSON lines
+owns    the file
+never   is there unless asked for (`--step-log`)
+
+For whoever asks why a token came late: the step that held it up stands there with its rows, prompt tokens and
+views, whether it ran captured, and how long the host took to plan and to launch it.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import TextIO
+
+from saccade.errors import ConfigError
+from saccade.plan import StepPlan
+
+
+class StepLog:
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: TextIO = path.open("w", buffering=1)
+        except OSError as error:
+            raise ConfigError(f"the step log {path} cannot be written: {error.strerror}") from None
+        self._began = time.perf_counter()
+        self._launched: dict[int, dict[str, object]] = {}  # by number: what is known so far
+        self._turn = self._began  # when the time not yet written down began
+        self._plan_ms = 0.0
+
+    def begin(self) -> None:
+        """A turn of the loop begins."""
+        self._turn = time.perf_counter()
+
+    def planned(self) -> None:
+        """A plan was made; what follows is its launch."""
+        self._plan_ms = self._lap()
+
+    def launched(self, plan: StepPlan, *, captured: bool) -> None:
+        prompts = [row.count for row in plan.rows if row.count > 1]
+        self._launched[plan.number] = {
+            "step": plan.number,
+            "at": round(time.perf_counter() - self._began, 5),
+            "decodes": len(plan.rows) - len(prompts),
+            "prompts": len(prompts),
+            "tokens": sum(prompts),
+            "longest": max((row.start + row.count for row in plan.rows), default=0),
+            "views": [[encode.patches, encode.first, encode.stop] for encode in plan.encodes],
+            "captured": captured,
+            "expected_ms": round(plan.expected, 3),
+            "plan_ms": self._plan_ms,
+            "launch_ms": self._lap(),
+        }
+
+    def learnt(self, plan: StepPlan, seconds: float | None) -> None:
+        """`seconds`: what it took; None where that is part of the next one's."""
+        line = self._launched.pop(plan.number, None)
+        if line is not None:
+            took = None if seconds is None else round(1e3 * seconds, 3)
+            self._file.write(json.dumps({**line, "ms": took, "wait_ms": self._lap()}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        took, self._turn = now - self._turn, now
+        return round(1e3 * took, 3)
