@@ -182,11 +182,10 @@ class LLM:
 
     def _push(self, answer: Answer, delta: Delta) -> bool:
         """Fold a delta in; whether it made the answer whole."""
-        was_done = answer.done
-        answer.push(delta)
-        if answer.done and answer.must_cancel:
+        whole = answer.take(delta)
+        if whole and answer.must_cancel:
             self.engine.cancel([delta.request_id])
-        return answer.done and not was_done
+        return whole
 
 
 class _Now(Executor):

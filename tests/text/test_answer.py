@@ -1,9 +1,14 @@
 """Deltas of one request, folded: text, ends, usage and log-probabilities."""
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from saccade.request import Delta, FinishReason, Media, Request, Sampling, TokenLogprobs, View
 from saccade.text.answer import Answer
+from saccade.text.tokens import Tokens
+from tests.text.test_detokenise import window_tokens
 from tests.text.tiny import token_id, tokens
 
 END = token_id("<|im_end|>")
@@ -107,3 +112,61 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     answer.push(Delta(request_id="r", tokens=tuple(tokens().encode("a") * 3)))
     assert answer.choices[0].text == "aa"
     assert answer.choices[0].finish_reason == "stop"
+
+
+BYTES, WINDOW = tokens(), window_tokens()
+FINISHES: tuple[FinishReason, ...] = ("stop", "length", "cancelled")
+
+
+@given(
+    st.lists(st.lists(st.integers(0, BYTES.vocab_size - 1), max_size=4), max_size=20),
+    st.sampled_from(FINISHES),
+    st.sampled_from(([], ["e"], ["the", "o"])),
+    st.sampled_from((BYTES, WINDOW)),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 3),
+)
+@settings(max_examples=300)
+def test_an_answer_taken_whole_is_the_streamed_one(
+    groups: list[list[int]],
+    finish: FinishReason,
+    stop: list[str],
+    vocabulary: Tokens,
+    skip: bool,
+    end: bool,
+    streamed_first: int,
+) -> None:
+    ids = [tuple(group) for group in groups]
+    deltas = [Delta(request_id="r", tokens=group, cached_tokens=2) for group in ids]
+    deltas.append(Delta(request_id="r", tokens=(END,) if end else (), finish=finish))
+    deltas.append(Delta(request_id="r", finish="cancelled"))  # late: its choice has ended
+    streamed = Answer(request(), vocabulary, stop, skip_special=skip)
+    pieces = [streamed.push(one) for one in deltas]
+    taken = Answer(request(), vocabulary, stop, skip_special=skip)
+    for one in deltas[:streamed_first]:
+        taken.push(one)
+    whole = [taken.take(one) for one in deltas[streamed_first:]]
+    assert taken.choices[0].text == streamed.choices[0].text == "".join(one.text for one in pieces if one)
+    assert taken.choices[0].token_ids == streamed.choices[0].token_ids
+    assert taken.choices[0].finish_reason == streamed.choices[0].finish_reason
+    assert (taken.usage, taken.must_cancel) == (streamed.usage, streamed.must_cancel)
+    ended = [piece.finish is not None for piece in pieces if piece]
+    assert taken.done
+    assert whole.count(True) == (not any(ended[:streamed_first]))
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_each_choice_taken_whole_counts_once_and_has_its_log_probabilities(logprobs: int | None) -> None:
+    answer = Answer(request(n=2, logprobs=logprobs), tokens())
+    told = (TokenLogprobs(-1.0, ()),) if logprobs is not None else ()
+    first, second = (tokens().encode(letter)[0] for letter in "ab")
+    deltas = [
+        Delta(request_id="r", index=0, tokens=(first,), logprobs=told),
+        Delta(request_id="r", index=1, tokens=(second,), logprobs=told),
+        Delta(request_id="r", index=1, tokens=(first,), logprobs=told, finish="length"),
+        Delta(request_id="r", index=0, tokens=(second,), logprobs=told, finish="length"),
+    ]
+    assert [answer.take(one) for one in deltas] == [False, False, False, True]
+    assert [choice.text for choice in answer.choices] == ["ab", "ba"]
+    assert [len(choice.logprobs) for choice in answer.choices] == [0 if logprobs is None else 2] * 2

@@ -10,22 +10,22 @@ complete at the same letter, the longer), so the answer does not depend on how t
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from saccade.errors import InvalidValue
 from saccade.text.tokens import Tokens
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     text: str
     tokens_used: int  # of the ids pushed; fewer than all when a stop string ended the text among them
     stopped: bool  # a stop string was reached; nothing more will come
 
 
 class _Decoder(Protocol):
-    def feed(self, token: int) -> str: ...
+    def feed(self, *tokens: int) -> str: ...
     def flush(self) -> str: ...
 
 
@@ -37,10 +37,8 @@ class _ByteDecoder:
         self._skip = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def feed(self, token: int) -> str:
-        if self._skip and self._tokens.is_special(token):
-            return ""
-        return self._utf8.decode(self._tokens.decoded_bytes(token))
+    def feed(self, *tokens: int) -> str:
+        return self._utf8.decode(self._tokens.joined_bytes(tokens, skip_special=self._skip))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -60,7 +58,10 @@ class _WindowDecoder:
         self._given = 0  # how many of the window's ids have been given as text
         self._text = ""  # decoding of those
 
-    def feed(self, token: int) -> str:
+    def feed(self, *tokens: int) -> str:
+        return "".join([self._feed(token) for token in tokens])
+
+    def _feed(self, token: int) -> str:
         self._ids.append(token)
         text = self._tokens.decode(self._ids, skip_special=self._skip)
         if text.endswith("\ufffd") or len(text) <= len(self._text):
@@ -104,6 +105,8 @@ class TextStream:
         """Takes the next ids; after a stop string everything is ignored."""
         if self.stopped:
             return Piece("", 0, True)
+        if not self._stop:
+            return Piece(self._decoder.feed(*token_ids), len(token_ids), False)
         given = []
         for place, token in enumerate(token_ids):
             self._held += self._decoder.feed(token)

@@ -41,6 +41,7 @@ class Tokens:
             if token.special or index in extra
         }
         self._spellings: dict[int, tuple[str, bytes]] = {}  # as many as there are ids, at most
+        self._decoded: dict[int, bytes] = {}  # the same
         self._control_ids = frozenset(self.control.values())
         self.vocab_size = max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -126,10 +127,6 @@ class Tokens:
     def is_control(self, index: int) -> bool:
         return index in self._control_ids
 
-    def is_special(self, index: int) -> bool:
-        """Whether decoding leaves the id out when asked to skip special tokens."""
-        return index in self._special_ids
-
     def id_of(self, token: str) -> int | None:
         index: int | None = self._trusted.token_to_id(token)
         return index
@@ -155,8 +152,21 @@ class Tokens:
             return bytes([int(match[1], 16)])
         return spelling.replace("▁", " ").encode()
 
+    def joined_bytes(self, ids: Sequence[int], *, skip_special: bool) -> bytes:
+        """What a byte-level decoder makes of many ids; their text is the UTF-8 of it. Remembers each."""
+        known, special = self._decoded, self._special_ids if skip_special else ()
+        parts = []
+        for index in ids:
+            if index in special:
+                continue
+            part = known.get(index)
+            if part is None:
+                part = known[index] = self.decoded_bytes(index)
+            parts.append(part)
+        return b"".join(parts)
+
     def decoded_bytes(self, index: int) -> bytes:
-        """What a byte-level decoder makes of one id; the text of many is the UTF-8 of all of these joined."""
+        """Of one of them."""
         spelling = self.token(index)
         if spelling is None:
             return b""
@@ -166,6 +176,7 @@ class Tokens:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
+        """Those that decoding leaves out when asked to skip special tokens."""
         tokens = self._trusted.get_added_tokens_decoder()
         return frozenset(index for index, token in tokens.items() if token.special)
 
