@@ -5,6 +5,7 @@ gives   the two shapes that cross the link, and the identity of what an image co
 never   imports torch; holds state
 """
 
+from struct import Struct
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from saccade.lod.values import Choice, Grid, LodParams, Look, Region
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Pixels = NDArray[np.uint8]
+_NUMBERS = Struct("<7q")
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +62,7 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> bytes:
-        numbers = np.array([*self.box, *self.grid, self.merge], dtype="<i8").tobytes()
+        numbers = _NUMBERS.pack(*self.box, *self.grid, self.merge)
         parts = (self.content, numbers, self.processing)
         framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         return blake3(framed).digest(length=32)

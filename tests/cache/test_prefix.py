@@ -1,5 +1,6 @@
 """The prefix cache: what is found was computed from exactly the same things."""
 
+import sys
 from random import Random
 
 import pytest
@@ -323,3 +324,40 @@ def test_a_view_whose_blocks_are_kept_apart_has_keys_of_its_own() -> None:
     other = Chain(b"", [view], 4, frozenset({"global"}))
     other.grow(tokens)
     assert other.keys == plain
+
+
+def written_out(tokens: list[int], spans: list[Span], start: int, stop: int) -> tuple[bytes, list[int]]:
+    """A block's content as `Chain.cells` says it is, token by token."""
+    content, ends = b"", []
+    for place in range(start, stop):
+        inside = [one for one in spans if one.start <= place < one.stop]
+        first = bool(inside) and place in (start, inside[0].start)
+        content += (-1 - tokens[place] if first else tokens[place]).to_bytes(4, sys.byteorder, signed=True)
+        if first:
+            content += len(inside[0].key).to_bytes(8, "little") + inside[0].key
+            content += (place - inside[0].start).to_bytes(8, "little")
+        ends.append(len(content))
+    return content, ends
+
+
+@given(
+    st.lists(st.integers(0, 1 << 20), max_size=60),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 24)), max_size=4),
+    st.sampled_from((1, 4, 16)),
+    st.lists(st.integers(0, 60), max_size=3),
+)
+def test_however_a_chain_grows_its_blocks_are_what_they_are_token_by_token(
+    tokens: list[int], gaps: list[tuple[int, int]], size: int, cuts: list[int]
+) -> None:
+    spans: list[Span] = []
+    for name, (gap, count) in enumerate(gaps):
+        spans.append(span((spans[-1].stop if spans else 0) + gap, name, tokens=count))
+    chain = Chain(b"", spans, size)
+    for cut in [*sorted(cuts), len(tokens)]:
+        chain.grow(tokens[:cut])
+    assert len(chain.contents) == len(chain.keys) == len(tokens) // size
+    for index in range(len(tokens) // size + 1):
+        stop = min((index + 1) * size, len(tokens))
+        content, ends = chain.cells(tokens, index)
+        assert (content, list(ends)) == written_out(tokens, spans, index * size, stop)
+        assert chain.contents[index : index + 1] in ([], [content])

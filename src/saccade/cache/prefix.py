@@ -35,6 +35,9 @@ from saccade.cache.editions import Editions
 from saccade.cache.pins import Pins
 from saccade.plan import Role, Span
 
+ID_BYTES = array("i").itemsize
+_INVERTED = bytes(range(255, -1, -1))
+
 
 def overlapping(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
     """The spans with a token in start .. stop; spans are in order and disjoint."""
@@ -75,10 +78,20 @@ class Chain:
 
     def grow(self, tokens: Sequence[int]) -> None:
         """Add the keys of the blocks that `tokens`, all known tokens of the sequence, have filled."""
-        for index in range(len(self.keys), len(tokens) // self._block_size):
-            content, _ = self.cells(tokens, index)
+        size, first, stop = self._block_size, len(self.keys), len(tokens) // self._block_size
+        if first == stop:
+            return
+        packed = array("i", tokens[first * size : stop * size]).tobytes()
+        marks = self._views_in(first, stop)
+        key = self.before(first)
+        for index in range(first, stop):
+            place = (index - first) * size * ID_BYTES
+            content = packed[place : place + size * ID_BYTES]
+            if index in marks:
+                content = _marked(content, marks[index])
+            key = blake3(content, key=key).digest()
             self.contents.append(content)
-            self.keys.append(blake3(content, key=self.before(index)).digest())
+            self.keys.append(key)
 
     def cells(self, tokens: Sequence[int], index: int) -> tuple[bytes, Sequence[int]]:
         """What block `index` is computed from, token by token, and where in it each token ends.
@@ -87,23 +100,37 @@ class Chain:
         view's key and the place in the view; that says the same of those behind it. So two blocks agree in
         their first tokens exactly if they agree in the bytes of those.
         """
-        start = index * self._block_size
-        inside = tokens[start : start + self._block_size]
-        stop = start + len(inside)
-        spans = overlapping(self._spans, start, stop)
-        if not spans:
-            return array("i", inside).tobytes(), range(4, 4 * len(inside) + 1, 4)
-        first = {max(span.start, start): span for span in spans}
-        content, ends = bytearray(), []
-        for place, token in enumerate(inside, start):
-            span = first.get(place)
-            content += array("i", [token if span is None else -1 - token]).tobytes()
-            if span is not None:
-                name = span.key + span.place + (b"apart" if span.role in self._roles else b"")
-                content += len(name).to_bytes(8, "little") + name
-                content += (place - span.start).to_bytes(8, "little")
-            ends.append(len(content))
-        return bytes(content), ends
+        inside = tokens[index * self._block_size : (index + 1) * self._block_size]
+        views = self._views_in(index, index + 1).get(index, ())
+        marks = [one for one in views if one[0] < len(inside)]
+        ends = list(range(ID_BYTES, ID_BYTES * len(inside) + 1, ID_BYTES))
+        for place, name in marks:
+            ends[place:] = [end + len(name) for end in ends[place:]]
+        return _marked(array("i", inside).tobytes(), marks), ends
+
+    def _views_in(self, first: int, stop: int) -> dict[int, list[tuple[int, bytes]]]:
+        """Of blocks first .. stop with views in them: the place in the block where each begins or goes on,
+        and what names that part of the view."""
+        size = self._block_size
+        found: dict[int, list[tuple[int, bytes]]] = {}
+        for span in overlapping(self._spans, first * size, stop * size):
+            name = span.key + span.place + (b"apart" if span.role in self._roles else b"")
+            framed = len(name).to_bytes(8, "little") + name
+            for index in range(max(span.start // size, first), min(-(-span.stop // size), stop)):
+                place = max(span.start, index * size)
+                mark = place - index * size, framed + (place - span.start).to_bytes(8, "little")
+                found.setdefault(index, []).append(mark)
+        return found
+
+
+def _marked(content: bytes, marks: Sequence[tuple[int, bytes]]) -> bytes:
+    """Packed ids, those at the marked places inverted (-1 - id) and followed by what the marks say."""
+    parts, done = [], 0
+    for place, name in marks:
+        start = place * ID_BYTES
+        parts += [content[done:start], content[start : start + ID_BYTES].translate(_INVERTED), name]
+        done = start + ID_BYTES
+    return b"".join((*parts, content[done:]))
 
 
 class _Entry(NamedTuple):
