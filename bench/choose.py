@@ -1,7 +1,8 @@
 """From measured times to the lines that make them the default: `python -m bench.kernels --choose [--write]`.
 
 takes   the times of every case, and which parts were wrong
-gives   lines for CHOICE (kernels/choice.py), TUNED and AHEAD (kernels/skinny.py); with --write, those files
+gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT and AHEAD (kernels/skinny.py); with --write, those
+        files, where something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -45,12 +46,13 @@ CASES: dict[str, tuple[str, str]] = {
 FRESH = "SDPA flash, gathered"  # what `fresh_attention: torch` runs
 AHEADS = {"plain": 0, "pdl": 0, "pdl, 512 ahead": 512, "pdl, 2048 ahead": 2048}
 LIMITS = (1, 16, 32, 64)
+NOT_COMPARED = "not compared"
 
 
 def verdict(ratios: list[float]) -> tuple[str, str]:
     """The choice, and the figure that stands behind it."""
     if not ratios:
-        return choice.TORCH, "not compared"
+        return choice.TORCH, NOT_COMPARED
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     figure = f"{mean:.2f}x the twin over {len(ratios)} cases, {min(ratios):.2f} to {max(ratios):.2f}"
     return (choice.KERNEL if mean > 1 else choice.TORCH), figure
@@ -100,14 +102,34 @@ def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]])
         columns, depth, gated = shapes[product]
         best = min(found.kernels, key=lambda name: found.kernels[name])
         ratio = next(iter(found.others.values())) / found.kernels[best]
-        t = by_name[best]
         nbytes = 2 * columns * (2 if gated else 1) * depth
-        value = f'SkinnyTuning({t.columns}, {t.depth}, {t.splits}, {t.warps}, {t.stages}, "{t.mode}")'
+        value = _written(by_name[best])
         figure = f"{product}: {nbytes / found.kernels[best] / 1e12:.2f} TB/s, {ratio:.2f}x cuBLAS"
         if ratio <= 1:
             value = "None"
         lines.append(f"    ({limit}, {columns}, {depth}, {gated}): {value},  # {figure}")
     return lines
+
+
+def left_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
+    """As they stand in LEFT of kernels/skinny.py: where the parts of qkv are better left to `qkv_finish`."""
+    lines = []
+    by_name = {" ".join(map(str, tuning[:6])): tuning for tuning in skinny.CANDIDATES}
+    columns, depth, _ = shapes["qkv"]
+    for found in results:
+        if found.part != "qkv" or not found.kernels or not found.others:
+            continue
+        limit = next(limit for limit in LIMITS if int(found.name.split()[0]) <= limit)
+        best = min(found.kernels, key=lambda name: found.kernels[name])
+        now = next(iter(found.others.values()))
+        if found.kernels[best] < now:
+            figure = f"{found.kernels[best] * 1e6:.1f} us with qkv_finish; apart {now * 1e6:.1f}"
+            lines.append(f"    ({limit}, {columns}, {depth}): {_written(by_name[best])},  # {figure}")
+    return lines
+
+
+def _written(t: skinny.SkinnyTuning) -> str:
+    return f'SkinnyTuning({t.columns}, {t.depth}, {t.splits}, {t.warps}, {t.stages}, "{t.mode}")'
 
 
 def ahead_line(results: list[Result]) -> str | None:
@@ -132,15 +154,34 @@ def rewrite_choice(text: str, lines: Iterable[str]) -> str:
     return text
 
 
-def rewrite_skinny(text: str, lines: list[str], ahead: str | None) -> str:
-    if lines:
-        body = "\n".join(["{", *lines, "}"])
-        head = r"^(TUNED: [^\n]*? = )\{(\n[^}]*)?\}$"
-        text, count = re.subn(head, lambda m: m[1] + body, text, flags=re.MULTILINE)
+class Lines(NamedTuple):
+    """What kernels/skinny.py is to say; None: nothing was measured, so the old stays."""
+
+    tuned: list[str] | None
+    left: list[str] | None
+    ahead: str | None
+
+
+def skinny_lines(results: list[Result], failed: set[str], shapes: dict[str, tuple[int, int, bool]]) -> Lines:
+    measured = {found.part for found in results if found.kernels and found.others}
+    return Lines(
+        tuned_lines(results, shapes) if "products" in measured else None,
+        left_lines(results, shapes) if "qkv" in measured | failed else None,  # wrong: nothing is left
+        ahead_line(results),
+    )
+
+
+def rewrite_skinny(text: str, lines: Lines) -> str:
+    for table, new in (("TUNED", lines.tuned), ("LEFT", lines.left)):
+        if new is None:
+            continue
+        body = "\n".join(["{", *new, "}"]) if new else "{}"
+        head = rf"^({table}: [^\n]*? = )\{{(\n[^}}]*)?\}}$"
+        text, count = re.subn(head, rf"\g<1>{body}", text, flags=re.MULTILINE)
         if count != 1:
-            raise ValueError("kernels/skinny.py has no table TUNED to replace")
-    if ahead is not None:
-        text, count = re.subn(r"^AHEAD = [^\n]*$", ahead, text, flags=re.MULTILINE)
+            raise ValueError(f"kernels/skinny.py has no table {table} to replace")
+    if lines.ahead is not None:
+        text, count = re.subn(r"^AHEAD = [^\n]*$", lines.ahead, text, flags=re.MULTILINE)
         if count != 1:
             raise ValueError("kernels/skinny.py has no line AHEAD to replace")
     return text
@@ -155,19 +196,16 @@ def report(
     write: bool,
     show: Callable[[str], None] = print,
 ) -> None:
-    chosen, tuned, ahead = (
-        choice_lines(results, failed, chip),
-        tuned_lines(results, shapes),
-        ahead_line(results),
-    )
+    chosen, lines = choice_lines(results, failed, chip), skinny_lines(results, failed, shapes)
     show("\nkernels/choice.py, CHOICE:")
     for line in chosen:
         show(line)
-    show("\nkernels/skinny.py, TUNED and AHEAD:")
-    for line in (*tuned, *([ahead] if ahead else [])):
+    show("\nkernels/skinny.py, TUNED, LEFT and AHEAD:")
+    for line in (*(lines.tuned or ()), *(lines.left or ()), *([lines.ahead] if lines.ahead else ())):
         show(line)
     if write:
         table, tunings = Path(str(choice.__file__)), Path(str(skinny.__file__))
-        table.write_text(rewrite_choice(table.read_text(), chosen))
-        tunings.write_text(rewrite_skinny(tunings.read_text(), tuned, ahead))
+        compared = [line for line in chosen if NOT_COMPARED not in line]
+        table.write_text(rewrite_choice(table.read_text(), compared))
+        tunings.write_text(rewrite_skinny(tunings.read_text(), lines))
         show(f"written: {table}, {tunings}")

@@ -81,7 +81,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--parts", default="decode,prefill,compact,finish,points,products,layer,sample,pixels"
+        "--parts", default="decode,prefill,compact,finish,points,products,qkv,layer,sample,pixels"
     )
     parser.add_argument("--rows", default="1,32", help="rows of the skinny products")
     parser.add_argument("--sass", type=Path, help="write each kernel's machine code into this folder")

@@ -15,7 +15,8 @@ from saccade.kernels import activation, add_norm, device_rows, draw, greedy, pat
 from saccade.kernels.attention import paged_attention_reference
 from saccade.kernels.compact import FORMATS, Compact
 from saccade.kernels.kv_write import kv_write_reference
-from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
+from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
+from saccade.kernels.paged_decode import default_tuning as decode_tuning
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.qkv_finish import FinishTuning, HeadNorm, qkv_finish_reference, qkv_finish_triton
 from saccade.kernels.rows import Rows
@@ -510,6 +511,48 @@ def product_cases(rows: tuple[int, ...]) -> Iterator[Case]:
             )
 
 
+# -- the qkv product and what follows it: the parts added up by a launch of their own, or by the next kernel
+
+
+class Projection(NamedTuple):
+    product: Product
+    finish: Finish
+
+
+def projected(tuning: skinny.SkinnyTuning | None, left: bool, x: Projection) -> Tensor:
+    """As in a captured step: launched early. No tuning: the library's product."""
+    (values, weight), f = x
+    rest = (HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=True))
+    if tuning is None:
+        return qkv_finish_triton(F.linear(values, weight), *rest)
+    early = tuning._replace(pdl=True, ahead=skinny.AHEAD)
+    if left:
+        return qkv_finish_triton(skinny.skinny_parts(values, weight, None, early), *rest)
+    return qkv_finish_triton(skinny.skinny_triton(values, weight, tuning=early)[0], *rest)
+
+
+def projection_cases(rows: tuple[int, ...]) -> Iterator[Case]:
+    columns, depth, _ = PRODUCTS["qkv"]
+
+    def make(m: int, device: torch.device, seed: int) -> Projection:
+        product = Product(data(device, m, depth), data(device, columns, depth) / 64)
+        return Projection(product, finish_inputs(m, device, seed))
+
+    for m in rows:
+        tunings = [t for t in skinny.CANDIDATES if t.splits > 1]
+        now = skinny._measured(m, columns, depth, False)
+        name = "now: " + (" ".join(map(str, now[:6])) if now else "cuBLAS")
+        yield Case(
+            "qkv",
+            f"{m} rows",
+            partial(make, m),
+            copies(2 * columns * depth),
+            {" ".join(map(str, t[:6])): partial(projected, t, True) for t in tunings},
+            {name: partial(projected, now, False)},
+            2 * columns * depth / READ,
+        )
+
+
 # -- a whole layer of a decode step: what 36 of them make is the step
 
 
@@ -535,22 +578,40 @@ def make_layer(rows: int, context: int, device: torch.device, seed: int) -> Laye
     return Layer(stream, normed, p, finish, weights, skinny.Norm(data(device, HIDDEN), 1e-6))
 
 
-def run_layer(pdl: bool, ahead: int, x: Layer) -> Any:
-    """Nine launches: qkv (+ its sums), finish, attention in two, o in two, gate_up, down in two."""
+class LayerWay(NamedTuple):
+    """How a layer is launched; the fields with a default are what may be chosen."""
+
+    pdl: bool = True
+    ahead: int = 512
+    left: bool = False  # qkv's parts are added up by `qkv_finish`
+
+
+def run_layer(way: LayerWay, x: Layer) -> Any:
+    """Nine launches: qkv (a tenth where its parts are added up apart), finish, attention in two, o in two,
+    gate_up, down in two."""
     rows = x.stream.shape[0]
 
+    def tuned(name: str) -> skinny.SkinnyTuning:
+        tuning = skinny.default_tuning(rows, *PRODUCTS[name])
+        return tuning._replace(pdl=way.pdl, ahead=way.ahead)
+
     def product(name: str, values: Tensor, **epilogue: Any) -> tuple[Tensor, Tensor]:
-        columns, depth, gated = PRODUCTS[name]
-        tuning = skinny.default_tuning(rows, columns, depth, gated)._replace(pdl=pdl, ahead=ahead)
-        return skinny.skinny_triton(values, x.weights[name], gated=gated, tuning=tuning, **epilogue)
+        gated = PRODUCTS[name][2]
+        return skinny.skinny_triton(values, x.weights[name], gated=gated, tuning=tuned(name), **epilogue)
 
     f, p = x.finish, x.paged
-    qkv = product("qkv", x.normed)[0]
-    q = qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=pdl))
-    longest = max(p.rows.contexts)
-    seen = decode_attention_triton(
-        q, p.k, p.v, p.rows.tables, p.rows.lengths, DIM**-0.5, None, longest, DecodeTuning(pdl=pdl)
-    )
+    qkv: Tensor | skinny.Parts
+    if way.left:
+        columns, depth, _ = PRODUCTS["qkv"]
+        tuning = skinny.left_tuning(rows, columns, depth) or LEFT_UNMEASURED
+        tuning = tuning._replace(pdl=way.pdl, ahead=way.ahead)
+        qkv = skinny.skinny_parts(x.normed, x.weights["qkv"], None, tuning)
+    else:
+        qkv = product("qkv", x.normed)[0]
+    q = qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=way.pdl))
+    splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)  # as for the first context tier
+    decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=way.pdl)
+    seen = decode_attention_triton(q, p.k, p.v, p.rows.tables, p.rows.lengths, DIM**-0.5, None, SHORT, decode)
     normed, stream = product("o", seen.flatten(1), residual=x.stream, norm=x.norm)
     return product("down", product("gate_up", normed)[0], residual=stream, norm=x.norm)
 
@@ -565,6 +626,16 @@ def twin_layer(x: Layer) -> Any:
     return add_norm.add_rms_norm_reference(F.linear(inner, w["down"]), stream, *x.norm)
 
 
+LEFT_UNMEASURED = skinny.SkinnyTuning(64, 128, 3, 4, 5, "swap")  # where LEFT has no line yet
+LAYERS = {
+    "plain": LayerWay(pdl=False, ahead=0),
+    "pdl": LayerWay(ahead=0),
+    "pdl, 512 ahead": LayerWay(),
+    "pdl, 2048 ahead": LayerWay(ahead=2048),
+    "512, qkv left": LayerWay(left=True),
+}
+
+
 def layer_cases() -> Iterator[Case]:
     weights = 2 * (6144 * HIDDEN + HIDDEN * HIDDEN + 3 * INNER * HIDDEN)
     for rows, context in ((1, 640), (8, 640), (32, 640), (64, 640)):
@@ -573,12 +644,7 @@ def layer_cases() -> Iterator[Case]:
             f"{rows} x {context}",
             partial(make_layer, rows, context),
             4,
-            {
-                "plain": partial(run_layer, False, 0),
-                "pdl": partial(run_layer, True, 0),
-                "pdl, 512 ahead": partial(run_layer, True, 512),
-                "pdl, 2048 ahead": partial(run_layer, True, 2048),
-            },
+            {name: partial(run_layer, way) for name, way in LAYERS.items()},
             {"twin": twin_layer},
             (weights + rows * context * KV_HEADS * DIM * 4) / READ,
         )
@@ -713,6 +779,7 @@ def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
         *row_cases(),
         *vit_cases(),
         *product_cases(rows),
+        *projection_cases(rows),
         *layer_cases(),
         *sample_cases(),
         *pixel_cases(),

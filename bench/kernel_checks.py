@@ -261,6 +261,34 @@ def finish(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
             yield compared(f"finish pages {label}", pages, torch.nan_to_num(wanted_pages), dtype)
 
 
+def projection(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """Parts added up by `qkv_finish`: the very bits of adding them up first."""
+    heads, kv_heads, dim = 32, 8, 128
+    width, depth = (heads + 2 * kv_heads) * dim, 4096
+    weight = (torch.randn(width, depth, device=device) / 64).bfloat16()
+    weights = torch.randn(2, dim, device=device).bfloat16()
+    norm = HeadNorm(weights[0], weights[1], 1e-6)
+    for turn, tuning in enumerate(t for t in skinny.CANDIDATES if t.splits > 1):
+        rows = (1, 8, 32, 64)[turn % 4]
+        x = torch.randn(rows, depth, device=device).bfloat16()
+        bias = torch.randn(width, device=device).bfloat16() if turn % 3 == 0 else None
+        angles = torch.rand(rows, dim, device=device)
+        rest = (angles.cos().bfloat16(), angles.sin().bfloat16(), torch.randperm(80, device=device)[:rows])
+        pages = torch.full((3, 2, 5, 16, kv_heads, dim), torch.nan, dtype=torch.bfloat16, device=device)
+        parts = launch(skinny.skinny_parts, x, weight, bias, tuning)
+        if not isinstance(parts, skinny.Parts):  # only compiled
+            parts = skinny.Parts(torch.empty(tuning.splits, rows, width), bias, torch.bfloat16)
+        whole = parts.added()
+        apart = launch(qkv_finish_triton, whole, heads, norm, *rest, *pages[0])
+        made = launch(qkv_finish_triton, parts, heads, norm, *rest, *pages[1])
+        label = f"{rows} rows {tuning[:6]}"
+        yield Check(f"qkv left q {label}", float((made != apart).sum()), 0)
+        differ = torch.nan_to_num(pages[1]) != torch.nan_to_num(pages[0])
+        yield Check(f"qkv left pages {label}", float(differ.sum()), 0)
+        wanted = qkv_finish_reference(F.linear(x, weight, bias), heads, norm, *rest, *pages[2])
+        yield compared(f"qkv left, twin {label}", made, wanted, torch.bfloat16)
+
+
 def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
     for dtype in DTYPES:
         for width in (4096, 1152, 1000):
@@ -382,6 +410,7 @@ CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator
     "finish": (finish,),
     "points": (points,),
     "products": (products,),
+    "qkv": (projection,),
     "layer": (),  # made of the others
     "sample": (samples,),
     "pixels": (pixels,),

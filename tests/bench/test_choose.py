@@ -1,6 +1,7 @@
 """From times to the lines of the tables: what is printed is what the tables take."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -8,24 +9,26 @@ import torch
 
 from bench.choose import (
     Result,
-    ahead_line,
     choice_lines,
     choices,
     rewrite_choice,
     rewrite_skinny,
-    tuned_lines,
+    skinny_lines,
 )
 from bench.kernel_cases import PRODUCTS
 from saccade.kernels import choice, skinny
 from saccade.kernels.choice import CHOICE
 
 FAST, SLOW = " ".join(map(str, skinny.CANDIDATES[0][:6])), " ".join(map(str, skinny.CANDIDATES[3][:6]))
+CUT, UNCUT = (" ".join(map(str, skinny.CANDIDATES[i][:6])) for i in (4, 5))
 RESULTS = [
     Result("decode", "1 x 640", {"tile 64": 5e-6, "tile 32": 4e-6}, {"twin": 12e-6}),
     Result("decode", "8 x 640", {"tile 64": 9e-6}, {"twin": 12e-6}),
     Result("prefill", "1 x 8192 of 8192", {"a": 3e-4}, {"twin": 9e-4, "SDPA flash, gathered": 2e-4}),
     Result("finish", "1 tokens", {"a": 5e-6}, {"twin": 4e-6}),
     Result("products", "qkv 1", {FAST: 12e-6, SLOW: 15e-6}, {"cuBLAS": 16e-6}),
+    Result("qkv", "1 rows", {CUT: 12e-6, UNCUT: 13e-6}, {"now": 14e-6}),
+    Result("qkv", "32 rows", {CUT: 15e-6}, {"now": 14e-6}),
     Result("products", "gate_up 64", {SLOW: 60e-6}, {"cuBLAS": 50e-6}),
     Result(
         "layer", "1 x 640", {"plain": 9e-5, "pdl": 8e-5, "pdl, 512 ahead": 7e-5, "pdl, 2048 ahead": 8e-5}, {}
@@ -60,20 +63,24 @@ def test_the_lines_are_those_the_tables_take(tmp_path: Path) -> None:
     assert chosen["decode_attention"] == "KERNEL"
     assert chosen["qkv_finish"] == "TORCH"
 
-    lines, ahead = tuned_lines(RESULTS, PRODUCTS), ahead_line(RESULTS)
-    made = rewrite_skinny(Path(str(skinny.__file__)).read_text(), lines, ahead)
-    made = rewrite_skinny(made, lines, ahead)  # what is written can be written again
+    lines = skinny_lines(RESULTS, set(), PRODUCTS)
+    made = rewrite_skinny(Path(str(skinny.__file__)).read_text(), lines)
+    made = rewrite_skinny(made, lines)  # what is written can be written again
     scope: dict[str, object] = {"SkinnyTuning": skinny.SkinnyTuning}
     for node in ast.parse(made).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TUNED" and node.value:
-            exec(f"TUNED = {ast.unparse(node.value)}", scope)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("TUNED", "LEFT") and node.value:
+            exec(f"{ast.unparse(node.target)} = {ast.unparse(node.value)}", scope)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "AHEAD":
             exec(ast.unparse(node), scope)
     assert scope["TUNED"] == {
         (1, *PRODUCTS["qkv"]): skinny.CANDIDATES[0],
         (64, *PRODUCTS["gate_up"]): None,
     }
+    assert scope["LEFT"] == {(1, *PRODUCTS["qkv"][:2]): skinny.CANDIDATES[4]}  # not where apart is quicker
     assert scope["AHEAD"] == 512
+    assert rewrite_skinny(made, skinny_lines([], set(), PRODUCTS)) == made  # what was not measured stays
+    assert "LEFT: " in made
+    assert re.search(r"^LEFT: .* = \{\}$", rewrite_skinny(made, skinny_lines([], {"qkv"}, PRODUCTS)), re.M)
 
 
 def test_a_measured_shape_goes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def launch(rows):
     x = torch.zeros(rows, 256, dtype=torch.bfloat16)
     skinny.skinny_triton(x, weight, tuning=skinny.SkinnyTuning())
 def kernels():
-    return sum(len(cache[0]) for cache in skinny._skinny_kernel.device_caches.values())
+    return sum(len(cache[0]) for cache in skinny.skinny_kernel.device_caches.values())
 with compiled_ahead():
     assert compiling()
     for rows in (1, 2, 15, 16, 33, 48):

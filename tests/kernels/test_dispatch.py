@@ -5,12 +5,15 @@ The kernels run in the interpreter on CPU tensors here: what is tested is the pl
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.kernels import activation, add_norm, attention, greedy, qkv_finish, rope, skinny
+from saccade.kernels.choice import Mode, running
+from saccade.models.layers import Attention
 from saccade.models.load import load
 from saccade.runtime import sampler
 from tests.kernels.places import CUDA, needs_triton
@@ -52,3 +55,29 @@ def test_a_model_on_kernels_gives_the_twins_logits(
         "add_rms_norm",
         "skinny_linear",
     }
+
+
+def test_parts_left_to_the_next_kernel_change_no_bit(
+    family_folder: Callable[[str], Path], used: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(open_checkpoint(str(family_folder("qwen3_vl"))), "cpu", torch.float32)
+    weight = next(module.qkv.weight for module in model.modules() if isinstance(module, Attention))
+    tokens = torch.arange(3)
+    tuning, shape = skinny.SkinnyTuning(64, 16, 2), (64, *weight.shape)
+    monkeypatch.setitem(skinny.TUNED, (*shape, False), tuning)
+    added_first = Walker(model).run(text_story(model, tokens), 2)
+    left: list[bool] = []
+    plain = qkv_finish.qkv_finish_triton
+
+    def spy(qkv: torch.Tensor | skinny.Parts, *args: Any, **kwargs: Any) -> torch.Tensor:
+        left.append(isinstance(qkv, skinny.Parts))
+        return plain(qkv, *args, **kwargs)
+
+    monkeypatch.setattr(qkv_finish, "qkv_finish_triton", spy)
+    monkeypatch.setitem(skinny.LEFT, shape, tuning)
+    assert torch.equal(Walker(model).run(text_story(model, tokens), 2), added_first)
+    assert left
+    assert all(left)
+    with running(Mode(deterministic=True)):  # one tuning for any number of rows: not this one
+        x = torch.zeros(1, weight.shape[1])
+        assert isinstance(skinny.skinny_linear_left(x, weight), torch.Tensor)

@@ -35,6 +35,7 @@ from saccade.kernels.rope import (
     rotary_angles_reference,
     rotary_angles_triton,
 )
+from saccade.kernels.skinny import SkinnyTuning, skinny_parts, skinny_triton
 from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
 
 
@@ -154,6 +155,45 @@ def test_qkv_finish_is_the_twin_and_touches_only_its_slots(
         mine, theirs = part.flatten(0, 1), target.flatten(0, 1)
         assert_near(mine[slots], theirs[slots], place.dtype)
         assert torch.equal(mine.isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "tokens", "splits"), [(4, 2, 64, 3, 2), (3, 1, 72, 1, 5)]
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_parts_of_the_projection_are_added_up_as_their_product_would_be(
+    place: Place,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    tokens: int,
+    splits: int,
+    bias: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit: which way a step goes may not change its tokens."""
+    poison(monkeypatch)
+    width, depth = (heads + 2 * kv_heads) * dim, 160
+    x, weight = place.randn(tokens, depth), place.randn(width, depth, seed=1) * depth**-0.5
+    added = place.randn(width, seed=2) if bias else None
+    tuning = SkinnyTuning(16, 32, splits)
+    parts = skinny_parts(x, weight, added, tuning)
+    assert parts.sums.shape == (splits if splits < 5 else 5, tokens, width)
+    whole, _ = skinny_triton(x, weight, bias=added, tuning=tuning)
+    assert torch.equal(parts.added(), whole)
+    angles = torch.rand(tokens, dim, generator=torch.Generator().manual_seed(1)).to(place.device)
+    rest = angles.cos().to(place.dtype), angles.sin().to(place.dtype)
+    norm = HeadNorm(place.randn(dim, seed=3), place.randn(dim, seed=4), 1e-6)
+    slots = torch.arange(3, 3 + tokens, device=place.device)
+    pages = torch.zeros(2, 2, 2, 8, kv_heads, dim, dtype=place.dtype, device=place.device)
+    apart = qkv_finish_triton(whole, heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
+    together = qkv_finish_triton(parts, heads, norm, *rest, slots, pages[1, 0], pages[1, 1])
+    assert torch.equal(apart, together)
+    assert torch.equal(pages[0], pages[1])
+    assert bool(pages[0].any())
+    twin = qkv_finish_reference(parts.added(), heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
+    assert_near(together, twin, place.dtype)
 
 
 @pytest.mark.parametrize("place", EXACT)

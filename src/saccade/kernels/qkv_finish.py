@@ -10,6 +10,9 @@ rounds: to x's dtype after the norm and after the weight, to the wider of x and 
 Bytes: the projection read once, q, K and V written once: 2 * (heads + 2 * kv_heads) * dim * itemsize per
 token, 24 KiB on Qwen3-VL-8B; 8,192 tokens move 201 MB, 47 us at the copy ceiling. The twin takes nine
 launches and reads or writes about five times as much. For a decode step the launch is all that counts.
+
+The projection may come as parts (`skinny.Parts`): they are added here in their order and rounded to the
+dtype before anything else, so every bit is that of adding them up first; one launch less.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -26,6 +29,7 @@ from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for
 from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.norm import rms_norm_reference
 from saccade.kernels.rope import apply_rotary_reference, turned
+from saccade.kernels.skinny import Parts
 
 
 class HeadNorm(NamedTuple):
@@ -61,9 +65,25 @@ def _store_small(low, high, slot, head, place, k_small, v_small, k_scale, v_scal
              mask=(head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS))  # fmt: skip
 
 
-@jit_for_any("slots", "border")
-def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages, k_small, v_small, k_scale,
-                   v_scale, border, eps, qkv_stride,
+@jit
+def _projected(qkv, bias, at, place, step, real, kind: tl.constexpr, SPLITS: tl.constexpr,
+               BIAS: tl.constexpr):  # fmt: skip
+    """A tile of the projection at `at` and on; of parts: their sum, each `step` further on than the last."""
+    if SPLITS:
+        total = tl.zeros(place.shape, tl.float32)
+        for split in tl.static_range(SPLITS):
+            total += tl.load(qkv + at + split * step + place, mask=real, other=0.0)
+        if BIAS:
+            total += tl.load(bias + place, mask=real, other=0.0).to(tl.float32)
+        tile = total.to(kind)
+    else:
+        tile = tl.load(qkv + at + place, mask=real, other=0.0)
+    return tile
+
+
+@jit_for_any("slots", "border", "step")
+def _finish_kernel(qkv, bias, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages, k_small, v_small,
+                   k_scale, v_scale, border, eps, qkv_stride, step, SPLITS: tl.constexpr, BIAS: tl.constexpr,
                    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_UP: tl.constexpr,
                    LINES: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
                    WHOLE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
@@ -75,9 +95,9 @@ def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages
     real = (head < HEADS + 2 * KV_HEADS)[:, None] & (d < HALF)[None, :]
     place = head[:, None] * DIM + d[None, :]
     wait_for_previous(PDL)
-    kind = qkv.dtype.element_ty
-    low = tl.load(qkv + token * qkv_stride + place, mask=real, other=0.0)
-    high = tl.load(qkv + token * qkv_stride + place + HALF, mask=real, other=0.0)
+    kind = q.dtype.element_ty
+    low = _projected(qkv, bias, token * qkv_stride, place, step, real, kind, SPLITS, BIAS)
+    high = _projected(qkv, bias, token * qkv_stride, place + HALF, step, real, kind, SPLITS, BIAS)
     first, second = low.to(tl.float32), high.to(tl.float32)
     if NORM:
         mean = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM
@@ -119,7 +139,7 @@ def _finish_kernel(qkv, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages
 
 
 def qkv_finish(
-    qkv: Tensor,  # [T, (heads + 2 * kv_heads) * dim]
+    qkv: Tensor | Parts,  # [T, (heads + 2 * kv_heads) * dim]
     heads: int,
     norm: HeadNorm | None,
     cos: Tensor,  # [T, dim]
@@ -134,7 +154,7 @@ def qkv_finish(
         raise ValueError(f"pages are alike, of four axes; not {tuple(k_pages.shape)}, {tuple(v_pages.shape)}")
     kv_heads, dim = k_pages.shape[2:]
     tokens, width = qkv.shape[0], (heads + 2 * kv_heads) * dim
-    if qkv.dim() != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
+    if len(qkv.shape) != 2 or qkv.shape[1] != width or _lines(qkv).stride(-1) != 1:
         raise ValueError(f"{heads} + 2 * {kv_heads} heads of {dim} need [T, {width}], not {tuple(qkv.shape)}")
     if dim % 2 or cos.shape != (tokens, dim) or sin.shape != cos.shape or cos.dtype != sin.dtype:
         raise ValueError(f"{tokens} tokens, heads of {dim}: angles {tuple(cos.shape)}, {tuple(sin.shape)}")
@@ -149,13 +169,18 @@ def qkv_finish(
         raise ValueError(f"heads of {dim} in {qkv.dtype} need norm weights of the same, not {norm.q.shape}")
     if compact is not None:
         check_compact(compact, k_pages)
-    if runs_triton("qkv_finish", qkv):
+    if runs_triton("qkv_finish", k_pages):
         return qkv_finish_triton(qkv, heads, norm, cos, sin, slots, k_pages, v_pages, compact=compact)
-    return qkv_finish_reference(qkv, heads, norm, cos, sin, slots, k_pages, v_pages, compact)
+    whole = qkv.added() if isinstance(qkv, Parts) else qkv
+    return qkv_finish_reference(whole, heads, norm, cos, sin, slots, k_pages, v_pages, compact)
+
+
+def _lines(qkv: Tensor | Parts) -> Tensor:
+    return qkv.sums if isinstance(qkv, Parts) else qkv
 
 
 def qkv_finish_triton(
-    qkv: Tensor,
+    qkv: Tensor | Parts,
     heads: int,
     norm: HeadNorm | None,
     cos: Tensor,
@@ -168,14 +193,18 @@ def qkv_finish_triton(
 ) -> Tensor:
     """As `qkv_finish`; a negative slot (a padding token of a captured step) writes nothing."""
     kv_heads, dim = k_pages.shape[2:]
-    q = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
+    q = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=k_pages.device)
     tuning = tuning or FinishTuning(pdl=mode().early)
     lines = power_of_two(min(tuning.heads, heads + 2 * kv_heads))
-    small = pointers(compact, k_pages)
+    small, values = pointers(compact, k_pages), _lines(qkv)
+    parts = qkv if isinstance(qkv, Parts) else None
+    bias = None if parts is None else parts.bias
     if qkv.shape[0]:
         _finish_kernel[(qkv.shape[0], up(heads + 2 * kv_heads, lines))](
-            qkv, norm.q if norm else qkv, norm.k if norm else qkv, cos, sin, slots, q, k_pages, v_pages,
-            *small[:5], norm.eps if norm else 0.0, qkv.stride(0), HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
+            values, q if bias is None else bias, norm.q if norm else q, norm.k if norm else q, cos, sin,
+            slots, q, k_pages, v_pages, *small[:5], norm.eps if norm else 0.0, values.stride(-2),
+            values.stride(0), SPLITS=0 if parts is None else values.shape[0], BIAS=bias is not None,
+            HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
             HALF_UP=power_of_two(dim // 2), LINES=lines, NORM=norm is not None, BLOCK=k_pages.shape[1],
             KIND=small.kind, WHOLE=small.k.dtype == torch.int8, PDL=tuning.pdl,
             num_warps=tuning.warps, **({"launch_pdl": True} if tuning.pdl else {}),

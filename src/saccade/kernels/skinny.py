@@ -9,8 +9,8 @@ All that counts is that W comes from memory once and without a pause: N * K * it
 weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
 share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
 takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
-launches. Sums of one tuning and one padding of x (16, 32 or 64 lines) are in one order whatever the
-neighbours.
+launches. A kernel that comes next and can add the parts itself gets them (`skinny_linear_left`: one launch
+less). Sums of one tuning and one padding of x (16, 32 or 64 lines) are in one order whatever the neighbours.
 
 Three ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more:
 wgmma, W from shared memory without a transposition), "fma" multiplies in registers (M = 1 only).
@@ -24,19 +24,17 @@ With `pdl` the kernel starts beside its predecessor and asks for its first `ahea
 it waits: they arrive in L2 while the kernel before finishes.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
-
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.activation import silu, silu_mul
-from saccade.kernels.add_norm import WIDEST, add_rms_norm, scaled_by_rms
+from saccade.kernels.activation import silu_mul
+from saccade.kernels.add_norm import WIDEST, add_rms_norm
 from saccade.kernels.choice import mode, runs_triton
-from saccade.kernels.jit import fetch_ahead, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import power_of_two, up
+from saccade.kernels.multiply import reduce_kernel, skinny_kernel
 
 MOST_ROWS = 64
 
@@ -61,7 +59,25 @@ class Norm(NamedTuple):
     eps: float
 
 
-# Measured choices by (rows up to, N, K, gated), None where the library is faster; none yet. Others go by
+class Parts(NamedTuple):
+    """A product whose shares of K are not added up yet: y = cast(sums[0] + sums[1] + ... + bias)."""
+
+    sums: Tensor  # [splits, M, N] float32
+    bias: Tensor | None
+    dtype: torch.dtype  # of y
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.sums.shape[1:]
+
+    def added(self) -> Tensor:
+        total = self.sums[0]
+        for part in self.sums[1:]:
+            total = total + part
+        return (total if self.bias is None else total + self.bias.float()).to(self.dtype)
+
+
+# Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
 # `default_tuning`. Written by `python -m bench.kernels --choose --write`.
 TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
     (1, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.25 TB/s, 1.07x cuBLAS
@@ -85,7 +101,10 @@ TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
     (32, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # head: 4.25 TB/s, 1.00x cuBLAS
     (64, 151936, 4096, False): None,  # head: 3.95 TB/s, 0.95x cuBLAS
 }
-LIMITS = (1, 16, 32, 64)  # of rows, in that table
+# The same by (rows up to, N, K) for products whose parts the next kernel adds up (qkv, by `qkv_finish`), only
+# where that was quicker than TUNED's way.
+LEFT: dict[tuple[int, int, int], SkinnyTuning] = {}
+LIMITS = (1, 16, 32, 64)  # of rows, in those tables
 
 # What bench/kernels.py tries for each shape.
 CANDIDATES = (
@@ -124,6 +143,15 @@ def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTu
     return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD) if mode().early else tuning
 
 
+def left_tuning(rows: int, columns: int, depth: int) -> SkinnyTuning | None:
+    """For parts that are left to the next kernel; None: the answer in the usual way."""
+    keys = ((limit, columns, depth) for limit in LIMITS if rows <= limit)
+    tuning = next((LEFT[key] for key in keys if key in LEFT), None)
+    if tuning is None or not mode().early:
+        return tuning
+    return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD)
+
+
 def fixed_tuning(columns: int, depth: int) -> SkinnyTuning:
     """One for a shape: each line's sums are then in one order whatever the other lines are, and how many."""
     splits = max(1, min(8, up(264, up(columns, 64)), depth // 512))
@@ -140,125 +168,21 @@ def best_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTunin
     return SkinnyTuning(wide, 128 if gated or rows > 32 else 256, splits)
 
 
-@jit
-def _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE: tl.constexpr, LINES: tl.constexpr,
-              DEPTH: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """acc + x[:, k ..] W[n, k ..]^T for one piece of K; acc [lines, n], [n, lines] or [n, depth] by MODE."""
-    at = k + tl.arange(0, DEPTH)
-    here = n < columns
-    w_at = w + n.to(tl.int64)[:, None] * depth + at[None, :]
-    if EVEN:
-        weights = tl.load(w_at, mask=here[:, None], other=0.0, eviction_policy="evict_first")
-    else:
-        weights = tl.load(w_at, mask=here[:, None] & (at < depth)[None, :], other=0.0)
-    if MODE == "fma":
-        values = tl.load(x + at, mask=at < depth, other=0.0)
-        acc += weights.to(tl.float32) * values.to(tl.float32)[None, :]
-    else:
-        real = (m < rows)[:, None] & (at < depth)[None, :]
-        values = tl.load(x + m.to(tl.int64)[:, None] * x_stride + at[None, :], mask=real, other=0.0)
-        if MODE == "swap":
-            acc = tl.dot(weights, tl.trans(values), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(values, tl.trans(weights), acc, input_precision="ieee")
-    return acc
-
-
-@jit
-def _settled(acc, MODE: tl.constexpr):
-    """The sums as [lines, columns]."""
-    if MODE == "fma":
-        sums = tl.sum(acc, 1)[None, :]
-    elif MODE == "swap":
-        sums = tl.trans(acc)
-    else:
-        sums = acc
-    return sums
-
-
-@jit_for_any("rows", "steps")
-def _skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
-                   LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
-                   GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
-                   EVEN: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
-                   PDL: tl.constexpr):  # fmt: skip
-    """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part."""
-    split = tl.program_id(1)
-    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    m = tl.program_id(2) * LINES + tl.arange(0, LINES)
-    start = split * steps * DEPTH
-    stop = tl.minimum(start + steps * DEPTH, depth)
-    total = columns * (2 if GATED else 1)  # rows of W
-    if PDL and AHEAD > 0:
-        fetch_ahead(w + n.to(tl.int64) * depth + start, n < columns, stop - start, AHEAD)
-    wait_for_previous(PDL)
-    A: tl.constexpr = LINES if MODE == "dot" else COLUMNS
-    B: tl.constexpr = COLUMNS if MODE == "dot" else (LINES if MODE == "swap" else DEPTH)
-    acc = tl.zeros([A, B], tl.float32)
-    over = tl.zeros([A, B], tl.float32)
-    for k in tl.range(start, stop, DEPTH, num_stages=STAGES):
-        acc = _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE, LINES, DEPTH, EVEN)
-        if GATED:
-            over = _multiply(x, w, over, k, n + columns, m, rows, total, depth, x_stride, MODE, LINES, DEPTH,
-                             EVEN)  # fmt: skip
-    y = _settled(acc, MODE)
-    inside = (m < rows)[:, None] & (n < columns)[None, :]
-    if PARTS:
-        at = (split * rows + m).to(tl.int64)[:, None] * total + n[None, :]
-        tl.store(out + at, y, mask=inside)
-        if GATED:
-            tl.store(out + at + columns, _settled(over, MODE), mask=inside)
-    else:
-        kind = out.dtype.element_ty
-        if BIAS:
-            y += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
-        if GATED:
-            bent = silu(y.to(kind).to(tl.float32)).to(kind).to(tl.float32)
-            y = bent * _settled(over, MODE).to(kind).to(tl.float32)
-        if ADD:
-            wide = m.to(tl.int64)[:, None]
-            add = tl.load(residual + wide * residual_stride + n[None, :], mask=inside, other=0.0)
-            y = y.to(kind).to(tl.float32) + add.to(tl.float32)
-        tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], y.to(kind), mask=inside)
-
-
-@jit_for_any("rows")
-def _reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
-                   SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-                   NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Add the parts of one line in their order, then the epilogue; NORM: the block is the whole line."""
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < columns
-    total = columns * (2 if GATED else 1)
-    kind = out.dtype.element_ty
-    wait_for_previous(PDL)
-    y = tl.zeros([BLOCK], tl.float32)
-    over = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = parts + (split * rows + row) * total + n
-        y += tl.load(at, mask=inside, other=0.0)
-        if GATED:
-            over += tl.load(at + columns, mask=inside, other=0.0)
-    if BIAS:
-        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    y = y.to(kind).to(tl.float32)
-    if GATED:
-        y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
-    if ADD:
-        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        tl.store(stream + row * columns + n, y.to(kind), mask=inside)
-        y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
-    tl.store(out + row * columns + n, y.to(kind), mask=inside)
-
-
 def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product is the better one."""
     _check(x, weight, bias, None, False)
     if _by_kernel(x, weight):
         return skinny_triton(x, weight, bias=bias)[0]
     return linear_reference(x, weight, bias)
+
+
+def skinny_linear_left(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | Parts:
+    """The same for a caller who can add the parts up: he gets them where that was measured to be quicker."""
+    rows, depth = x.shape
+    tuning = None if mode().deterministic else left_tuning(rows, weight.shape[0], depth)
+    if tuning is None or not rows or not runs_triton("skinny_linear", x):
+        return skinny_linear(x, weight, bias)
+    return skinny_parts(x, weight, bias, tuning)
 
 
 def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
@@ -318,45 +242,68 @@ def skinny_triton(
     _check(x, weight, bias, residual, gated)
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     t = tuning or default_tuning(rows, columns, depth, gated)
+    if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
+        raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
+    if t.splits == 1 and norm is None:
+        out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+        _multiply_into(out, 1, x, weight, bias, residual, gated, t)
+        return out, out
+    parts = _parts(x, weight, gated, t)
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    stream = torch.empty_like(out) if norm is not None else out
+    block = power_of_two(columns) if norm is not None else t.reduce_block
+    reduce_kernel[(rows, up(columns, block))](
+        parts, x if bias is None else bias, x if residual is None else residual,
+        norm.weight if norm else x, out, stream, rows, columns,
+        0 if residual is None else residual.stride(0), norm.eps if norm else 0.0,
+        SPLITS=parts.shape[0], GATED=gated, BIAS=bias is not None, ADD=residual is not None,
+        NORM=norm is not None, BLOCK=block, PDL=t.pdl, num_warps=max(1, min(16, block // 256)),
+        **({"launch_pdl": True} if t.pdl else {}),
+    )  # fmt: skip
+    return out, stream
+
+
+def skinny_parts(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> Parts:
+    """The product in one launch, its shares of K side by side."""
+    _check(x, weight, bias, None, False)
+    return Parts(_parts(x, weight, False, tuning), bias, x.dtype)
+
+
+def _parts(x: Tensor, weight: Tensor, gated: bool, t: SkinnyTuning) -> Tensor:
+    """[splits, rows, rows of W] float32; no share is empty."""
+    pieces = up(x.shape[1], t.depth)
+    splits = up(pieces, up(pieces, t.splits))
+    parts = torch.empty(splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    _multiply_into(parts, splits, x, weight, None, None, gated, t)
+    return parts
+
+
+def _multiply_into(
+    out: Tensor,
+    splits: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    gated: bool,
+    t: SkinnyTuning,
+) -> None:
+    """Into the answer [rows, columns], or into its parts: those have three axes."""
+    (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     if not 1 <= rows <= (MOST_ROWS if t.lines is None else 1 << 22):
         raise ValueError(f"{rows} rows; the skinny product takes 1 to {MOST_ROWS}")
     if t.mode not in ("dot", "swap", "fma") or (t.mode == "fma" and rows != 1):
         raise ValueError(f"the way {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
     if t.ahead & (t.ahead - 1):
         raise ValueError(f"{t.ahead} weights ahead; it must be a power of two, or 0")
-    if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
-        raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
-    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
-    parted = t.splits > 1 or norm is not None
-    pieces = up(depth, t.depth)
-    steps = up(pieces, t.splits)
-    splits = up(pieces, steps)  # no empty part
-    parts = out
-    if parted:
-        parts = torch.empty(splits, rows, weight.shape[0], dtype=torch.float32, device=x.device)
-    pdl = {"launch_pdl": True} if t.pdl else {}
-    strides = x.stride(0), 0 if residual is None else residual.stride(0)
-    lines = t.lines or max(16, power_of_two(rows))
-    if t.mode == "fma":
-        lines = 1
-    _skinny_kernel[(up(columns, t.columns), splits, up(rows, lines))](
-        x, weight, x if bias is None else bias, x if residual is None else residual, parts, rows, columns,
-        depth, steps, *strides, LINES=lines,
-        COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None and not parted,
-        ADD=residual is not None and not parted, PARTS=parted, EVEN=depth % t.depth == 0, STAGES=t.stages,
-        AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **pdl,
+    lines = 1 if t.mode == "fma" else t.lines or max(16, power_of_two(rows))
+    skinny_kernel[(up(columns, t.columns), splits, up(rows, lines))](
+        x, weight, x if bias is None else bias, x if residual is None else residual, out, rows, columns,
+        depth, up(up(depth, t.depth), splits), x.stride(0), 0 if residual is None else residual.stride(0),
+        LINES=lines, COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None,
+        ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0, STAGES=t.stages,
+        AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **({"launch_pdl": True} if t.pdl else {}),
     )  # fmt: skip
-    if not parted:
-        return out, out
-    stream = torch.empty_like(out) if norm is not None else out
-    block = power_of_two(columns) if norm is not None else t.reduce_block
-    _reduce_kernel[(rows, up(columns, block))](
-        parts, x if bias is None else bias, x if residual is None else residual,
-        norm.weight if norm else x, out, stream, rows, columns, strides[1], norm.eps if norm else 0.0,
-        SPLITS=splits, GATED=gated, BIAS=bias is not None, ADD=residual is not None,
-        NORM=norm is not None, BLOCK=block, PDL=t.pdl, num_warps=max(1, min(16, block // 256)), **pdl,
-    )  # fmt: skip
-    return out, stream
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gated: bool) -> None:

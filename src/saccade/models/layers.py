@@ -20,7 +20,13 @@ from saccade.kernels.compact import Compact
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish
 from saccade.kernels.rope import apply_rotary
 from saccade.kernels.rows import FixedRows, Rows
-from saccade.kernels.skinny import Norm, skinny_linear, skinny_linear_gated, skinny_linear_normed
+from saccade.kernels.skinny import (
+    Norm,
+    skinny_linear,
+    skinny_linear_gated,
+    skinny_linear_left,
+    skinny_linear_normed,
+)
 
 
 class Place(NamedTuple):
@@ -260,7 +266,7 @@ class Attention(nn.Module):
         norm = None
         if self.q_norm is not None and self.k_norm is not None:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        qkv = self.qkv.forward(x)
+        qkv = skinny_linear_left(x, self.qkv.weight, self.qkv.bias)
         q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages, compact)
         seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window, compact)
         return seen.flatten(1)
