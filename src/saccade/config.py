@@ -148,7 +148,7 @@ class EngineConfig:
     early_launch: Switch = "auto"  # kernels start while the one before ends; auto: on from sm_90, with graphs
     deterministic: bool = False  # a request's tokens do not depend on what else is computed beside it
     seed: int = 0  # root of the seeds given to requests that name none
-    step_log: Path | None = None  # a line of JSON for every step goes there
+    step_log: str | None = None  # a file: a line of JSON for every step goes there
 
     def options(self) -> dict[str, Any]:
         """Everything but the model, as `LLM` and `AsyncEngine` take it."""

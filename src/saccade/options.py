@@ -204,7 +204,7 @@ ENGINE_OPTIONS = (
     option("--seed", type=int, default=0, help="Root of the seeds of requests that name none."),
     option(
         "--step-log",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=click.Path(dir_okay=False),
         metavar="FILE",
         help="Write a line of JSON for every step: what it did, what it was expected to take and took.",
     ),

@@ -85,6 +85,19 @@ async def test_a_start_that_fails_says_why(vl_folder: Path, tmp_path: Path) -> N
         await ProcessLink(config(vl_folder, max_model_len=99999)).start()
 
 
+async def test_a_start_whose_options_cannot_be_packed_says_so(vl_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="options could not be sent"):
+        await ProcessLink(config(vl_folder, seed=1 << 100)).start()
+
+
+async def test_an_engine_process_writes_the_step_log_asked_for(vl_folder: Path, tmp_path: Path) -> None:
+    link = ProcessLink(config(vl_folder, step_log=str(tmp_path / "steps.jsonl")))
+    await link.start()
+    await collect(link, question("logged"))
+    await link.stop()
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == link.stats().steps > 0
+
+
 class SlowChannel:
     """Stands still at every submission until told to go on."""
 

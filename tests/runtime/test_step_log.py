@@ -15,7 +15,9 @@ from saccade.sampling import SamplingParams
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_step_has_a_line_and_lines_add_up(vl_folder: Path, tmp_path: Path, overlap: bool) -> None:
     path = tmp_path / "steps.jsonl"
-    llm = LLM(str(vl_folder), device="cpu", num_blocks=64, overlap=overlap, step_log=path, progress=False)
+    llm = LLM(
+        str(vl_folder), device="cpu", num_blocks=64, overlap=overlap, step_log=str(path), progress=False
+    )
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     llm.generate([[5] * 7, [6] * 9], params, progress=False)
     llm.close()

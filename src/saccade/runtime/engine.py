@@ -9,6 +9,7 @@ never   goes on with a device that has failed; a step that cannot be computed en
 
 import logging
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -136,7 +137,7 @@ class Engine:
         self._scheduler = machine.scheduler
         self._store = machine.store
         self._runner = machine.runner
-        self._steps = None if config.step_log is None else StepLog(config.step_log)
+        self._steps = None if config.step_log is None else StepLog(Path(config.step_log))
         turns = Turns(machine.scheduler, machine.runner, self._steps)
         self._loop: Loop = OverlappedLoop(turns) if machine.overlap else SerialLoop(turns)
 

@@ -198,6 +198,9 @@ class ProcessLink:
                     text = "the request could not be sent to the engine; try again"
                     refusal = Refused(message.request.id, "", text, None)
                     loop.call_soon_threadsafe(self._handle, refusal)
+                elif isinstance(message, Start):  # nobody would ever be ready
+                    failure = Failed("the engine's options could not be sent to it; the log says why")
+                    loop.call_soon_threadsafe(self._handle, failure)
 
     def _listen(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
         """Runs in a thread: hands every message to the event loop until the engine is gone."""
