@@ -49,10 +49,7 @@ class Window:
     grid: Grid
     share: tuple[float, float]  # of the picture's height and width
     cells: Grid  # rows, columns of cells covered
-
-    @property
-    def tokens(self) -> int:
-        return self.grid[0] * self.grid[1]
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,16 @@ def allocate(
     shapes = [windows(field, rule) for field in fields]
     bounds = [[UNITS << 20] * len(some) for some in shapes]
     picks: list[_Pick] = []
-    cost = round(price * UNITS)
+    cost, left = round(price * UNITS), budget
+    most = [field.most for field in fields]
     while True:
-        left = budget - sum(pick.window.tokens for pick in picks)
-        open_ = [i for i, field in enumerate(fields) if sum(p.field == i for p in picks) < field.most]
+        open_ = [i for i, more in enumerate(most) if more > 0]
         best = _best(rests, shapes, bounds, open_, left, cost)
         if best is None:
             break
         picks.append(best)
+        left -= best.window.tokens
+        most[best.field] -= 1
         rest, (row, column), (high, wide) = rests[best.field], best.at, best.window.cells
         rest[row : row + high, column : column + wide] = 0
     return tuple(
@@ -106,7 +105,7 @@ def _windows(frame: Grid, cells: Grid, scale: float, rule: ViewRule) -> tuple[Wi
             grid = min(tall, _tokens(high, step)), min(long, _tokens(wide, step))
             share = min(grid[0] * step / high, 1.0), min(grid[1] * step / wide, 1.0)
             covered = _covered(share[0], cells[0]), _covered(share[1], cells[1])
-            found.setdefault(grid, Window(grid, share, covered))
+            found.setdefault(grid, Window(grid, share, covered, grid[0] * grid[1]))
     return tuple(sorted(found.values(), key=lambda window: (window.tokens, window.grid)))
 
 
@@ -137,14 +136,15 @@ def _best(
     """The window that is worth most, if any is worth something and fits. `bounds`: what each window gained at
     its best place when it was last looked at; relevance is only ever taken away, so it gains no more now."""
     best: _Pick | None = None
+    least = 0
     for i in open_:
         sums = np.zeros((rests[i].shape[0] + 1, rests[i].shape[1] + 1), np.int64)
-        sums[1:, 1:] = rests[i].cumsum(0).cumsum(1)
+        np.cumsum(rests[i].cumsum(0), 1, out=sums[1:, 1:])
+        whole = int(sums[-1, -1])
         for number, window in enumerate(shapes[i]):
             if window.tokens > left:
                 break  # they are sorted by cost
-            least = 0 if best is None else best.worth
-            if min(bounds[i][number], int(sums[-1, -1])) - cost * window.tokens <= least:
+            if min(bounds[i][number], whole) - cost * window.tokens <= least:
                 continue
             high, wide = window.cells
             gains = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
@@ -152,6 +152,7 @@ def _best(
             gain = bounds[i][number] = int(gains.flat[place])
             worth = gain - cost * window.tokens
             if worth > least:
+                least = worth
                 best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)
     return best
 
@@ -161,20 +162,23 @@ def _region(field: Field, pick: _Pick) -> Region:
     centres of the covered cells let it be."""
     (row, column), (high, wide) = pick.at, pick.window.cells
     seen = field.relevance[row : row + high, column : column + wide].astype(np.float64)
-    width, height = field.size
-    spans = []
-    for axis, length in ((1, width), (0, height)):
-        cells, share = field.relevance.shape[axis], pick.window.share[axis]
-        count = pick.window.cells[axis]
-        slack = max(0.0, (share * cells - (count - 1)) / 2)  # to either side, in cells
-        profile = seen.sum(1 - axis)
-        off = float((profile * (np.arange(count) + 0.5)).sum() / max(profile.sum(), 1e-12)) - count / 2
-        middle = (pick.at[axis] + count / 2 + min(max(off, -slack), slack)) / cells
-        first = min(max(middle - share / 2, 0.0), 1.0 - share)
-        low = min(int(first * length + 0.5), length - 1)
-        spans.append((low, min(max(int((first + share) * length + 0.5), low + 1), length)))
-    (x0, x1), (y0, y1) = spans
+    down, across = seen.sum(1).tolist(), seen.sum(0).tolist()
+    x0, x1 = _along(across, column, field.relevance.shape[1], pick.window.share[1], field.size[0])
+    y0, y1 = _along(down, row, field.relevance.shape[0], pick.window.share[0], field.size[1])
     return Region((x0, y0, x1, y1), pick.window.grid, pick.gain / UNITS)
+
+
+def _along(profile: list[float], at: int, cells: int, share: float, length: int) -> tuple[int, int]:
+    """First pixel of a window along one side, and the one after its last. `profile`: relevance of the cells
+    it covers, which begin at cell `at`. A few numbers: plain Python is quicker than arrays."""
+    count = len(profile)
+    slack = max(0.0, (share * cells - (count - 1)) / 2)  # to either side, in cells
+    moment = sum([mass * (place + 0.5) for place, mass in enumerate(profile)])
+    off = moment / max(sum(profile), 1e-12) - count / 2
+    middle = (at + count / 2 + min(max(off, -slack), slack)) / cells
+    first = min(max(middle - share / 2, 0.0), 1.0 - share)
+    low = min(int(first * length + 0.5), length - 1)
+    return low, min(max(int((first + share) * length + 0.5), low + 1), length)
 
 
 def _in_reading_order(regions: Iterator[Region]) -> tuple[Region, ...]:

@@ -87,16 +87,16 @@ def from_attention(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
     A head that looks everywhere says nothing about the question: heads count by how concentrated they are."""
     *front, _, dim = queries.shape
-    grouped = queries.float().reshape(*front, keys.shape[-2], -1, dim)
+    grouped = (queries.float() / dim**0.5).reshape(*front, keys.shape[-2], -1, dim)
     # [..., layers, kv_heads, heads of each, questions, tokens]
-    scores = torch.einsum("...lqkgd,...ltkd->...lkgqt", grouped, keys.float()) / dim**0.5
-    share = scores.softmax(-1)
-    widest = math.log(max(2, share.shape[-1]))
-    entropy = -(share * share.clamp(min=1e-9).log()).sum(-1) / widest
-    weight = (1 - entropy).clamp(min=1e-4).square()
-    mixed = (share * weight[..., None]).sum((-5, -4, -3, -2))
+    scores = torch.einsum("...lqkgd,...ltkd->...lkgqt", grouped, keys.float())
+    logs = scores.log_softmax(-1)  # few kernels: on a GPU their launches are what a look costs
+    share = logs.exp()
+    narrow = 1 + (share * logs).sum(-1) / math.log(max(2, share.shape[-1]))  # 1 - entropy over a flat map's
+    weight = narrow.clamp(min=1e-4).square().flatten(-4)
+    mixed = (weight[..., None, :] @ share.flatten(-5, -2)).squeeze(-2)
     shares = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-9)
-    return shares, scores.logsumexp(-1).mean((-4, -3, -2, -1))
+    return shares, (scores[..., 0] - logs[..., 0]).mean((-4, -3, -2, -1))
 
 
 def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.cuda.Stream] = ()) -> None:
