@@ -170,8 +170,8 @@ class Tokens:
         spelling = self.token(index)
         if spelling is None:
             return b""
-        if all(letter in _BYTE_OF for letter in spelling):
-            return bytes(_BYTE_OF[letter] for letter in spelling)
+        if _BYTE_LETTERS.issuperset(spelling):
+            return spelling.translate(_BYTES).encode("latin-1")
         return spelling.encode()
 
     @cached_property
@@ -224,4 +224,5 @@ def _byte_letters() -> dict[str, int]:
     return letters
 
 
-_BYTE_OF = _byte_letters()
+_BYTE_LETTERS = frozenset(_byte_letters())
+_BYTES = str.maketrans({letter: chr(byte) for letter, byte in _byte_letters().items()})
