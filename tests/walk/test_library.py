@@ -1,5 +1,7 @@
 """The library from the outside: forms of prompts, results, seeds, stops, errors that cost nothing."""
 
+import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from PIL import Image
 from saccade import LLM, SamplingParams
 from saccade.config import MediaLimits
 from saccade.errors import ConfigError, ContextTooLong, InvalidValue, MediaRefused
+from saccade.llm import SWITCH_SECONDS
 from saccade.media import decode
-from saccade.request import Pixels
+from saccade.request import Delta, Pixels
 from tests.parity.oracle import picture
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -154,6 +157,26 @@ def test_a_bad_prompt_ends_the_call_and_leaves_nothing_behind(
     assert llm.engine.idle
     assert llm.engine.stats().blocks_used == 0
     llm.engine.check()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+    assert gc.get_freeze_count() == 0
+
+
+def test_beside_preparing_threads_the_engine_gets_the_interpreter_soon(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[float, bool]] = []
+    step = llm.engine.step
+
+    def watched() -> list[Delta]:
+        found.append((sys.getswitchinterval(), gc.get_freeze_count() > 0))
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", watched)
+    llm.generate(["one", "other"], GREEDY)
+    assert found
+    assert all(seconds == pytest.approx(SWITCH_SECONDS) and frozen for seconds, frozen in found)
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+    assert gc.get_freeze_count() == 0
 
 
 def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
@@ -181,7 +204,7 @@ def test_options_that_cannot_be_met_say_so(vl_folder: Path) -> None:
 def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> None:
     llm = LLM(str(vl_folder), device="cpu", progress=False, num_blocks=256)
     good = llm.generate("The eye jumps", GREEDY)[0].outputs[0].text
-    logits = llm.engine._loop._runner._model.logits  # type: ignore[attr-defined]
+    logits = llm.engine._runner._model.logits
 
     def poisoned(hidden: torch.Tensor) -> torch.Tensor:
         values: torch.Tensor = logits(hidden)
@@ -189,7 +212,7 @@ def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> 
             values[1] = torch.nan
         return values
 
-    llm.engine._loop._runner._model.logits = poisoned  # type: ignore[attr-defined]
+    llm.engine._runner._model.logits = poisoned  # type: ignore[method-assign]
     for name, prompt in (("good", "The eye jumps"), ("bad", "How many boats")):
         llm.engine.submit(llm.front.prepare_prompt(prompt, GREEDY, name, trusted=True))
     deltas = [delta for _ in range(40) for delta in llm.engine.step()]
