@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from saccade import heap
 
@@ -34,12 +35,31 @@ if sys.argv[1] == "trimmed":
 print(resident() - before)
 """
 
+# Two hundred shapes of a function for which oneDNN compiles a kernel each.
+SHAPES = """
+import sys
+import torch
+from saccade.heap import bound_primitives
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+if sys.argv[1] == "bound":
+    bound_primitives()
+torch.set_num_threads(1)
+values = torch.ones(200, 256)
+torch.nn.functional.gelu(values)
+before = resident()
+for rows in range(1, 200):
+    torch.nn.functional.gelu(values[:rows])
+print(resident() - before)
+"""
 
-def kept(how: str) -> int:
-    """KiB still resident of the block that was freed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+
+def kept(how: str, probe: str = PROBE) -> int:
+    """KiB still resident of what was freed."""
+    ours = ("MALLOC_", "ONEDNN_", "DNNL_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, how], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", probe, how], capture_output=True, text=True, check=True, env=environment
     )
     return int(done.stdout)
 
@@ -53,6 +73,14 @@ def test_a_large_block_that_is_freed_is_given_back() -> None:
 @pytest.mark.skipif(not GLIBC or not sys.platform.startswith("linux"), reason="needs glibc and /proc")
 def test_a_trimmer_gives_back_what_lies_in_the_middle_of_a_heap() -> None:
     assert kept("trimmed") < 2048
+
+
+@pytest.mark.skipif(not torch._C._has_mkldnn, reason="torch was built without oneDNN")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_kernels_compiled_for_shapes_that_do_not_come_again_are_given_back() -> None:
+    free = kept("free", SHAPES)
+    assert free > 20 << 10  # else the bound is needless here
+    assert kept("bound", SHAPES) < free // 4
 
 
 def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +97,10 @@ def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
     assert not heap.settle_heap(heap.MAPPING)
+
+
+def test_the_users_bound_on_kernels_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "7")
+    heap.bound_primitives()
+    assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ

@@ -7,7 +7,7 @@ never   overrides what the user has set (MALLOC_ARENA_MAX and its like)
 Left to itself glibc gives every few threads a heap of their own, and learns from the first large block that
 is freed (pixels, bodies, activations: up to 32 MiB) to keep blocks of that size inside. Blocks of all sizes
 from all threads then leave holes: after six minutes of mixed traffic 86 of the 107 MiB of a front's heap were
-free and could not be given back.
+free and could not be given back. What an engine keeps lies apart from it (vision/apart.py).
 """
 
 import ctypes
@@ -26,9 +26,13 @@ MAPPING = {
 }
 # An engine on a CPU: its activations are better kept than mapped anew. Of a picture of 896 x 896, mapping
 # blocks from 1 MiB on took 25% more time, from 4 MiB on 5%. What is free in the one heap for all threads is
-# given back now and then, by `Trimmer`.
+# given back now and then, by `Trimmer`: between two times a busy engine holds some 110 MiB that way.
 KEEPING = {_ARENA_MAX: 1, _MMAP_THRESHOLD: 4 << 20, _TRIM_THRESHOLD: 8 << 20}
 TRIM_SECONDS = 10.0  # trimming takes some 20 ms, touching 200 MiB again 90: 1% at most
+# Kernels that oneDNN keeps compiled, each for one shape. Left to itself it keeps 1,024, and every size of
+# picture brings one more (an exact gelu of so many tokens), of 0.2 to 0.5 MiB; compiling one takes 0.2 ms.
+KEPT_PRIMITIVES = 16
+_PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 _SET_BY_USER = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -41,6 +45,12 @@ def settle_heap(settings: Mapping[int, int]) -> bool:
         return False
     taken = [mallopt(setting, value) == 1 for setting, value in settings.items()]
     return all(taken)
+
+
+def bound_primitives() -> None:
+    """Call it before anything is computed on a CPU: the first kernel reads it."""
+    if not any(name in os.environ for name in _PRIMITIVES):
+        os.environ[_PRIMITIVES[0]] = str(KEPT_PRIMITIVES)
 
 
 class Trimmer:

@@ -210,7 +210,7 @@ def _shared_copy(arrays: list[np.ndarray[Any, Any]]) -> int:
 
 def _read_all(memory: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     # Not of the heap: pixels wait as long as their request, and would leave holes among what lives shortly.
-    content = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+    content = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
     place = 0
     while place < size:
         count = os.preadv(memory, [content.data[place:]], place)

@@ -18,6 +18,7 @@ from saccade.kernels.choice import mode
 from saccade.models.layers import VisionTower
 from saccade.plan import Encode
 from saccade.request import Pixels
+from saccade.vision.apart import apart
 from saccade.vision.graphs import Captured, Carrier, Shape, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
 from saccade.vision.staging import Staging
@@ -124,7 +125,7 @@ class Encoder:
         if stop is not None:
             self._leave(group, stop, stream, levels, lent=carrier is not self._tower)
             return {}
-        parts = _split(carrier.finish(stream, levels), [encode.view.tokens for encode in group])
+        parts = self._split(carrier.finish(stream, levels), [encode.view.tokens for encode in group])
         return {encode.key: part for encode, part in zip(group, parts, strict=True)}
 
     def _calls(self, encodes: Sequence[Encode], *, capture: bool) -> Iterator[tuple[list[Encode], Carrier]]:
@@ -188,11 +189,20 @@ class Encoder:
     ) -> None:
         """`lent`: stream and levels may be buffers that the next call overwrites."""
         tokens = [encode.view.tokens for encode in group]
-        streams = _split(stream, [encode.patches for encode in group], copy=lent)
-        split = [_split(level, tokens, copy=lent) for level in levels]
+        streams = self._split(stream, [encode.patches for encode in group], copy=lent)
+        split = [self._split(level, tokens, copy=lent) for level in levels]
         for place, encode in enumerate(group):
             own = tuple(level[place] for level in split)
             self._unfinished.keep(encode.key, Halfway(stop, streams[place], own))
+
+    def _split(self, packed: Tensor, sizes: Sequence[int], *, copy: bool = False) -> list[Tensor]:
+        """To be kept: a copy each where there are several, or none would be freed before its neighbours are;
+        and of all on a CPU, where what is kept is not to lie among activations."""
+        if self._device.type == "cpu":
+            return [apart(part) for part in torch.split(packed, list(sizes))]
+        if len(sizes) == 1 and not copy:
+            return [packed]
+        return [part.clone() for part in torch.split(packed, list(sizes))]
 
     # From pixels to patches
 
@@ -245,10 +255,3 @@ def _why(error: Exception) -> str:
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _split(packed: Tensor, sizes: Sequence[int], *, copy: bool = False) -> list[Tensor]:
-    """A copy each where there are several, or none would be freed before its neighbours are."""
-    if len(sizes) == 1 and not copy:
-        return [packed]
-    return [part.clone() for part in torch.split(packed, list(sizes))]

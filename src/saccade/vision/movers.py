@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.vision.apart import apart, blank
 from saccade.vision.moves import Arriving, Mover, Slab
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -46,10 +47,10 @@ class HostMover:
     """For a CPU."""
 
     def down(self, features: Tensor) -> Kept:
-        return Kept(features.detach().clone())
+        return Kept(apart(features))
 
     def up(self, kept: Kept) -> Tensor | Arriving[Tensor]:
-        return kept.tensor.clone()
+        return apart(kept.tensor)
 
     def weigh(self, nbytes: int) -> int:
         return nbytes
@@ -60,7 +61,7 @@ class HostMover:
         return Slab(_NAMES[kept.tensor.dtype], tuple(kept.tensor.shape), _bytes_of(kept.tensor))
 
     def blank(self, dtype: str, shape: tuple[int, ...]) -> tuple[Kept, memoryview]:
-        tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+        tensor = blank(shape, _DTYPES[dtype])
         return Kept(tensor), _bytes_of(tensor)
 
 

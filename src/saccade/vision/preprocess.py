@@ -13,9 +13,10 @@ product gives Pillow's integers on every device.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from saccade.kernels.choice import runs_triton
 from saccade.kernels.patchify import patchify_triton, resample_triton
 from saccade.request import View
+from saccade.vision.apart import apart
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,7 +42,7 @@ _KEPT_TAPS = (
 # Of tables kept for pictures of the same size to come: some 250. Making one anew takes 2 to 4 ms on a CPU, a
 # tenth of the resizing it serves.
 KEPT_TABLE_BYTES = 16 << 20
-_BAND_BYTES = 1024  # of a band beside its weights: measured, mostly torch's
+_BAND_BYTES = 128  # of a band beside its weights: two numbers in a tuple
 _PIECE_VALUES = 1 << 20  # pixels normalised at once (8 MiB in float64)
 _STRIP_VALUES = 1 << 22  # float64 source values of one product (32 MiB): bounds the workspace
 
@@ -190,8 +192,7 @@ def vertical_first(source: tuple[int, int], target: tuple[int, int]) -> bool:
     return lost_height > 0 and lost_height > 2 * lost_width
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """Weights of consecutive output pixels over the source pixels they reach."""
 
     target: slice
@@ -201,14 +202,26 @@ class Band:
 
 @dataclass(frozen=True)
 class Table:
-    """How `outputs` pixels are made from a line of source pixels, as a row of bands."""
+    """How `outputs` pixels are made from a line of source pixels, as a row of bands. Their weights lie one
+    after the other in one tensor: a table is kept, and many small tensors would be scattered over a heap."""
 
     outputs: int
-    bands: tuple[Band, ...]
+    block: int  # output pixels of a band; the last may have fewer
+    reach: tuple[tuple[int, int], ...]  # of each band, the source pixels: first, behind the last
+    weights: Tensor  # flat
 
     @property
     def nbytes(self) -> int:
-        return sum(band.weights.nbytes + _BAND_BYTES for band in self.bands)
+        return self.weights.nbytes + _BAND_BYTES * len(self.reach)
+
+    def bands(self) -> Iterator[Band]:
+        place = 0
+        for index, (low, high) in enumerate(self.reach):
+            start = index * self.block
+            rows, columns = min(self.block, self.outputs - start), high - low
+            part = self.weights[place : place + rows * columns].view(rows, columns)
+            yield Band(slice(start, start + rows), slice(low, high), part)
+            place += rows * columns
 
 
 class ResampleTables:
@@ -249,7 +262,7 @@ def build_table(source: int, target: int, device: torch.device) -> Table:
     first, weights = fixed_point_weights(source, target)
     taps = weights.shape[1]
     block = _CPU_BLOCK if device.type == "cpu" else _CUDA_BLOCK
-    bands = []
+    reach, parts = [], []
     for start in range(0, target, block):
         stop = min(start + block, target)
         low = int(first[start])
@@ -257,9 +270,10 @@ def build_table(source: int, target: int, device: torch.device) -> Table:
         dense = np.zeros((stop - start, high - low + taps))  # room for the zero taps beyond the edge
         columns = (first[start:stop] - low)[:, None] + np.arange(taps)
         np.put_along_axis(dense, columns, weights[start:stop] / (1 << WEIGHT_BITS), axis=1)
-        host = torch.from_numpy(np.ascontiguousarray(dense[:, : high - low]))
-        bands.append(Band(slice(start, stop), slice(low, high), host.to(device)))
-    return Table(outputs=target, bands=tuple(bands))
+        reach.append((low, high))
+        parts.append(dense[:, : high - low].ravel())
+    flat = torch.from_numpy(np.concatenate(parts))
+    return Table(target, block, tuple(reach), apart(flat.to(device)))
 
 
 def fixed_point_weights(source: int, target: int) -> tuple[Ints, Floats]:
@@ -300,7 +314,7 @@ def _horizontal(rows: Tensor, table: Table) -> Tensor:
             rows[top : top + strip].to(torch.float64, memory_format=torch.contiguous_format).flatten(0, 1)
         )
         target = result[top : top + strip].flatten(0, 1)
-        for band in table.bands:
+        for band in table.bands():
             target[:, band.target] = _round(source[:, band.source] @ band.weights.T)
     return result
 
@@ -310,7 +324,7 @@ def _vertical(rows: Tensor, table: Table) -> Tensor:
     height, channels, width = rows.shape
     source = rows.reshape(height, channels * width)
     result = torch.empty(table.outputs, channels * width, dtype=torch.uint8, device=rows.device)
-    for band in table.bands:
+    for band in table.bands():
         # The windows of neighbouring bands overlap by a few rows; converting those twice costs less than
         # holding the whole picture in float64.
         result[band.target] = _round(band.weights @ source[band.source].double())
