@@ -1,8 +1,8 @@
 """From measured times to the lines that make them the default: `python -m bench.kernels --choose [--write]`.
 
 takes   the times of every case, and which parts were wrong
-gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT and AHEAD (kernels/skinny.py); with --write, those
-        files, where something was measured
+gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT and AHEAD (kernels/skinny.py), LAST_ROWS
+        (kernels/paged_decode.py); with --write, those files, where something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from saccade.kernels import choice, skinny
+from saccade.kernels import choice, paged_decode, skinny
+from saccade.kernels.paged_decode import SHORT, DecodeTuning, default_splits
 
 
 class Result(NamedTuple):
@@ -45,6 +46,8 @@ CASES: dict[str, tuple[str, str]] = {
 }
 FRESH = "SDPA flash, gathered"  # what `fresh_attention: torch` runs
 AHEADS = {"plain": 0, "pdl": 0, "pdl, 512 ahead": 512, "pdl, 2048 ahead": 2048}
+WITHOUT, IN_ONE = "pdl, 512 ahead", "512, attention in one"  # ways to launch a layer
+KV_HEADS, CHUNK = 8, DecodeTuning().chunk
 LIMITS = (1, 16, 32, 64)
 NOT_COMPARED = "not compared"
 
@@ -143,6 +146,33 @@ def ahead_line(results: list[Result]) -> str | None:
     return f"AHEAD = {AHEADS[best]}  # {best}: {sums[best] / plain:.2f} of a layer without early launch"
 
 
+def last_line(results: list[Result], failed: set[str]) -> str | None:
+    """Rows up to which every layer measured was quicker with attention in one launch; those that have one
+    launch anyway say nothing."""
+    if "decode" in failed:
+        return "LAST_ROWS = 0  # wrong on this chip"
+    ratios = {}
+    for found in results:
+        rows = int(found.name.split()[0]) if found.part == "layer" else 0
+        if {WITHOUT, IN_ONE} <= set(found.kernels) and default_splits(rows, KV_HEADS, SHORT, CHUNK) > 1:
+            ratios[rows] = found.kernels[IN_ONE] / found.kernels[WITHOUT]
+    if not ratios:
+        return None
+    slower = min((rows for rows, ratio in ratios.items() if ratio >= 1), default=1 << 30)
+    most = max((rows for rows in ratios if rows < slower), default=0)
+    figures = ", ".join(f"{rows}: {ratio:.3f}" for rows, ratio in sorted(ratios.items()))
+    return f"LAST_ROWS = {most}  # of a layer's time in two launches, by rows: {figures}"
+
+
+def rewrite_last(text: str, line: str | None) -> str:
+    if line is None:
+        return text
+    text, count = re.subn(r"^LAST_ROWS = [^\n]*$", line, text, flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError("kernels/paged_decode.py has no line LAST_ROWS to replace")
+    return text
+
+
 def rewrite_choice(text: str, lines: Iterable[str]) -> str:
     for line in lines:
         name = line.split('"')[1]
@@ -203,9 +233,13 @@ def report(
     show("\nkernels/skinny.py, TUNED, LEFT and AHEAD:")
     for line in (*(lines.tuned or ()), *(lines.left or ()), *([lines.ahead] if lines.ahead else ())):
         show(line)
+    last = last_line(results, failed)
+    show("\nkernels/paged_decode.py:")
+    show(last or "LAST_ROWS: not measured")
     if write:
-        table, tunings = Path(str(choice.__file__)), Path(str(skinny.__file__))
+        table, tunings, decode = (Path(str(room.__file__)) for room in (choice, skinny, paged_decode))
         compared = [line for line in chosen if NOT_COMPARED not in line]
         table.write_text(rewrite_choice(table.read_text(), compared))
         tunings.write_text(rewrite_skinny(tunings.read_text(), lines))
-        show(f"written: {table}, {tunings}")
+        decode.write_text(rewrite_last(decode.read_text(), last))
+        show(f"written: {table}, {tunings}, {decode}")

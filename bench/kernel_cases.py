@@ -13,6 +13,7 @@ from bench import bare
 from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, device_rows, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import paged_attention_reference
+from saccade.kernels.choice import Mode, running
 from saccade.kernels.compact import FORMATS, Compact
 from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
@@ -58,6 +59,7 @@ class Paged(NamedTuple):
     k: Tensor
     v: Tensor
     rows: Rows
+    arrivals: Tensor  # counters of attention in one launch
 
 
 def paged(counts: list[int], contexts: list[int], device: torch.device, seed: int) -> Paged:
@@ -73,7 +75,8 @@ def paged(counts: list[int], contexts: list[int], device: torch.device, seed: in
     decodes = len(counts) if set(counts) == {1} else 0
     rows = Rows(tables.to(device), lengths, offsets, tuple(counts), tuple(contexts), decodes, BLOCK)
     k, v = (data(device, start, BLOCK, KV_HEADS, DIM) for _ in "kv")
-    return Paged(data(device, sum(counts), HEADS, DIM), k, v, rows)
+    arrivals = torch.zeros(len(counts) * KV_HEADS, dtype=torch.int32, device=device)
+    return Paged(data(device, sum(counts), HEADS, DIM), k, v, rows, arrivals)
 
 
 def reference(p: Paged) -> Tensor:
@@ -88,6 +91,8 @@ DECODES = {
     "tile 128": DecodeTuning(tile=128, chunk=128, stages=2),
     "chunk 128": DecodeTuning(chunk=128),
     "chunk 256": DecodeTuning(chunk=256),
+    "tile 64, one launch": DecodeTuning(last=True),
+    "tile 32 w2, one launch": DecodeTuning(tile=32, chunk=64, warps=2, last=True),
 }
 
 
@@ -96,9 +101,10 @@ def decode_cases() -> Iterator[Case]:
         def run(p: Paged) -> Tensor:
             r = p.rows
             longest = max(r.contexts)
-            return decode_attention_triton(
-                p.q, p.k, p.v, r.tables, r.lengths, DIM**-0.5, None, longest, tuning
-            )
+            with running(Mode(arrivals=p.arrivals)):
+                return decode_attention_triton(
+                    p.q, p.k, p.v, r.tables, r.lengths, DIM**-0.5, None, longest, tuning
+                )
 
         return run
 
@@ -584,6 +590,7 @@ class LayerWay(NamedTuple):
     pdl: bool = True
     ahead: int = 512
     left: bool = False  # qkv's parts are added up by `qkv_finish`
+    last: bool = False  # attention in one launch
 
 
 def run_layer(way: LayerWay, x: Layer) -> Any:
@@ -610,8 +617,10 @@ def run_layer(way: LayerWay, x: Layer) -> Any:
         qkv = product("qkv", x.normed)[0]
     q = qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=way.pdl))
     splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)  # as for the first context tier
-    decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=way.pdl)
-    seen = decode_attention_triton(q, p.k, p.v, p.rows.tables, p.rows.lengths, DIM**-0.5, None, SHORT, decode)
+    decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=way.pdl, last=way.last)
+    with running(Mode(arrivals=p.arrivals)):
+        tables, lengths = p.rows.tables, p.rows.lengths
+        seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode)
     normed, stream = product("o", seen.flatten(1), residual=x.stream, norm=x.norm)
     return product("down", product("gate_up", normed)[0], residual=stream, norm=x.norm)
 
@@ -633,12 +642,14 @@ LAYERS = {
     "pdl, 512 ahead": LayerWay(),
     "pdl, 2048 ahead": LayerWay(ahead=2048),
     "512, qkv left": LayerWay(left=True),
+    "512, attention in one": LayerWay(last=True),
+    "512, both": LayerWay(left=True, last=True),
 }
 
 
 def layer_cases() -> Iterator[Case]:
     weights = 2 * (6144 * HIDDEN + HIDDEN * HIDDEN + 3 * INNER * HIDDEN)
-    for rows, context in ((1, 640), (8, 640), (32, 640), (64, 640)):
+    for rows, context in ((1, 640), (4, 640), (8, 640), (16, 640), (32, 640), (64, 640)):
         yield Case(
             "layer",
             f"{rows} x {context}",

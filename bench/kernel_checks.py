@@ -13,6 +13,7 @@ from bench import bare
 from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import any_shape, paged_attention_reference
+from saccade.kernels.choice import Mode, running
 from saccade.kernels.compact import FORMATS, read_slots
 from saccade.kernels.device_rows import (
     Gathered,
@@ -128,18 +129,16 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
             label = f"{heads}/{kv_heads} x {dim}, window {window}, block {block}"
             small = dtype == torch.float32  # fp32 tiles are twice as large
             tuning = DecodeTuning(splits=dice.choice([None, 1, 7]), tile=32 if small else 64, stages=2)
-            made = launch(
-                decode_attention_triton,
-                q[:decodes],
-                *pages,
-                rows.tables[:decodes],
-                rows.lengths[:decodes],
-                dim**-0.5,
-                window,
-                4096,
-                tuning,
-            )
-            yield compared(f"decode {label}", made, wanted[:decodes], dtype)
+            tables = (rows.tables[:decodes], rows.lengths[:decodes], dim**-0.5, window, 4096)
+            arrivals = torch.zeros(decodes * kv_heads, dtype=torch.int32, device=device)
+            for last in (False, True):
+                with running(Mode(arrivals=arrivals)):
+                    made = launch(
+                        decode_attention_triton, q[:decodes], *pages, *tables, tuning._replace(last=last)
+                    )
+                name = f"decode {label}{', one launch' if last else ''}"
+                yield compared(name, made, wanted[:decodes], dtype)
+            yield Check(f"counters after decode {label}", float(arrivals.abs().sum()), 0)
             out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
             launch(
                 prefill_attention_triton,
@@ -191,6 +190,35 @@ def captured(device: torch.device, dice: random.Random, launch: Launch) -> Itera
     advance_rows_reference(step, tokens, theirs)
     for name, left, right in zip(RowState._fields, mine, theirs, strict=True):
         yield Check(f"rows moved on: {name}", float((left[:9] != right[:9]).sum()), 0)
+
+
+def arriving(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """Attention in one launch, again and again, early too: always the same bits, and the counters are 0."""
+    heads, kv_heads, dim = 32, 8, 128
+    for count, context in ((1, 640), (8, 700), (16, 4000), (3, 30000)):
+        work = [(1, dice.randint(1, context)) for _ in range(count)]
+        rows, blocks, slots = make_rows(dice, device, work, count, 16)
+        flat = torch.zeros(2, blocks * 16, kv_heads, dim, dtype=torch.bfloat16, device=device)
+        flat[:, slots] = torch.randn(2, len(slots), kv_heads, dim, device=device).bfloat16()
+        pages = flat.view(2, blocks, 16, kv_heads, dim)
+        q = torch.randn(count, heads, dim, device=device).bfloat16()
+        with any_shape(device):
+            wanted = paged_attention_reference(q, pages[0], pages[1], rows, dim**-0.5, None)
+        arrivals = torch.zeros(count * kv_heads, dtype=torch.int32, device=device)
+        for pdl in (False, True):
+            tuning = DecodeTuning(last=True, pdl=pdl)
+            rest = (rows.tables, rows.lengths, dim**-0.5, None, max(context, 4096), tuning)
+            with running(Mode(arrivals=arrivals)):
+                made = launch(decode_attention_triton, q, *pages, *rest)
+                others = [
+                    decode_attention_triton(q, pages[0], pages[1], *rest)
+                    for _ in range(200 if device.type == "cuda" else 0)
+                ]
+            label = f"{count} x {context}{', early' if pdl else ''}"
+            yield compared(f"decode in one launch {label}", made, wanted, torch.bfloat16)
+            differ = sum((other != made).any().int() for other in others)
+            yield Check(f"... the same bits {label}", float(differ), 0)
+            yield Check(f"... counters {label}", float(arrivals.abs().sum()), 0)
 
 
 def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
@@ -404,7 +432,7 @@ def pixels(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
 
 
 CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator[Check]], ...]] = {
-    "decode": (attention, captured),
+    "decode": (attention, captured, arriving),
     "prefill": (),  # together with decode: the same rows
     "compact": (compact,),
     "finish": (finish,),

@@ -8,15 +8,19 @@ import pytest
 import torch
 
 from bench.choose import (
+    IN_ONE,
+    WITHOUT,
     Result,
     choice_lines,
     choices,
+    last_line,
     rewrite_choice,
+    rewrite_last,
     rewrite_skinny,
     skinny_lines,
 )
-from bench.kernel_cases import PRODUCTS
-from saccade.kernels import choice, skinny
+from bench.kernel_cases import LAYERS, PRODUCTS
+from saccade.kernels import choice, paged_decode, skinny
 from saccade.kernels.choice import CHOICE
 
 FAST, SLOW = " ".join(map(str, skinny.CANDIDATES[0][:6])), " ".join(map(str, skinny.CANDIDATES[3][:6]))
@@ -94,3 +98,20 @@ def test_a_measured_shape_goes_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     assert not skinny._by_kernel(torch.zeros(20, 64), weight)
     assert skinny._by_kernel(torch.zeros(40, 64), weight)
     assert not skinny._by_kernel(torch.zeros(65, 64), weight)
+
+
+def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker() -> None:
+    def layer(rows: int, apart: float, in_one: float) -> Result:
+        return Result("layer", f"{rows} x 640", {WITHOUT: apart, IN_ONE: in_one}, {})
+
+    quicker = [layer(1, 9, 8), layer(8, 9, 8.5), layer(16, 9, 9.5), layer(32, 9, 8)]  # 32: not split
+    text = Path(str(paged_decode.__file__)).read_text()
+    for results, failed, rows in (
+        (quicker, set(), 8),
+        (quicker[1:], {"decode"}, 0),
+        ([layer(1, 8, 9), layer(8, 9, 8)], set(), 0),
+    ):
+        made = rewrite_last(text, last_line(results, failed))
+        assert f"\nLAST_ROWS = {rows}  # " in made
+    assert rewrite_last(text, last_line([], set())) == text
+    assert {WITHOUT, IN_ONE} <= set(LAYERS)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.kernels import paged_decode
 from saccade.kernels.attention import paged_attention, paged_attention_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.device_rows import (
@@ -52,11 +53,19 @@ def scattered(rows: Rows, decodes: int, chunks: int, spare: int) -> tuple[FixedR
     ],
     ids=["decodes", "mixed", "prompt"],
 )
-@pytest.mark.parametrize("kernels", ["torch", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize(
+    ("kernels", "last_rows"),
+    [
+        ("torch", 0),
+        pytest.param("triton", 0, marks=needs_triton),
+        pytest.param("triton", 8, marks=needs_triton),
+    ],
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_fixed_rows_give_what_the_rows_give(
     place: Place,
     kernels: str,
+    last_rows: int,
     work: list[tuple[int, int]],
     decodes: int,
     padded: int,
@@ -77,8 +86,11 @@ def test_fixed_rows_give_what_the_rows_give(
     expected = paged_attention_reference(q[queries], clean[0], clean[1], rows, 0.2, None)
     poison(monkeypatch)
     pages = clean if kernels == "torch" else [k_pages, v_pages]  # the twin's padding may touch any slot
-    with running(Mode(kernels)):
+    monkeypatch.setattr(paged_decode, "LAST_ROWS", last_rows)
+    arrivals = torch.zeros(64, dtype=torch.int32, device=place.device)
+    with running(Mode(kernels, arrivals=arrivals)):
         out = paged_attention(q, pages[0], pages[1], fixed, 0.2)
+    assert not arrivals.any()
     assert_near(out[queries], expected, place.dtype)
 
 

@@ -1,12 +1,21 @@
 """The Triton forms of paged attention against the twin, in the interpreter or on a GPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
 
 from saccade.kernels import paged_decode
 from saccade.kernels.attention import any_shape, paged_attention_reference
-from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton, default_splits
+from saccade.kernels.choice import Mode, running
+from saccade.kernels.paged_decode import (
+    DecodeTuning,
+    decode_attention_triton,
+    default_splits,
+    default_tuning,
+)
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.rows import Rows
 from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
@@ -64,15 +73,26 @@ def run_decode(
     return out, expected
 
 
+@contextmanager
+def counted(place: Place, count: int) -> Iterator[None]:
+    """With counters, which must be 0 again after every launch; one more than needed, which stays as it is."""
+    arrivals = torch.zeros(count + 1, dtype=torch.int32, device=place.device)
+    arrivals[-1] = 7
+    with running(Mode(arrivals=arrivals)):
+        yield
+    assert arrivals.tolist() == [0] * count + [7]
+
+
 @pytest.mark.parametrize("window", [None, 1, 37])
-@pytest.mark.parametrize("splits", [None, 1, 5])
+@pytest.mark.parametrize(("splits", "last"), [(None, False), (1, False), (5, False), (5, True), (2, True)])
 @pytest.mark.parametrize("place", PLACES)
 def test_decode_is_the_twin_for_any_length(
-    place: Place, splits: int | None, window: int | None, monkeypatch: pytest.MonkeyPatch
+    place: Place, splits: int | None, last: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
-    tuning = DecodeTuning(tile=32, chunk=32, splits=splits)
-    out, expected = run_decode(place, [1, 17, 150, 32], (4, 2, 64), 16, window, tuning)
+    tuning = DecodeTuning(tile=32, chunk=32, splits=splits, last=last)
+    with counted(place, 4 * 2):
+        out, expected = run_decode(place, [1, 17, 150, 32], (4, 2, 64), 16, window, tuning)
     assert_near(out, expected, place.dtype)
 
 
@@ -82,8 +102,11 @@ def test_decode_is_the_twin_for_any_head(
     place: Place, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
-    out, expected = run_decode(place, [5, 90], shape, 16, None, DecodeTuning(tile=32, chunk=32, splits=3))
-    assert_near(out, expected, place.dtype)
+    for last in (False, True):
+        tuning = DecodeTuning(tile=32, chunk=32, splits=3, last=last)
+        with counted(place, 2 * shape[1]):
+            out, expected = run_decode(place, [5, 90], shape, 16, None, tuning)
+        assert_near(out, expected, place.dtype)
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 64])
@@ -100,10 +123,11 @@ def test_padding_rows_give_zeros_and_read_nothing(place: Place, monkeypatch: pyt
     pages = torch.full((2, 16, 1, 32), torch.nan, device=place.device)
     tables = torch.full((3, 4), 2**30, dtype=torch.int32, device=place.device)
     lengths = torch.zeros(3, dtype=torch.int32, device=place.device)
-    for splits in (1, 4):
-        out = decode_attention_triton(
-            place.randn(3, 2, 32), pages, pages, tables, lengths, 1.0, None, 64, DecodeTuning(splits=splits)
-        )
+    for tuning in (DecodeTuning(splits=1), DecodeTuning(splits=4), DecodeTuning(splits=4, last=True)):
+        with counted(place, 3):
+            out = decode_attention_triton(
+                place.randn(3, 2, 32), pages, pages, tables, lengths, 1.0, None, 64, tuning
+            )
         assert torch.equal(out, torch.zeros_like(out))
 
 
@@ -127,6 +151,14 @@ def test_decode_of_a_very_long_context(place: Place) -> None:
     assert_near(out, expected, place.dtype, scale=10)
 
 
+def test_one_launch_is_for_few_rows_and_where_there_are_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_decode, "LAST_ROWS", 8)
+    assert not default_tuning(rows=8).last
+    with running(Mode(arrivals=torch.zeros(64, dtype=torch.int32))):
+        assert default_tuning(rows=8).last
+        assert not default_tuning(rows=9).last
+
+
 def test_splits_fill_the_chip_but_never_cut_below_a_chunk() -> None:
     assert default_splits(1, 8, 64, 64) == 1
     assert default_splits(1, 8, 1 << 16, 64) == paged_decode.MOST_SPLITS
@@ -143,6 +175,13 @@ def test_decode_refuses_what_it_would_read_wrongly() -> None:
         decode_attention_triton(q, pages, pages, tables.long(), lengths, 1.0, None, 16)
     with pytest.raises(ValueError, match="float16"):
         decode_attention_triton(q.half(), pages, pages, tables, lengths, 1.0, None, 16)
+    with (
+        running(Mode(arrivals=torch.zeros(3, dtype=torch.int32))),
+        pytest.raises(ValueError, match=r"counts in 4 int32; there are 3"),
+    ):
+        decode_attention_triton(
+            q, pages, pages, tables, lengths, 1.0, None, 16, DecodeTuning(splits=2, last=True)
+        )
     with pytest.raises(ValueError, match="a tile of 24"):
         decode_attention_triton(q, pages, pages, tables, lengths, 1.0, None, 16, DecodeTuning(tile=24))
 

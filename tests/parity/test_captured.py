@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from saccade import SamplingParams
+from saccade.kernels.choice import mode
 from saccade.runtime.buckets import Shape
 from saccade.runtime.engine import Engine
 from saccade.runtime.fixed import FixedStep
@@ -60,6 +61,30 @@ def test_captured_steps_equal_transformers(
     if "few blocks" in situation:
         assert engine.stats().preemptions > 0
     peers.check(engine, questions[::-1])  # again, in rows that others had
+
+
+def test_a_captured_step_has_a_counter_for_every_row_and_kv_head(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What attention in one launch counts in; an ordinary step has none, as nothing orders two of them."""
+    peers = bench("qwen3_vl")
+    rows: list[int] = []
+    forward = FixedStep._run
+
+    def noted(step: FixedStep, shape: Shape) -> None:
+        arrivals = mode().arrivals
+        assert arrivals is not None
+        assert arrivals is step.arrivals
+        assert not arrivals.any()
+        assert arrivals.numel() >= shape.decodes * step._model.kv_shape.kv_heads
+        rows.append(shape.decodes)
+        forward(step, shape)
+
+    monkeypatch.setattr(FixedStep, "_run", noted)
+    engine = peers.engine(graphs="on")
+    peers.check(engine, TEXTS[:3])
+    assert max(rows) > 1
+    assert mode().arrivals is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -49,6 +49,9 @@ class Mode(NamedTuple):
     kernels: str = "auto"  # auto: the table; torch: the twins; triton: every kernel
     early: bool = False  # programmatic dependent launch: a kernel starts while its predecessor ends (sm_90)
     deterministic: bool = False  # sums in one order whatever else is in the step
+    # [n] int32 of the device, 0 between launches: kernels count there who of them comes last. Launches that
+    # share it are one after the other; None: nothing is counted, such kernels take two launches.
+    arrivals: Tensor | None = None
 
 
 _PLAIN = Mode()

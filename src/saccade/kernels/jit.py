@@ -36,6 +36,7 @@ INTERPRETED: bool = TRITON and bool(triton.knobs.runtime.interpret)
 __all__ = [
     "INTERPRETED",
     "TRITON",
+    "arrives_last",
     "compiled_ahead",
     "compiling",
     "fetch_ahead",
@@ -146,6 +147,23 @@ def wait_for_previous(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@jit
+def arrives_last(counter, expected):
+    """Whether the other `expected` - 1 programs that share the counter came here before: all that they stored
+    by then is seen from now on. The counter was 0 and is 0 again when the kernel ends.
+
+    Released and acquired at once, for the whole GPU; what other programs stored is read from L2 (".cg"). No
+    program waits for another. Nobody touches the counter after the last one has set it back, and the next
+    kernel that counts there does so behind its own `wait_for_previous`: each kernel of a chain waits for the
+    one before to end before it ends, so all before have ended then, launched early or not.
+    """
+    tl.debug_barrier()  # the count of one thread stands for the stores of all
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
+    if last:
+        tl.store(counter, 0)
+    return last
 
 
 @jit

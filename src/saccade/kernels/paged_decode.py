@@ -5,7 +5,8 @@ Row r's query sits at the end of a sequence of lengths[r] tokens; with low = max
     out[r, h] = sum_j p_j v[j] / sum_j p_j,   p_j = exp(scale * q[r, h] . k[j]),   low <= j < length
 
 Split s of a row takes `per` neighbouring tokens, per = max(chunk, the span / splits in whole tiles), and
-leaves its own softmax and the log of its sum; a second kernel weighs the splits. The grid depends on the
+leaves its own softmax and the log of its sum; a second kernel weighs the splits, or the last program of a row
+and kv head to finish does (`last`: one launch, where the mode in force has counters). The grid depends on the
 number of rows, heads and splits alone and lengths are read on the device, so a launch can be captured in a
 graph; splits past a row's end leave at once, and rows of length 0 (padding) give zeros. When chunk * splits
 covers the longest sequence, a row's sums do not depend on its neighbours or on the batch.
@@ -30,13 +31,17 @@ from torch import Tensor
 
 from saccade.kernels.choice import mode
 from saccade.kernels.compact import Compact, places, pointers, tile_of
-from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import arrives_last, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 PROGRAMS = 256  # about two for each multiprocessor of an H200; twice that where contexts are long
 MOST_SPLITS, FEW_SPLITS = 64, 16  # of long contexts and of short ones
 LOG2_E = 1.4426950408889634  # the kernels take powers of two
 LONGEST_SPLIT = 4096  # tokens one program may walk through when others have long finished
 SHORT = 4096  # tokens of a context
+# Rows up to which splits are weighed by the last program to finish; 0: always by a second launch. Written by
+# `python -m bench.kernels --choose --write`.
+LAST_ROWS = 0
+HELD = 64  # values of splits that a thread of that program asks for at once
 
 
 class DecodeTuning(NamedTuple):
@@ -49,6 +54,7 @@ class DecodeTuning(NamedTuple):
     stages: int = 3
     combine_warps: int = 4
     pdl: bool = False
+    last: bool = False  # one launch: needs a counter for each row and kv head in `mode().arrivals`
 
 
 def default_tuning(
@@ -57,7 +63,7 @@ def default_tuning(
     """Small tiles where all programs then fit on the chip at once, and for short or very long walks.
     Microseconds on an H200, small against large tiles: one row of 640 tokens 7.0 and 6.4, 8 12.5 and 13.1, 32
     27.1 and 26.2, 64 42.5 and 51.6, 128 89.9 and 83.6, 256 157.7 and 160.3, one of 65,536 68.9 and 81.2."""
-    tuning = DecodeTuning(pdl=mode().early)
+    tuning = DecodeTuning(pdl=mode().early, last=rows <= LAST_ROWS and mode().arrivals is not None)
     if compact is not None:
         # Blocks of two kinds: twice the loads in flight, and at this size nothing spills.
         return tuning._replace(tile=32) if compact.first else tuning
@@ -120,13 +126,36 @@ def _walk(q, k_head, v_head, k_small, v_small, k_scale, v_scale, border, table, 
     return acc, total, top
 
 
-@jit_for_any("border", "tables", "index", "lengths", "logs", "window", "splits", "table_stride")
+@jit
+def _weighed(parts, logs, line, real, splits, used, d, DIM: tl.constexpr, SPLITS_UP: tl.constexpr,
+             STEP: tl.constexpr):  # fmt: skip
+    """[lines, dims] of some lines (row and head): their splits weighed by their sums, in their order."""
+    split = tl.arange(0, SPLITS_UP)
+    at = line[:, None] * splits + split[None, :]
+    there = real[:, None] & (split < used)[None, :]
+    log = tl.load(logs + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    top = tl.maximum(tl.max(log, 1), -1e30)  # a padding row has no split
+    total = tl.sum(tl.exp2(log - top[:, None]), 1)
+    value = tl.zeros([line.shape[0], d.shape[0]], tl.float32)
+    for first in range(0, used, STEP):
+        for more in tl.static_range(STEP):  # unrolled: the loads are under way together, the sums in order
+            here = line * splits + first + more
+            inside = real & (here < line * splits + used)
+            share = tl.load(logs + here, mask=inside, other=float("-inf"), cache_modifier=".cg")
+            part = tl.load(parts + here[:, None] * DIM + d[None, :],
+                           mask=inside[:, None] & (d < DIM)[None, :], other=0.0,
+                           cache_modifier=".cg")  # fmt: skip
+            value += tl.exp2(share - top)[:, None] * part
+    return value / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@jit_for_any("border", "tables", "index", "lengths", "logs", "arrivals", "window", "splits", "table_stride")
 def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, border, tables, index, lengths,
-                  out, logs, scale, window, splits, table_stride, q_stride, INDEXED: tl.constexpr,
-                  HEADS: tl.constexpr,
-                  KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_UP: tl.constexpr,
-                  LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-                  WHOLE: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr,
+                  parts, logs, out, arrivals, scale, window, splits, table_stride, q_stride,
+                  INDEXED: tl.constexpr, GROUP_UP: tl.constexpr, SPLITS_UP: tl.constexpr, STEP: tl.constexpr,
+                  LAST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+                  DIM_UP: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+                  CHUNK: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr,
                   PDL: tl.constexpr):  # fmt: skip
     """One split of one row and kv head. Kv heads run side by side: they share DRAM pages."""
     kv, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -138,15 +167,14 @@ def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, borde
     line, d = tl.arange(0, LINES), tl.arange(0, DIM_UP)
     inside = (line < GROUP)[:, None] & (d < DIM)[None, :]
     head = kv * GROUP + line
-    # [rows, heads, splits, dim]; with one split this is the answer itself
-    place = (row.to(tl.int64) * HEADS + head) * splits + split
+    wide = row.to(tl.int64)
+    answer = out + (wide * HEADS + head)[:, None] * DIM + d[None, :]
     if start >= length:
-        if WHOLE:
+        if WHOLE or LAST:  # the first split of a padding row
             zeros = tl.zeros([LINES, DIM_UP], out.dtype.element_ty)
-            tl.store(out + place[:, None] * DIM + d[None, :], zeros, mask=inside)
+            tl.store(answer, zeros, mask=inside & (d * 0 + split == 0)[None, :])
         return
     stop = tl.minimum(start + per, length)
-    wide = row.to(tl.int64)
     mine = tl.load(q + wide * q_stride + head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
     if INDEXED:
         table = tables + tl.load(index + row).to(tl.int64) * table_stride
@@ -157,9 +185,20 @@ def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, borde
                             start, stop, scale, d, DIM, LINES, DIM_UP, KV_HEADS, BLOCK, TILE,
                             KIND)  # fmt: skip
     acc = acc / total[:, None]
-    tl.store(out + place[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
-    if not WHOLE:
+    if WHOLE:
+        tl.store(answer, acc.to(out.dtype.element_ty), mask=inside)
+    else:
+        place = (wide * HEADS + head) * splits + split  # [rows, heads, splits]
+        tl.store(parts + place[:, None] * DIM + d[None, :], acc, mask=inside)
         tl.store(logs + place, top + tl.log2(total), mask=line < GROUP)
+        if LAST:
+            used = tl.cdiv(length - low, per)
+            if arrives_last(arrivals + row * KV_HEADS + kv, used):
+                one = tl.arange(0, GROUP_UP)
+                lines = wide * HEADS + kv * GROUP + one
+                value = _weighed(parts, logs, lines, one < GROUP, splits, used, d, DIM, SPLITS_UP, STEP)
+                tl.store(out + lines[:, None] * DIM + d[None, :], value.to(out.dtype.element_ty),
+                         mask=(one < GROUP)[:, None] & (d < DIM)[None, :])  # fmt: skip
 
 
 @jit_for_any("logs", "lengths", "window", "splits")
@@ -208,28 +247,41 @@ def decode_attention_triton(
     out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
     if rows == 0:
         return out
-    parts, logs = out, lengths  # nobody reads or writes logs when there is one split
+    parts, logs = out, lengths  # nobody reads or writes them when there is one split
     if splits > 1:
         parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
         logs = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-    dim_up = max(power_of_two(dim), 16)
+    last = tuning.last and splits > 1
+    dim_up, group_up = max(power_of_two(dim), 16), power_of_two(heads // kv_heads)
     sizes = {"HEADS": heads, "DIM": dim, "DIM_UP": dim_up, "TILE": tuning.tile}
     sizes |= {"CHUNK": tuning.chunk, "WINDOW": window is not None, "PDL": tuning.pdl}
+    weigh = {"GROUP_UP": 1, "SPLITS_UP": 1, "STEP": 1}  # of no meaning unless `last`
+    if last:
+        step = max(1, min(power_of_two(splits), HELD * 32 * tuning.warps // (group_up * dim_up)))
+        weigh = {"GROUP_UP": group_up, "SPLITS_UP": power_of_two(splits), "STEP": step}
     pdl = {"launch_pdl": True} if tuning.pdl else {}
     small = pointers(compact, k_pages)
     _split_kernel[(kv_heads, splits, rows)](
         q, k_pages, v_pages, *small[:5], tables, lengths if index is None else index, lengths, parts, logs,
-        scale * LOG2_E, window or 0, splits, tables.stride(0), q.stride(0), INDEXED=index is not None,
-        KV_HEADS=kv_heads, LINES=max(power_of_two(heads // kv_heads), 16),
-        BLOCK=block, WHOLE=splits == 1, KIND=small.kind, **sizes, num_warps=tuning.warps,
-        num_stages=tuning.stages, **pdl,
+        out, _counters(rows * kv_heads) if last else lengths, scale * LOG2_E, window or 0, splits,
+        tables.stride(0), q.stride(0), INDEXED=index is not None, LAST=last, KV_HEADS=kv_heads,
+        LINES=max(group_up, 16), BLOCK=block, WHOLE=splits == 1, KIND=small.kind, **sizes, **weigh,
+        num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
     )  # fmt: skip
-    if splits > 1:
+    if splits > 1 and not last:
         _combine_kernel[(heads, rows)](
             parts, logs, lengths, out, window or 0, splits, SPLITS_UP=power_of_two(splits), **sizes,
             num_warps=tuning.combine_warps, **pdl,
         )  # fmt: skip
     return out
+
+
+def _counters(count: int) -> Tensor:
+    counters = mode().arrivals
+    if counters is None or counters.dtype != torch.int32 or counters.numel() < count:
+        have = "none" if counters is None else f"{counters.numel()} of {counters.dtype}"
+        raise ValueError(f"attention in one launch counts in {count} int32; there are {have} (Mode.arrivals)")
+    return counters
 
 
 def check_paged(

@@ -115,6 +115,8 @@ class FixedStep:
         # Of the ends of prompts, for looks: [watched layers, CHUNKS, hidden], [3, CHUNKS]
         self.ends = torch.zeros(len(self._watched), CHUNKS, model.hidden_size, dtype=dtype, device=device)
         self.ends_at = torch.zeros(3, CHUNKS, device=device)
+        # Kernels count here who of them comes last; 0 between launches (`Mode.arrivals`)
+        self.arrivals = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
         self._places = torch.arange(lines - CHUNKS + TOKENS[-1], device=device)
 
     @property
@@ -161,7 +163,7 @@ class FixedStep:
 
     def run(self, shape: Shape) -> None:
         """What is recorded."""
-        with running(mode()._replace(early=self._early)):
+        with running(mode()._replace(early=self._early, arrivals=self.arrivals)):
             self._run(shape)
 
     def _run(self, shape: Shape) -> None:
