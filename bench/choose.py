@@ -1,8 +1,8 @@
 """From measured times to the lines that make them the default: `python -m bench.kernels --choose [--write]`.
 
 takes   the times of every case, and which parts were wrong
-gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT and AHEAD (kernels/skinny.py), LAST_ROWS
-        (kernels/paged_decode.py); with --write, those files, where something was measured
+gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT, AHEAD and NORMED_ROWS (kernels/skinny.py),
+        LAST_ROWS (kernels/paged_decode.py); with --write, those files, where something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, str]] = {
 }
 FRESH = "SDPA flash, gathered"  # what `fresh_attention: torch` runs
 AHEADS = {"plain": 0, "pdl": 0, "pdl, 512 ahead": 512, "pdl, 2048 ahead": 2048}
-WITHOUT, IN_ONE = "pdl, 512 ahead", "512, attention in one"  # ways to launch a layer
+WITHOUT = "pdl, 512 ahead"  # the way to launch a layer that others are measured against
 KV_HEADS, CHUNK = 8, DecodeTuning().chunk
 LIMITS = (1, 16, 32, 64)
 NOT_COMPARED = "not compared"
@@ -146,30 +146,45 @@ def ahead_line(results: list[Result]) -> str | None:
     return f"AHEAD = {AHEADS[best]}  # {best}: {sums[best] / plain:.2f} of a layer without early launch"
 
 
-def last_line(results: list[Result], failed: set[str]) -> str | None:
-    """Rows up to which every layer measured was quicker with attention in one launch; those that have one
-    launch anyway say nothing."""
-    if "decode" in failed:
-        return "LAST_ROWS = 0  # wrong on this chip"
+class LaunchWay(NamedTuple):
+    part: str  # whose checks must pass
+    variant: str  # of a layer
+    speaks: Callable[[int], bool]  # whether a layer of so many rows tells anything
+
+
+def split(rows: int) -> bool:
+    """Whether attention over short contexts is split: otherwise it is one launch anyway."""
+    return default_splits(rows, KV_HEADS, SHORT, CHUNK) > 1
+
+
+def rows_line(results: list[Result], failed: set[str], name: str, way: LaunchWay) -> str | None:
+    """Rows up to which every layer measured was quicker so."""
+    if way.part in failed:
+        return f"{name} = 0  # wrong on this chip"
     ratios = {}
     for found in results:
         rows = int(found.name.split()[0]) if found.part == "layer" else 0
-        if {WITHOUT, IN_ONE} <= set(found.kernels) and default_splits(rows, KV_HEADS, SHORT, CHUNK) > 1:
-            ratios[rows] = found.kernels[IN_ONE] / found.kernels[WITHOUT]
+        if {WITHOUT, way.variant} <= set(found.kernels) and way.speaks(rows):
+            ratios[rows] = found.kernels[way.variant] / found.kernels[WITHOUT]
     if not ratios:
         return None
     slower = min((rows for rows, ratio in ratios.items() if ratio >= 1), default=1 << 30)
     most = max((rows for rows in ratios if rows < slower), default=0)
     figures = ", ".join(f"{rows}: {ratio:.3f}" for rows, ratio in sorted(ratios.items()))
-    return f"LAST_ROWS = {most}  # of a layer's time in two launches, by rows: {figures}"
+    return f"{name} = {most}  # of a layer's time in two launches, by rows: {figures}"
 
 
-def rewrite_last(text: str, line: str | None) -> str:
+# What may be one launch instead of two, by the name of its switch.
+LAST = "LAST_ROWS", LaunchWay("decode", "512, attention in one", split)
+NORMED = "NORMED_ROWS", LaunchWay("products", "512, norms in one", lambda rows: rows <= skinny.MOST_LAST)
+
+
+def rewrite_rows(text: str, name: str, line: str | None) -> str:
     if line is None:
         return text
-    text, count = re.subn(r"^LAST_ROWS = [^\n]*$", line, text, flags=re.MULTILINE)
+    text, count = re.subn(rf"^{name} = [^\n]*$", line, text, flags=re.MULTILINE)
     if count != 1:
-        raise ValueError("kernels/paged_decode.py has no line LAST_ROWS to replace")
+        raise ValueError(f"there is no line {name} to replace")
     return text
 
 
@@ -233,13 +248,15 @@ def report(
     show("\nkernels/skinny.py, TUNED, LEFT and AHEAD:")
     for line in (*(lines.tuned or ()), *(lines.left or ()), *([lines.ahead] if lines.ahead else ())):
         show(line)
-    last = last_line(results, failed)
-    show("\nkernels/paged_decode.py:")
-    show(last or "LAST_ROWS: not measured")
+    last, normed = (rows_line(results, failed, *switch) for switch in (LAST, NORMED))
+    show("\nkernels/paged_decode.py, LAST_ROWS; kernels/skinny.py, NORMED_ROWS:")
+    for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured"):
+        show(line)
     if write:
         table, tunings, decode = (Path(str(room.__file__)) for room in (choice, skinny, paged_decode))
         compared = [line for line in chosen if NOT_COMPARED not in line]
         table.write_text(rewrite_choice(table.read_text(), compared))
-        tunings.write_text(rewrite_skinny(tunings.read_text(), lines))
-        decode.write_text(rewrite_last(decode.read_text(), last))
+        text = rewrite_skinny(tunings.read_text(), lines)
+        tunings.write_text(rewrite_rows(text, "NORMED_ROWS", normed))
+        decode.write_text(rewrite_rows(decode.read_text(), "LAST_ROWS", last))
         show(f"written: {table}, {tunings}, {decode}")

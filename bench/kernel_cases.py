@@ -591,16 +591,22 @@ class LayerWay(NamedTuple):
     ahead: int = 512
     left: bool = False  # qkv's parts are added up by `qkv_finish`
     last: bool = False  # attention in one launch
+    normed: bool = False  # o and down in one launch each, up to 4 rows
 
 
 def run_layer(way: LayerWay, x: Layer) -> Any:
+    with running(Mode(arrivals=x.paged.arrivals)):
+        return launch_layer(way, x)
+
+
+def launch_layer(way: LayerWay, x: Layer) -> Any:
     """Nine launches: qkv (a tenth where its parts are added up apart), finish, attention in two, o in two,
     gate_up, down in two."""
     rows = x.stream.shape[0]
 
     def tuned(name: str) -> skinny.SkinnyTuning:
         tuning = skinny.default_tuning(rows, *PRODUCTS[name])
-        return tuning._replace(pdl=way.pdl, ahead=way.ahead)
+        return tuning._replace(pdl=way.pdl, ahead=way.ahead, last=way.normed)
 
     def product(name: str, values: Tensor, **epilogue: Any) -> tuple[Tensor, Tensor]:
         gated = PRODUCTS[name][2]
@@ -618,9 +624,8 @@ def run_layer(way: LayerWay, x: Layer) -> Any:
     q = qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=way.pdl))
     splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)  # as for the first context tier
     decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=way.pdl, last=way.last)
-    with running(Mode(arrivals=p.arrivals)):
-        tables, lengths = p.rows.tables, p.rows.lengths
-        seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode)
+    tables, lengths = p.rows.tables, p.rows.lengths
+    seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode)
     normed, stream = product("o", seen.flatten(1), residual=x.stream, norm=x.norm)
     return product("down", product("gate_up", normed)[0], residual=stream, norm=x.norm)
 
@@ -643,7 +648,9 @@ LAYERS = {
     "pdl, 2048 ahead": LayerWay(ahead=2048),
     "512, qkv left": LayerWay(left=True),
     "512, attention in one": LayerWay(last=True),
-    "512, both": LayerWay(left=True, last=True),
+    "512, norms in one": LayerWay(normed=True),
+    "512, all three": LayerWay(left=True, last=True, normed=True),
+    "512, qkv and attention": LayerWay(left=True, last=True),
 }
 
 
@@ -655,7 +662,11 @@ def layer_cases() -> Iterator[Case]:
             f"{rows} x {context}",
             partial(make_layer, rows, context),
             4,
-            {name: partial(run_layer, way) for name, way in LAYERS.items()},
+            {
+                name: partial(run_layer, way)
+                for name, way in LAYERS.items()
+                if rows <= skinny.MOST_LAST or not way.normed
+            },
             {"twin": twin_layer},
             (weights + rows * context * KV_HEADS * DIM * 4) / READ,
         )

@@ -3,20 +3,23 @@
 import ast
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from bench.choose import (
-    IN_ONE,
+    LAST,
+    NORMED,
     WITHOUT,
+    LaunchWay,
     Result,
     choice_lines,
     choices,
-    last_line,
     rewrite_choice,
-    rewrite_last,
+    rewrite_rows,
     rewrite_skinny,
+    rows_line,
     skinny_lines,
 )
 from bench.kernel_cases import LAYERS, PRODUCTS
@@ -100,18 +103,26 @@ def test_a_measured_shape_goes_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     assert not skinny._by_kernel(torch.zeros(65, 64), weight)
 
 
-def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker() -> None:
-    def layer(rows: int, apart: float, in_one: float) -> Result:
-        return Result("layer", f"{rows} x 640", {WITHOUT: apart, IN_ONE: in_one}, {})
+@pytest.mark.parametrize(
+    ("switch", "room", "rows"), [(LAST, paged_decode, (1, 8, 16, 32)), (NORMED, skinny, (1, 2, 4, 8))]
+)
+def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker(
+    switch: tuple[str, LaunchWay], room: ModuleType, rows: tuple[int, ...]
+) -> None:
+    name, way = switch
 
-    quicker = [layer(1, 9, 8), layer(8, 9, 8.5), layer(16, 9, 9.5), layer(32, 9, 8)]  # 32: not split
-    text = Path(str(paged_decode.__file__)).read_text()
-    for results, failed, rows in (
-        (quicker, set(), 8),
-        (quicker[1:], {"decode"}, 0),
-        ([layer(1, 8, 9), layer(8, 9, 8)], set(), 0),
+    def layer(rows: int, apart: float, in_one: float) -> Result:
+        return Result("layer", f"{rows} x 640", {WITHOUT: apart, way.variant: in_one}, {})
+
+    # The last tells nothing: it is one launch anyway, or too many rows for one.
+    quicker = [layer(rows[0], 9, 8), layer(rows[1], 9, 8.5), layer(rows[2], 9, 9.5), layer(rows[3], 9, 8)]
+    text = Path(str(room.__file__)).read_text()
+    for results, failed, most in (
+        (quicker, set(), rows[1]),
+        (quicker[1:], {way.part}, 0),
+        ([layer(rows[0], 8, 9), layer(rows[1], 9, 8)], set(), 0),
     ):
-        made = rewrite_last(text, last_line(results, failed))
-        assert f"\nLAST_ROWS = {rows}  # " in made
-    assert rewrite_last(text, last_line([], set())) == text
-    assert {WITHOUT, IN_ONE} <= set(LAYERS)
+        made = rewrite_rows(text, name, rows_line(results, failed, name, way))
+        assert f"\n{name} = {most}  # " in made
+    assert rewrite_rows(text, name, rows_line([], set(), name, way)) == text
+    assert {WITHOUT, way.variant} <= set(LAYERS)

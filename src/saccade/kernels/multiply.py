@@ -5,7 +5,7 @@
 
 from saccade.kernels.activation import silu
 from saccade.kernels.add_norm import scaled_by_rms
-from saccade.kernels.jit import fetch_ahead, jit, jit_for_any, tl, wait_for_previous
+from saccade.kernels.jit import arrives_last, fetch_ahead, jit, jit_for_any, tl, wait_for_previous
 
 
 @jit
@@ -44,13 +44,43 @@ def _settled(acc, MODE: tl.constexpr):
     return sums
 
 
-@jit_for_any("rows", "steps")
-def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
+@jit
+def _finish_line(parts, bias, residual, weight, out, stream, row, n, rows, columns, residual_stride, eps,
+                 SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+                 NORM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Add the parts of columns n [BLOCK] in their order, then the epilogue; NORM: n is the whole line."""
+    inside = n < columns
+    total = columns * (2 if GATED else 1)
+    kind = out.dtype.element_ty
+    y = tl.zeros([BLOCK], tl.float32)
+    over = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = parts + (split * rows + row) * total + n
+        y += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        if GATED:
+            over += tl.load(at + columns, mask=inside, other=0.0, cache_modifier=".cg")
+    if BIAS:
+        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    y = y.to(kind).to(tl.float32)
+    if GATED:
+        y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
+    if ADD:
+        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        tl.store(stream + row * columns + n, y.to(kind), mask=inside)
+        y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
+    tl.store(out + row * columns + n, y.to(kind), mask=inside)
+
+
+@jit_for_any("rows", "steps", "arrivals")
+def skinny_kernel(x, w, bias, residual, out, norm, answer, stream, arrivals, rows, columns, depth, steps,
+                  x_stride, residual_stride, eps, LAST: tl.constexpr, WIDE: tl.constexpr,
                   LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
                   GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
                   EVEN: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
                   PDL: tl.constexpr):  # fmt: skip
-    """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part."""
+    """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part. With LAST
+    parts (so many) the last program of all adds them up, line by line, with residual and norm."""
     split = tl.program_id(1)
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m = tl.program_id(2) * LINES + tl.arange(0, LINES)
@@ -76,6 +106,13 @@ def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stri
         tl.store(out + at, y, mask=inside)
         if GATED:
             tl.store(out + at + columns, _settled(over, MODE), mask=inside)
+        if LAST:
+            programs = tl.num_programs(0) * tl.num_programs(1)
+            if arrives_last(arrivals, programs):
+                for row in range(rows):
+                    _finish_line(out, bias, residual, norm, answer, stream, row, tl.arange(0, WIDE), rows,
+                                 columns, residual_stride, eps, LAST, False, BIAS, ADD, True,
+                                 WIDE)  # fmt: skip
     else:
         kind = out.dtype.element_ty
         if BIAS:
@@ -94,28 +131,9 @@ def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stri
 def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
                   SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
                   NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Add the parts of one line in their order, then the epilogue; NORM: the block is the whole line."""
+    """Some of one line; NORM: the whole line."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < columns
-    total = columns * (2 if GATED else 1)
-    kind = out.dtype.element_ty
     wait_for_previous(PDL)
-    y = tl.zeros([BLOCK], tl.float32)
-    over = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = parts + (split * rows + row) * total + n
-        y += tl.load(at, mask=inside, other=0.0)
-        if GATED:
-            over += tl.load(at + columns, mask=inside, other=0.0)
-    if BIAS:
-        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    y = y.to(kind).to(tl.float32)
-    if GATED:
-        y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
-    if ADD:
-        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        tl.store(stream + row * columns + n, y.to(kind), mask=inside)
-        y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
-    tl.store(out + row * columns + n, y.to(kind), mask=inside)
+    _finish_line(parts, bias, residual, weight, out, stream, row, n, rows, columns, residual_stride, eps,
+                 SPLITS, GATED, BIAS, ADD, NORM, BLOCK)  # fmt: skip
