@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+import saccade.llm as library
 from saccade import LLM, SamplingParams
 from saccade.config import MediaLimits
 from saccade.errors import ConfigError, ContextTooLong, InvalidValue, MediaRefused
-from saccade.llm import SWITCH_SECONDS
 from saccade.media import decode
-from saccade.request import Delta, Pixels
+from saccade.request import Delta, Pixels, Request
 from tests.parity.oracle import picture
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -174,9 +174,34 @@ def test_beside_preparing_threads_the_engine_gets_the_interpreter_soon(
     monkeypatch.setattr(llm.engine, "step", watched)
     llm.generate(["one", "other"], GREEDY)
     assert found
-    assert all(seconds == pytest.approx(SWITCH_SECONDS) and frozen for seconds, frozen in found)
+    assert all(seconds == pytest.approx(library.SWITCH_SECONDS) and frozen for seconds, frozen in found)
     assert sys.getswitchinterval() == pytest.approx(0.005)
     assert gc.get_freeze_count() == 0
+
+
+def test_the_first_step_begins_with_a_few_and_later_ones_take_in_more(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "FIRST", 3)
+    came: list[int] = []  # requests there are, at every step
+    submit, step = llm.engine.submit, llm.engine.step
+    submitted: list[str] = []
+
+    def noted(request: Request) -> None:
+        submitted.append(request.id)
+        submit(request)
+
+    def watched() -> list[Delta]:
+        came.append(len(submitted))
+        return step()
+
+    monkeypatch.setattr(llm.engine, "submit", noted)
+    monkeypatch.setattr(llm.engine, "step", watched)
+    prompts = [[5 + number, 6] for number in range(40)]
+    assert len(llm.generate(prompts, GREEDY)) == 40
+    assert came[0] == 3
+    assert all(count <= 3 * 2**place for place, count in enumerate(came))
+    assert came[-1] == 40
 
 
 def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:

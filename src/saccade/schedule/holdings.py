@@ -126,9 +126,10 @@ class Holdings:
 
     def queue(self, sequence: Sequence) -> bool:
         """Whether views of it must be encoded. Those on disk will be in memory when its turn comes."""
-        for span in self._unspared(sequence):
+        unspared = self._unspared(sequence)
+        for span in unspared:
             self._store.fetch(span.key)
-        return self.must_encode(sequence)
+        return not all(self._store.expects(span.key) for span in unspared)
 
     def _awaits(self, sequence: Sequence) -> bool:
         """Whether a view of it is being fetched, and nothing is gained by letting it enter before."""
