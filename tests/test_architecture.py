@@ -67,10 +67,11 @@ REGISTRIES = {
 }
 
 # Rooms that know nothing of ours, and what each other room may know.
-LEAVES = ("saccade.errors", "saccade.metrics", "saccade.kernels")
+LEAVES = ("saccade.errors", "saccade.metrics", "saccade.apart", "saccade.kernels")
 MAY_IMPORT = {
     "saccade.errors": (),
     "saccade.metrics": (),
+    "saccade.apart": (),
     "saccade.kernels": ("saccade.kernels",),
     "saccade.request": ("saccade.lod.values",),
     "saccade.plan": ("saccade.request", "saccade.lod.values"),
@@ -85,6 +86,7 @@ MAY_IMPORT = {
     "saccade.models": (
         "saccade.models",
         "saccade.kernels",
+        "saccade.apart",
         "saccade.cache.pages",
         "saccade.checkpoint",
         "saccade.config",

@@ -96,7 +96,10 @@ async def _connected(port: int, shot: Shot, share: float) -> Outcome:
 
 
 async def _read(reader: asyncio.StreamReader, shot: Shot, share: float) -> Outcome:
-    status = int((await reader.readline()).split(b" ", 2)[1])
+    first = await reader.readline()
+    if not first:
+        return _fault(shot, "closed without an answer")
+    status = int(first.split(b" ", 2)[1])
     headers = {}
     while (line := (await reader.readline()).strip()) and b":" in line:
         name, _, value = line.partition(b":")

@@ -7,7 +7,7 @@ never   overrides what the user has set (MALLOC_ARENA_MAX and its like)
 Left to itself glibc gives every few threads a heap of their own, and learns from the first large block that
 is freed (pixels, bodies, activations: up to 32 MiB) to keep blocks of that size inside. Blocks of all sizes
 from all threads then leave holes: after six minutes of mixed traffic 86 of the 107 MiB of a front's heap were
-free and could not be given back. What an engine keeps lies apart from it (vision/apart.py).
+free and could not be given back. What an engine keeps lies apart from it (apart.py).
 """
 
 import ctypes

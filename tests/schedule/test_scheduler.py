@@ -7,7 +7,7 @@ import pytest
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.plan import StepPlan, StepResult
 from saccade.schedule.policy import allowances
-from saccade.schedule.sequence import Group, Sequence, derive_seed
+from saccade.schedule.sequence import Group, Sequence, derive_seed, text_position
 from saccade.vision.layout import lay_out
 from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
 
@@ -617,3 +617,8 @@ def test_check_notices_a_block_that_was_lost() -> None:
     engine.pool.take()
     with pytest.raises(RuntimeError, match="held by sequences"):
         engine.scheduler.check()
+
+
+def test_a_position_is_itself_however_far() -> None:
+    for position in (0, 1, (1 << 16) - 1, 1 << 16, 1 << 20):
+        assert text_position(position).tolist() == [[position]] * 3

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.apart import apart
 from saccade.kernels.activation import gelu
 from saccade.kernels.attention import any_shape, recurring_shape
 from saccade.kernels.rope import apply_rotary
@@ -29,8 +30,8 @@ EPS = 1e-6
 # From here on a plan of cuDNN's for the shape pays the first time: 27 layers of attention over 16,384 patches
 # take 0.15 s by flash and 0.09 s by cuDNN (at 229 and 360 TFLOP/s), the plan 0.06 s.
 PLANNED_PATCHES = 16384
-# Of grids whose tables are kept: about 40 MB at 72 channels a head. On a CPU they would leave holes in its
-# heap, and making one is nothing beside the tower.
+# Of grids whose tables are kept: about 40 MB at 72 channels a head. On a CPU making one is nothing beside the
+# tower.
 KEPT_PATCHES = {"cuda": 1 << 16, "cpu": 1 << 13}
 
 
@@ -247,7 +248,8 @@ def make_table(
     frequencies = 1.0 / (theta**exponents)
     angles = torch.cat((row[:, None] * frequencies, column[:, None] * frequencies), dim=-1)
     cos, sin = angles.cos(), angles.sin()
-    return GridTable(corners, weights, Turn(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+    turn = Turn(apart(torch.cat((cos, cos), -1)), apart(torch.cat((-sin, sin), -1)))
+    return GridTable(apart(corners), apart(weights), turn)
 
 
 def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:

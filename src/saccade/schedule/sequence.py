@@ -9,7 +9,6 @@ never   decides when or how far it runs
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from blake3 import blake3
@@ -155,7 +154,7 @@ class Sequence:
         start, stop, prompt = self.computed, self.computed + count, self.prompt_length
         if count == 1 and start >= prompt:  # the next token of an answer: most rows of most steps
             known = (self.tokens[start],) if start < len(self.tokens) else ()
-            column = _column(start + self.group.layout.delta)
+            column = text_position(start + self.group.layout.delta)
             last = stop == len(self.tokens) + self.pending
             return Row(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
         return Row(
@@ -206,8 +205,15 @@ def _straight(first: int, stop: int) -> NDArray[np.float32]:
     return np.broadcast_to(np.arange(first, stop, dtype=np.float32), (3, stop - first))
 
 
-@lru_cache(1 << 16)  # 10 MB when full; making them anew took a third of the time of planning a step
-def _column(position: int) -> NDArray[np.float32]:
+# Cut out of one array: making each anew took a third of the time of planning a step, and kept one by one they
+# would lie all over the heap.
+_LINE = _straight(0, 1 << 16)
+
+
+def text_position(position: int) -> NDArray[np.float32]:
+    """Of a token of an answer, [3, 1]; to be read only."""
+    if 0 <= position < _LINE.shape[1]:
+        return _LINE[:, position : position + 1]
     return _straight(position, position + 1)
 
 

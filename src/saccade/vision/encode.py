@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.apart import apart
 from saccade.kernels.choice import mode
 from saccade.models.layers import VisionTower
 from saccade.plan import Encode
 from saccade.request import Pixels
-from saccade.vision.apart import apart
 from saccade.vision.graphs import Captured, Carrier, Shape, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
 from saccade.vision.staging import Staging

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.vision.apart import apart, blank
+from saccade.apart import apart, blank
 from saccade.vision.moves import Arriving, Mover, Slab
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.apart import apart
 from saccade.kernels.choice import runs_triton
 from saccade.kernels.patchify import patchify_triton, resample_triton
 from saccade.request import View
-from saccade.vision.apart import apart
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

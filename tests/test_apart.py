@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.vision import apart as module
-from saccade.vision.apart import apart, blank
+from saccade import apart as module
+from saccade.apart import apart, blank
 from saccade.vision.movers import HostMover
 from saccade.vision.preprocess import build_table
 
