@@ -176,7 +176,7 @@ ENGINE_OPTIONS = (
         type=float,
         metavar="MS",
         help="Milliseconds between two tokens of an answer that others' prompts and pictures may lead to; "
-        "0: any. [default: 20 on a GPU, any on a CPU]",
+        "0: any. [default: 14 on a GPU, any on a CPU]",
     ),
     option(
         "--kernels",

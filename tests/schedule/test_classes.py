@@ -186,6 +186,23 @@ def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> N
     assert 3.0 < engine.truth.predict(work_of(plan, 1)) <= 4.0
 
 
+@pytest.mark.parametrize(("target", "most"), [(1000.0, 8), (None, 20)])
+def test_beside_streams_a_step_has_no_more_prompt_tokens_than_a_captured_one_holds(
+    target: float | None, most: int
+) -> None:
+    limits = small_limits(max_step_tokens=64, itl_target=target, stream_tokens=8)
+    engine = Engine(limits=limits, prefix_caching=False)
+    engine.add(question("alone", TEXT, max_tokens=30, **ENDLESS))
+    plan = engine.step()
+    assert plan is not None
+    assert plan.rows[0].count == 20
+    engine.add(question("beside", TEXT, max_tokens=1))
+    plan = engine.step()
+    assert plan is not None
+    assert plan.rows[1].count == most
+    engine.run()
+
+
 def test_a_step_keeps_a_margin_below_the_target() -> None:
     """What predictions miss must not show between two tokens."""
     limits = small_limits(max_step_tokens=64, itl_target=4.0, itl_margin=0.15, least_chunk=1)

@@ -178,3 +178,16 @@ def test_coefficients_scale_part_by_part() -> None:
     assert isinstance(doubled, Coefficients)
     assert doubled.parts == tuple(2 * part for part in PRIOR.parts)
     assert doubled.ridge == PRIOR.ridge
+
+
+def test_prompt_tokens_cost_what_they_are_padded_to_and_pieces_end_there() -> None:
+    sizes = (64, 256, 512)
+    plain, padded = CostModel(PRIOR, learning=False), CostModel(PRIOR, learning=False, sizes=sizes)
+    beside = Work(rows=16, context=16 * 640)
+    for count, as_if in ((1, 64), (64, 64), (65, 256), (512, 512), (513, 513), (2000, 2000)):
+        work, larger = replace(beside, tokens=count), replace(beside, tokens=as_if)
+        assert padded.predict(work) == plain.predict(larger)
+    assert padded.predict(beside) == plain.predict(beside)
+    limit = plain.predict(replace(beside, tokens=400, pairs=pairs(0, 400)))
+    assert padded.tokens_within(limit, beside, 0, 1000) == 256
+    assert plain.tokens_within(limit, beside, 0, 1000) == 400

@@ -53,6 +53,7 @@ worlds = st.builds(
         max_queue=st.sampled_from([3, 100]),
         seed=st.just(5),
         itl_target=st.sampled_from([None, 0.001, 3.0, 6.0, 1000.0]),
+        stream_tokens=st.sampled_from([1, 5, 1000]),
         least_chunk=st.sampled_from([1, 3, 32]),
         patience=st.sampled_from([0.0, 0.3, 5.0]),
         encode_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),

@@ -67,6 +67,11 @@ class Batch:
         self._block_size = pages.k.shape[2]
         self._device = device
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a context that the tables hold."""
+        return int(self._rows.state.tables.shape[1]) * self._block_size
+
     def prepare(self, plan: StepPlan) -> Inputs:
         """Apply the plan's table changes and block copies, and lay out its rows."""
         host = _HostInputs(plan.rows)

@@ -25,6 +25,7 @@ from saccade.models.layers import LanguageModel
 from saccade.models.load import load
 from saccade.runtime.ahead import Ahead, likely_shapes
 from saccade.runtime.batch import Batch
+from saccade.runtime.buckets import DECODES, TOKENS
 from saccade.runtime.features import build_store
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
@@ -52,7 +53,7 @@ from saccade.vision.unfinished import Unfinished, unit
 log = logging.getLogger(__name__)
 
 SLOW_START = 10.0  # seconds, from which on a start says what took how long
-DEFAULT_ITL_TARGET = 20.0  # ms, on cuda; a CPU's steps are longer than any target worth having
+DEFAULT_ITL_TARGET = 14.0  # ms, on cuda; a CPU's steps are longer than any target worth having
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ def _scheduler(
 ) -> Scheduler:
     network = read_network(checkpoint.config, dtype.itemsize, small=config.kv_cache_dtype != "auto")
     chip = CHIPS.get(device.type, CPU)
+    # With a relevance head prompts with views are never captured: smaller pieces would gain nothing.
+    sizes = TOKENS if way.graphs and views_of(checkpoint).head is None else ()
     limits = Limits(
         max_rows=config.max_num_seqs,
         max_step_tokens=shares.step_tokens,
@@ -141,12 +144,13 @@ def _scheduler(
         copy_tokens=copy_tokens(network, chip, config.block_size),
         encode_layers=max(network.vision_depth, 1),
         encode_unit=unit(network.vision_depth) if way.tower else 1,
+        **({"stream_tokens": sizes[-1]} if sizes else {}),
     )
     pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_wish().roles)
     prefix = None
     if config.prefix_caching:
         prefix = PrefixCache(pool, config.block_size, _pins(config, checkpoint, shares, network))
-    cost = CostModel(coefficients(network, chip))
+    cost = CostModel(coefficients(network, chip), sizes=sizes)
     swap, looking = _swap_space(host), Looking(views_of(checkpoint).rule)
     return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=swap, looking=looking)
 
@@ -227,7 +231,12 @@ def _runner(
             graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
         captured = step, graphs
         laps.note("steps")
-    return Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout, ahead)
+    runner = Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout, ahead)
+    if captured is not None and device.type == "cuda":  # so that no twin computes, and writes, for real
+        runner.rehearse([0])  # a prompt alone: the first there is would wait for a second
+        runner.rehearsals = [size for size in DECODES if size < config.max_num_seqs]
+        laps.note("prompts")
+    return runner
 
 
 def _ahead(

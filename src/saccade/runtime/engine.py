@@ -22,7 +22,7 @@ from saccade.request import Delta, Request
 from saccade.runtime.build import build_machine
 from saccade.runtime.runner import Launched, Runner
 from saccade.runtime.step_log import StepLog
-from saccade.runtime.stopwatch import Stopwatch
+from saccade.runtime.stopwatch import DeviceStopwatch, Stopwatch, Watch
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import Coefficients
 from saccade.schedule.scheduler import Scheduler
@@ -38,11 +38,13 @@ class Loop(Protocol):
 class Turns:
     """What both loops do with a step: plan it, launch it, learn its result."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, steps: StepLog | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, watch: Watch, steps: StepLog | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._watch = watch
         self._steps = steps
-        self._watch = Stopwatch()
 
     def plan(self) -> StepPlan | None:
         if self._steps is not None:
@@ -66,6 +68,7 @@ class Turns:
                 _check_device()
                 plan, told = self._scheduler.fail_views(plan, failed)
             launched = self._runner.launch(plan)
+            self._watch.launched()
         except Exception:
             self._watch.reset()
             return None, told + _give_up(self._scheduler, plan)
@@ -138,7 +141,8 @@ class Engine:
         self._store = machine.store
         self._runner = machine.runner
         self._steps = None if config.step_log is None else StepLog(Path(config.step_log))
-        turns = Turns(machine.scheduler, machine.runner, self._steps)
+        watch: Watch = DeviceStopwatch() if self.info.device.startswith("cuda") else Stopwatch()
+        turns = Turns(machine.scheduler, machine.runner, watch, self._steps)
         self._loop: Loop = OverlappedLoop(turns) if machine.overlap else SerialLoop(turns)
 
     def submit(self, request: Request) -> None:

@@ -6,20 +6,23 @@ owns    the model, the pages and the rows on the device
 never   decides: what runs, and in which order, is the plan's business
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.cache.host import HostPages
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.device_rows import advance_rows
+from saccade.kernels.jit import compiled_ahead
 from saccade.kernels.record import Replay
 from saccade.models.layers import LanguageModel
 from saccade.plan import Row, StepPlan, StepResult
 from saccade.runtime.ahead import Ahead
 from saccade.runtime.batch import Batch, Inputs
-from saccade.runtime.buckets import Division, Shape
+from saccade.runtime.buckets import TOKENS, Division, Shape
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
 from saccade.runtime.history import send
@@ -46,6 +49,20 @@ class Launched:
             return StepResult(self.plan.number, (), (), looks=looks)
         tokens, logprobs = self.sample.wait()
         return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
+
+
+def rehearsal(decodes: int, longest: int) -> tuple[Row, ...]:
+    """Rows of a step that nobody asked for: so many answers, and a prompt longer than captured steps hold,
+    where a context of `longest` tokens holds that."""
+
+    def row(number: int, start: int, count: int) -> Row:
+        positions = np.zeros((3, count), dtype=np.float32)
+        return Row(number, number, start, count, (0,) * count, positions, (), True, 0)
+
+    return (
+        *(row(number, min(640, longest - 1), 1) for number in range(decodes)),
+        row(decodes, 0, min(TOKENS[-1] + 1, longest)),
+    )
 
 
 class Runner:
@@ -75,6 +92,8 @@ class Runner:
         self.replays = 0  # steps that ran captured
         self._lookout = lookout
         self._ahead = ahead
+        # Ordinary steps to be compiled when idle: answers beside a prompt, each.
+        self.rehearsals: Sequence[int] = ()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> dict[bytes, str]:
@@ -108,7 +127,23 @@ class Runner:
         with running(self._mode):
             if self._captured is not None and self._captured[1].go_on():
                 return True
+            if self.rehearsals:
+                self.rehearse(self.rehearsals)
+                self.rehearsals = ()
+                return True
             return self._ahead is not None and self._ahead.go_on()
+
+    @torch.inference_mode()
+    def rehearse(self, decodes: Sequence[int]) -> None:
+        """Compile what ordinary steps of a prompt beside so many answers launch; none of it runs. Only before
+        the first request, or while there is none: it pretends to have device rows."""
+        with running(self._mode), compiled_ahead():
+            for count in decodes:
+                rows = rehearsal(count, self._batch.longest)
+                inputs = self._batch.prepare(StepPlan(0, (), (), (), (), rows))
+                hidden, _ = self._forward(inputs)
+                logits = self._model.logits(hidden[inputs.sample_at])
+                self._sampler.sample(logits, rows, inputs.sample_rows, inputs.output_positions)
 
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)

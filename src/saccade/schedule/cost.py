@@ -28,6 +28,7 @@ text does not unlearn what pictures cost.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import astuple, dataclass, fields, replace
 from operator import mul
 
@@ -103,14 +104,18 @@ class Work:
         self.patches += patches * share
         self.patch_pairs += patches * patches * share
 
-    def quantities(self, ridge: float) -> tuple[float, ...]:
-        crowd = self.rows + self.tokens - ridge
+    def quantities(self, ridge: float, sizes: tuple[int, ...] = ()) -> tuple[float, ...]:
+        """`sizes`: what prompt tokens are padded to, up to the largest."""
+        tokens = self.tokens
+        if sizes and 0 < tokens <= sizes[-1]:
+            tokens = sizes[bisect_left(sizes, tokens)]
+        crowd = self.rows + tokens - ridge
         return (
             1.0,
-            1.0 if self.tokens else 0.0,
+            1.0 if tokens else 0.0,
             self.rows,
             self.context,
-            self.tokens,
+            tokens,
             crowd if crowd > 0 else 0.0,
             self.pairs,
             self.encoding,
@@ -125,8 +130,10 @@ def pairs(start: int, count: int) -> int:
 
 
 class CostModel:
-    def __init__(self, prior: Coefficients, *, learning: bool = True) -> None:
+    def __init__(self, prior: Coefficients, *, learning: bool = True, sizes: tuple[int, ...] = ()) -> None:
+        """`sizes`: what the prompt tokens of captured steps are padded to; none: they are not."""
         self.prior = prior
+        self._sizes = sizes
         self.error = 1.0  # recent mean of |predicted - actual| / actual; no idea yet
         self.observations = 0
         self._learning = learning
@@ -143,11 +150,11 @@ class CostModel:
         return self.prior.times(tuple(self._factors.tolist()))
 
     def quantities(self, work: Work) -> tuple[float, ...]:
-        return work.quantities(self.prior.ridge)
+        return work.quantities(self.prior.ridge, self._sizes)
 
     def predict(self, work: Work) -> float:
         """Milliseconds."""
-        return self.price(work.quantities(self.prior.ridge))
+        return self.price(self.quantities(work))
 
     def price(self, quantities: tuple[float, ...]) -> float:
         return float(sum(map(mul, self._current, quantities)))

@@ -40,6 +40,9 @@ class Limits:
     seed: int = 0  # root of the seeds of requests that name none
     itl_target: float | None = None  # ms between two tokens of an answer that others may lead to; None: any
     itl_margin: float = 0.15  # of that, for what predictions miss and the way to the client adds
+    # Prompt tokens of a step beside answers that stream, where there is a target: more than a captured step
+    # holds takes the host longer to launch than the step may last.
+    stream_tokens: int = 1 << 62
     encode_layers: int = 1  # of the vision tower: what a view's work is divided by. 1: views go whole
     encode_unit: int = 1  # slices of a view end at multiples of so many layers, if they get so far
     # What a step does for prompts however little time the target leaves: this many tokens for the first

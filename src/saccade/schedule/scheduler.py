@@ -158,8 +158,9 @@ class Scheduler:
                 continue  # it has given way meanwhile
             if len(sequence.blocks) * block_size > sequence.computed or self._make_room(sequence):
                 step.run(sequence, sequence.next_row(1))
-        if step.singles:
+        if step.singles and self._limits.step_target is not None:
             step.target = self._limits.step_target
+            step.tokens_left = min(step.tokens_left, self._limits.stream_tokens)
         return prompts
 
     def _make_room(self, sequence: Sequence) -> bool:
