@@ -6,7 +6,8 @@ owns    the file
 never   is there unless asked for (`--step-log`)
 
 For whoever asks why a token came late: the step that held it up stands there with its rows, prompt tokens and
-views, whether it ran captured, and how long the host took to plan and to launch it.
+views (patches, and which layers of the tower), whether it ran captured, and how long the host took to plan
+and to launch it. `python -m bench.step_costs` says how far expectations were off.
 """
 
 import json
@@ -16,6 +17,7 @@ from typing import TextIO
 
 from saccade.errors import ConfigError
 from saccade.plan import StepPlan
+from saccade.schedule.cost import pairs
 
 
 class StepLog:
@@ -38,13 +40,15 @@ class StepLog:
         self._plan_ms = self._lap()
 
     def launched(self, plan: StepPlan, *, captured: bool) -> None:
-        prompts = [row.count for row in plan.rows if row.count > 1]
+        prompts = [row for row in plan.rows if row.count > 1]
         self._launched[plan.number] = {
             "step": plan.number,
             "at": round(time.perf_counter() - self._began, 5),
             "decodes": len(plan.rows) - len(prompts),
             "prompts": len(prompts),
-            "tokens": sum(prompts),
+            "tokens": sum(row.count for row in prompts),
+            "context": sum(row.start + 1 for row in plan.rows if row.count == 1),
+            "pairs": sum(pairs(row.start, row.count) for row in prompts),
             "longest": max((row.start + row.count for row in plan.rows), default=0),
             "views": [[encode.patches, encode.first, encode.stop] for encode in plan.encodes],
             "captured": captured,

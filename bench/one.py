@@ -1,0 +1,100 @@
+"""The figures that can share an engine, from one that is made once: where time on a GPU is short.
+
+    python -m bench.one MODEL [--seconds 300] [--plots FOLDER] [options of the engine]
+
+In this order, each line told when it is known: the anchors' rows that ask through the library, the scaling of
+steps and first tokens with their plots, the growth of memory over some thousand requests. A part begins only
+while there are seconds left. Rows are those of `saccade bench`, but for the engine, which takes more
+sequences and longer contexts, as scaling needs.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import Progress
+
+from bench import growth, scaling
+from bench.questions import Scope
+from saccade.bench.library import RUN
+from saccade.bench.machine import device_name
+from saccade.bench.options import ON_GPU, ON_PROCESS, BenchOptions, parse_workload
+from saccade.bench.report import figure
+from saccade.bench.session import Session
+from saccade.llm import LLM
+from saccade.options import ENGINE_OPTIONS, engine_config, option, with_options
+
+# What is quick, and what is most wanted, first.
+LAST = ("vlm_unique", "text_bs128", "text_throughput", "text_bs256")
+POINTS = {
+    "batch": (1, 4, 8, 16, 32, 64, 128, 256, 512),
+    "context": (512, 2048, 8192, 32768, 65536),
+    "images": (224, 448, 896, 1024, 1408, 2048, 2896),
+}
+SCALED_STEPS = 24  # a point
+
+
+def rows(llm: LLM, repeat: int) -> Iterator[str]:
+    names = [name for name in ON_GPU if parse_workload(name).kind not in ON_PROCESS]
+    ordered = [name for name in names if name not in LAST] + list(LAST)
+    with Progress(disable=True) as bar:
+        session = Session(llm, llm.front.checkpoint, BenchOptions(repeat=repeat, progress=False), bar)
+        for workload in map(parse_workload, ordered):
+            for row in RUN[workload.kind](session, workload):
+                spread = " ".join(figure(sample) for sample in row.samples)
+                yield f"{row.workload}: {row.metric} {figure(row.value)} {row.unit} ({spread})"
+
+
+def scaled(llm: LLM, plots: Path | None) -> Iterator[str]:
+    bench = scaling.Bench(llm, SCALED_STEPS, 3)
+    info = llm.engine.info
+    where = f"{info.model}, {info.dtype}, {device_name(info.device)}"
+    for part, values in POINTS.items():
+        points = scaling.measure(bench, part, values)
+        scaling.show(part, points, where)
+        if plots is not None and points:
+            plots.mkdir(parents=True, exist_ok=True)
+            (plots / f"{part}.svg").write_text(scaling.chart(part, points, where))
+        yield f"scaling over {part}: {len(points)} points"
+
+
+def grown(llm: LLM, requests: int) -> Iterator[str]:
+    looks = growth.measure(llm, requests, 0, Scope(pictures=0.3, grain=growth.GRAIN))
+    for one in looks[:: max(1, len(looks) // 6)] + looks[-1:]:
+        sizes = (one.host, one.allocated, one.reserved)
+        yield f"growth: {one.requests:5} requests, MiB " + " ".join(
+            f"{size / growth.MIB:.1f}" for size in sizes
+        )
+    yield "growth after the first fifth, MiB: " + str(
+        {name: round(value / growth.MIB, 1) for name, value in growth.grown(looks).items()}
+    )
+
+
+@click.command(help=__doc__)
+@click.argument("model", default="embedded")
+@option("--seconds", type=float, default=300.0, help="after which no part begins")
+@option("--repeat", type=int, default=2, help="timed runs of a row")
+@option("--requests", type=int, default=2000, help="of growth")
+@option("--plots", type=click.Path(file_okay=False, path_type=Path), help="a folder for one SVG a part")
+@with_options(ENGINE_OPTIONS)
+def main(model: str, seconds: float, repeat: int, requests: int, plots: Path | None, **given: Any) -> None:
+    began = time.perf_counter()
+    llm = LLM(model, progress=False, **engine_config(model, given).options())
+    laps = ", ".join(f"{part} {took:.1f}" for part, took in llm.engine.start_seconds.items())
+    print(f"ready after {time.perf_counter() - began:.1f} s: {laps}", flush=True)
+    while llm.engine.prepare():  # as a server does while nobody asks
+        pass
+    print(f"prepared after {time.perf_counter() - began:.1f} s", flush=True)
+    parts = (rows(llm, repeat), scaled(llm, plots), grown(llm, requests))
+    for line in (line for part in parts for line in part):
+        print(f"{time.perf_counter() - began:6.1f} s  {line}", flush=True)
+        if time.perf_counter() - began > seconds:
+            print("out of time: what follows is left out", flush=True)
+            break
+    llm.close()
+
+
+if __name__ == "__main__":
+    main()
