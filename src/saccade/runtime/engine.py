@@ -20,6 +20,7 @@ from saccade.metrics import EngineStats
 from saccade.plan import StepPlan
 from saccade.request import Delta, Request
 from saccade.runtime.build import build_machine
+from saccade.runtime.marks import CudaMark
 from saccade.runtime.runner import Launched, Runner
 from saccade.runtime.step_log import StepLog
 from saccade.runtime.stopwatch import DeviceStopwatch, Stopwatch, Watch
@@ -141,7 +142,7 @@ class Engine:
         self._store = machine.store
         self._runner = machine.runner
         self._steps = None if config.step_log is None else StepLog(Path(config.step_log))
-        watch: Watch = DeviceStopwatch() if self.info.device.startswith("cuda") else Stopwatch()
+        watch: Watch = DeviceStopwatch(CudaMark) if self.info.device.startswith("cuda") else Stopwatch()
         turns = Turns(machine.scheduler, machine.runner, watch, self._steps)
         self._loop: Loop = OverlappedLoop(turns) if machine.overlap else SerialLoop(turns)
 

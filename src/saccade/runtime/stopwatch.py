@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 
 class Watch(Protocol):
     def launch(self) -> None:
@@ -67,23 +65,11 @@ class Mark(Protocol):
         """Seconds; waits for the later one."""
 
 
-class CudaMark:
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._event.record()
-
-    def until(self, later: Mark) -> float:
-        if not isinstance(later, CudaMark):
-            raise TypeError(f"a {type(later).__name__} is no moment of a CUDA device")
-        later._event.synchronize()
-        return float(self._event.elapsed_time(later._event)) / 1e3
-
-
 class DeviceStopwatch:
     """By the device's own clock. The host launches the next step before it looks at the result of the last:
     where launching takes longer than running, its clock would count the one's launch as the other's time."""
 
-    def __init__(self, mark: Callable[[], Mark] = CudaMark) -> None:
+    def __init__(self, mark: Callable[[], Mark]) -> None:
         self._mark = mark
         self._begun: Mark | None = None  # of the step being launched
         self._running: deque[tuple[Mark, Mark]] = deque()  # first and last moment, oldest step first
