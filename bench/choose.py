@@ -2,7 +2,8 @@
 
 takes   the times of every case, and which parts were wrong
 gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT, AHEAD and NORMED_ROWS (kernels/skinny.py),
-        LAST_ROWS (kernels/paged_decode.py); with --write, those files, where something was measured
+        LAST_ROWS (kernels/paged_decode.py), GAPS (kernels/draw.py); with --write, those files, where
+        something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from saccade.kernels import choice, paged_decode, skinny
+from saccade.kernels import choice, draw, paged_decode, skinny
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, default_splits
 
 
@@ -179,6 +180,27 @@ LAST = "LAST_ROWS", LaunchWay("decode", "512, attention in one", split)
 NORMED = "NORMED_ROWS", LaunchWay("products", "512, norms in one", lambda rows: rows <= skinny.MOST_LAST)
 
 
+def gaps_line(results: list[Result], failed: set[str]) -> str | None:
+    """Whether draws by gaps are quicker: the best of each kind of variants, over all draws."""
+    if "sample" in failed:
+        return "GAPS = False  # wrong on this chip"
+    ratios = []
+    for found in results:
+        times = {
+            gaps: min(
+                (time for name, time in found.kernels.items() if name.startswith("by gaps") == gaps),
+                default=0,
+            )
+            for gaps in (False, True)
+        }
+        if found.part == "sample" and times[True] and times[False]:
+            ratios.append(times[False] / times[True])
+    if not ratios:
+        return None
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"GAPS = {mean > 1}  # {mean:.2f}x dividing, {min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def rewrite_rows(text: str, name: str, line: str | None) -> str:
     if line is None:
         return text
@@ -249,8 +271,10 @@ def report(
     for line in (*(lines.tuned or ()), *(lines.left or ()), *([lines.ahead] if lines.ahead else ())):
         show(line)
     last, normed = (rows_line(results, failed, *switch) for switch in (LAST, NORMED))
-    show("\nkernels/paged_decode.py, LAST_ROWS; kernels/skinny.py, NORMED_ROWS:")
-    for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured"):
+    gaps = gaps_line(results, failed)
+    show("\nLAST_ROWS in kernels/paged_decode.py, NORMED_ROWS in kernels/skinny.py, GAPS in kernels/draw.py:")
+    for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured",
+                 gaps or "GAPS: not measured"):  # fmt: skip
         show(line)
     if write:
         table, tunings, decode = (Path(str(room.__file__)) for room in (choice, skinny, paged_decode))
@@ -259,4 +283,6 @@ def report(
         text = rewrite_skinny(tunings.read_text(), lines)
         tunings.write_text(rewrite_rows(text, "NORMED_ROWS", normed))
         decode.write_text(rewrite_rows(decode.read_text(), "LAST_ROWS", last))
-        show(f"written: {table}, {tunings}, {decode}")
+        drawing = Path(str(draw.__file__))
+        drawing.write_text(rewrite_rows(drawing.read_text(), "GAPS", gaps))
+        show(f"written: {drawing}, {table}, {tunings}, {decode}")

@@ -711,6 +711,11 @@ DRAWS = {
     "2048 w4": greedy.DrawTuning(2048),
     "8192 block 256": greedy.DrawTuning(8192, block=256),
     "8192 block 1024 w8": greedy.DrawTuning(8192, 2048, 1024, warps=8),
+    "by gaps, 8192 w4": greedy.DrawTuning(8192, gaps=True),
+    "by gaps, 8192 w8": greedy.DrawTuning(8192, 2048, warps=8, gaps=True),
+    "by gaps, 4096 w4": greedy.DrawTuning(4096, gaps=True),
+    "by gaps, 2048 w4": greedy.DrawTuning(2048, gaps=True),
+    "by gaps, 8192 block 256": greedy.DrawTuning(8192, block=256, gaps=True),
 }
 
 

@@ -426,9 +426,11 @@ def samples(device: torch.device, dice: random.Random, launch: Launch) -> Iterat
                 kept &= x >= ordered.gather(1, last)
             bits = noise.random_bits(noise.spread(vocab, x.device), noise.words(table[:, 7:].long(), numbers))
             wanted = (x.masked_fill(~kept, -torch.inf) - noise.log_exponential(bits)).argmax(-1)
-            tokens = launch(draw.draw_triton, logits, numbers.int(), table, numbers)[0]
-            share = 1 - float((tokens == wanted).float().mean())
-            yield Check(f"draw k {k} p {p} at {size}", share, 0.05)
+            for gaps in (False, True):
+                tuning = greedy.DrawTuning(gaps=gaps)
+                tokens = launch(draw.draw_triton, logits, numbers.int(), table, numbers, tuning)[0]
+                share = 1 - float((tokens == wanted).float().mean())
+                yield Check(f"draw k {k} p {p} at {size}{' by gaps' if gaps else ''}", share, 0.05)
 
 
 def pixels(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:

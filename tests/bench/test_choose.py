@@ -16,14 +16,15 @@ from bench.choose import (
     Result,
     choice_lines,
     choices,
+    gaps_line,
     rewrite_choice,
     rewrite_rows,
     rewrite_skinny,
     rows_line,
     skinny_lines,
 )
-from bench.kernel_cases import LAYERS, PRODUCTS
-from saccade.kernels import choice, paged_decode, skinny
+from bench.kernel_cases import DRAWS, LAYERS, PRODUCTS
+from saccade.kernels import choice, draw, paged_decode, skinny
 from saccade.kernels.choice import CHOICE
 
 FAST, SLOW = " ".join(map(str, skinny.CANDIDATES[0][:6])), " ".join(map(str, skinny.CANDIDATES[3][:6]))
@@ -126,3 +127,14 @@ def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker(
         assert f"\n{name} = {most}  # " in made
     assert rewrite_rows(text, name, rows_line([], set(), name, way)) == text
     assert {WITHOUT, way.variant} <= set(LAYERS)
+
+
+def test_draws_go_by_gaps_where_that_is_quicker_over_all() -> None:
+    text = Path(str(draw.__file__)).read_text()
+    times = {"a": 4.0, "b": 3.0, "by gaps, a": 2.0}, {"a": 3.0, "by gaps, a": 3.3}
+    results = [Result("sample", "top-p", one, {}) for one in times]
+    assert "\nGAPS = True  # 1.17x" in rewrite_rows(text, "GAPS", gaps_line(results, set()))
+    assert "\nGAPS = False  # 0.91x" in rewrite_rows(text, "GAPS", gaps_line(results[1:], set()))
+    assert "\nGAPS = False  # wrong" in rewrite_rows(text, "GAPS", gaps_line(results, {"sample"}))
+    assert rewrite_rows(text, "GAPS", gaps_line([], set())) == text
+    assert any(name.startswith("by gaps") for name in DRAWS)

@@ -1,11 +1,15 @@
 """Greedy choice and draws without sorting against the sampler's own, token for token."""
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
 import pytest
 import torch
 from torch import Tensor
 
+from saccade.kernels.bound import edge_of
 from saccade.kernels.draw import draw_triton
 from saccade.kernels.greedy import DrawTuning, greedy, greedy_triton
+from saccade.kernels.jit import jit, tl
 from saccade.runtime import noise
 from saccade.runtime.bars import scale_and_bar
 from tests.kernels.places import EXACT, PLACES, Place, poison
@@ -72,6 +76,7 @@ def run(logits: Tensor, table: Tensor, outputs: Tensor, tuning: DrawTuning | Non
 KINDS = {
     "free": (0, 1.0, 0.0),
     "free min_p": (0, 1.0, 0.05),
+    "free min_p all": (0, 1.0, 1.0),  # the best alone
     "top_p": (0, 0.9, 0.0),
     "top_p tight": (0, 0.05, 0.0),
     "top_p loose": (0, 0.9999, 0.0),
@@ -84,6 +89,14 @@ KINDS = {
 CASES = [(kind, 0.3 if number % 2 else 3.0, SMALL) for number, kind in enumerate(KINDS)]
 CASES += [("top_p", 0.3, SMALL), ("top_p", 0.0, SMALL), ("top_k", 3.0, SMALL)]
 CASES += [("top_p", 0.3, NO_ROOM), ("top_k top_p", 0.3, NO_ROOM)]
+GAPS = SMALL._replace(gaps=True)
+CASES += [
+    ("free", 0.3, GAPS),
+    ("free min_p all", 3.0, GAPS),
+    ("top_p", 3.0, GAPS),
+    ("top_k top_p", 0.3, GAPS),
+]
+CASES += [("top_p", 0.3, NO_ROOM._replace(gaps=True))]
 
 
 @pytest.mark.parametrize(("kind", "spread", "tuning"), CASES)
@@ -103,6 +116,42 @@ def test_draws_are_the_sampler_s(
     table[3, 0] = 0  # greedy
     expected[3] = logits[3].argmax()
     assert run(logits, table, outputs, tuning).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("place", EXACT)
+def test_gaps_draw_the_tokens_that_keys_draw(place: Place) -> None:
+    """Lines of many tiles, so that most tokens are not scored."""
+    by_keys = DrawTuning(piece=512, tile=64, block=512, sample=64, room=1024)
+    logits = place.randn(3, 800) * torch.tensor([[0.1], [1.0], [4.0]], device=place.device)
+    settings = torch.tensor([[0.7, 0, 1.0, 0], [1.3, 0, 0.9, 0], [0.4, 30, 0.95, 0.001]], dtype=torch.float64)
+    table, outputs = parameters(settings, [5, 6, 7]), torch.arange(3)
+    wanted = run(logits, table, outputs, by_keys)
+    assert torch.equal(run(logits, table, outputs, by_keys._replace(gaps=True)), wanted)
+
+
+@jit
+def _edges_kernel(keys, temperatures, edges, COUNT: tl.constexpr):  # noqa: N803
+    place = tl.arange(0, COUNT)
+    for row in range(3):
+        temperature = tl.load(temperatures + row)
+        tl.store(edges + row * COUNT + place, edge_of(tl.load(keys + place), temperature))
+
+
+@pytest.mark.parametrize("place", EXACT)
+def test_gaps_below_an_edge_are_those_of_keys_below_its_key(place: Place) -> None:
+    """Exactly: of the edge and its neighbours, which key each has once divided."""
+    values = place.randn(62).abs() * 10.0 ** torch.arange(-31, 31, device=place.device)
+    keys = torch.cat(
+        (values.view(torch.int32), torch.tensor([0, 0x7F800001], dtype=torch.int32, device=place.device))
+    )
+    temperatures = torch.tensor([0.3, 1.0, 1.7], device=place.device)
+    edges = torch.empty(3, 64, dtype=torch.int32, device=place.device)
+    _edges_kernel[(1,)](keys, temperatures, edges, COUNT=64)
+    for edge, temperature in zip(edges, temperatures, strict=True):
+        for off in (-2, -1, 0, 1):
+            gap = (edge + off).clamp(0, 0x7F800000)
+            key = (gap.view(torch.float32) / temperature).view(torch.int32)
+            assert torch.equal(key < keys, gap < edge)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -1,6 +1,8 @@
 """Where a line is cut: the greatest key with F(below it) < target, F a count or a mass of what is nearer.
 
-A key is the bits of |x|, x = (logit - best) / temperature, which order it. The bound is searched by eighths:
+A key is the bits of |x|, x = (logit - best) / temperature, which order it. A gap is |logit - best|: what is
+true of keys below one key is true of gaps below one gap (its edge), as rounded division keeps the order; so
+passes over a whole line compare gaps and divide nothing. The bound is searched by eighths:
 a pass tallies F below eight keys at once and keeps the part between two of them. `draw` says what for.
 """
 
@@ -15,6 +17,43 @@ def far_of(line, token, inside, best, temperature):
     """|x| of a tile of tokens, infinite outside; divided as torch divides."""
     logit = tl.load(line + token, mask=inside, other=float("-inf")).to(tl.float32)
     return tl.abs(tl.div_rn(logit - best, temperature))
+
+
+@jit
+def gap_of(line, token, inside, best):
+    """|logit - best| of a tile of tokens, infinite outside."""
+    return tl.abs(tl.load(line + token, mask=inside, other=float("-inf")).to(tl.float32) - best)
+
+
+@jit
+def edge_of(key, temperature):
+    """Bits of the least gap whose key is not below `key`: gaps below it are exactly those of keys below."""
+    low, high = key * 0, key * 0 + 0x7F800001
+    for _ in range(31):
+        middle = low + (high - low) // 2
+        far = tl.abs(tl.div_rn(middle.to(tl.float32, bitcast=True), temperature + key.to(tl.float32) * 0.0))
+        short = far.to(tl.int32, bitcast=True) < key
+        low = tl.where(short, middle + 1, low)
+        high = tl.where(short, high, middle)
+    return high
+
+
+@jit
+def tally_gaps(line, start, stop, best, temperature, edges, MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """[8] float32: F of the values of tokens start .. stop below each edge. Masses by a product in place of
+    the division: off by as little as their sum is."""
+    scale = -1.4426950408889634 / temperature
+    sums = tl.zeros([8, BLOCK], tl.float32)
+    for first in range(start, stop, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        inside = token < stop
+        gap = gap_of(line, token, inside, best)
+        weight = tl.where(inside, 1.0, 0.0)
+        if MASS:
+            weight = tl.exp2(gap * scale)  # outside: infinitely far
+        below = gap.to(tl.int32, bitcast=True)[None, :] < edges[:, None]
+        sums += tl.where(below, weight[None, :], 0.0)
+    return tl.sum(sums, 1)
 
 
 @jit

@@ -25,7 +25,8 @@ its own time. Sums over a list are of whole numbers: the order an atomic counter
 
 Bytes: 256 lines of 151,936 in 16 bits are 78 MB, 17 us a pass at 4.69 TB/s. Tallying takes some 40 operations
 a value, scoring 50. On an H200, 256 lines: 310 us where logits are peaked as a trained model's, 610 us
-where they are flat; by kernel 27 (best), 28 (pivots), 129 (tally), 111 or 356 (sift), 22 or 68 (settle).
+where they are flat; by kernel 27 (best), 28 (pivots), 129 (tally), 111 or 356 (sift), 22 or 68 (settle). That
+is with two exact divisions a value; `gaps` has none, and the same tokens (not timed yet).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -34,12 +35,28 @@ where they are flat; by kernel 27 (best), 28 (pivots), 129 (tally), 111 or 356 (
 import torch
 from torch import Tensor
 
-from saccade.kernels.bound import bound_of_line, bound_of_list, far_of, narrowed, tally_line
+from saccade.kernels.bound import (
+    bound_of_line,
+    bound_of_list,
+    edge_of,
+    far_of,
+    gap_of,
+    narrowed,
+    tally_gaps,
+    tally_line,
+)
 from saccade.kernels.choice import mode
 from saccade.kernels.greedy import DrawTuning, best_of_line, best_of_pieces
-from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import constant, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
+# Whole lines are compared by their gaps, without a division (`bound`), and scored where they may win; or
+# every value is divided. Written by `python -m bench.kernels --choose --write`.
+GAPS = False
 COLUMNS = 9  # of the parameter table; `runtime.bars` names them
+# u lies between 2^-32 and 1 - 2^-24, so log(E) between -22.2 and 2.812: the best token scores at least this,
+SURE = constant(-2.85)
+# and what is further away than that cannot win.
+HOPELESS = constant(26.0)
 
 
 @jit
@@ -50,14 +67,24 @@ def _mixed(bits):
 
 
 @jit
-def _log_exponential(token, first, second):
-    """`runtime.noise`: the hash of a token id under two words, as log of an exponential variable."""
+def _uniform(token, first, second):
+    """`runtime.noise`: the hash of a token id under two words, between 0 and 1."""
     bits = (_mixed(token.to(tl.uint32) * 0x9E3779B9) ^ first) * 0x7FEB352D
     bits = ((bits ^ (bits >> 15)) + second) * 0x846CA68B
     bits = (bits ^ (bits >> 13)) * 0x2C1B3C6D
     bits = bits ^ (bits >> 16)
     u = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
-    u = tl.minimum(u, 1.0 - 2.0**-24)
+    return tl.minimum(u, 1.0 - 2.0**-24)
+
+
+@jit
+def _log_exponential(token, first, second):
+    """That hash as log of an exponential variable."""
+    return _log_waiting(_uniform(token, first, second))
+
+
+@jit
+def _log_waiting(u):
     rest = 1.0 - u
     # -log(1 - u), exact also where 1 - u rounds: log(rest) * u / (1 - rest)
     lost = 1.0 - rest
@@ -65,12 +92,20 @@ def _log_exponential(token, first, second):
     return tl.log(waiting)
 
 
+@jit
+def _store_four(to, keys, temperature, GAPS: tl.constexpr):
+    tl.store(to, keys)
+    if GAPS:
+        tl.store(to + 8, edge_of(keys, temperature))
+
+
 @jit_for_any("rows", "outputs")
 def _pivot_kernel(logits, values, places, sounds, rows, parameters, outputs, tokens, sound, frame, numbers,
                   pivots, counters, vocab, stride, pieces, UP: tl.constexpr, SAMPLE: tl.constexpr,
-                  PDL: tl.constexpr):  # fmt: skip
-    """frame [4] float32: best, temperature, top_p, farthest |x| min_p keeps; numbers [4] int32: kind (0
-    greedy, 1 unbarred, 2 by top_p, 3 by top_k), k, the two words."""
+                  GAPS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """frame [4] float32: best, temperature, top_p, farthest |x| that min_p keeps and that can win; numbers
+    [4] int32: kind (0 greedy, 1 unbarred, 2 by top_p, 3 by top_k), k, the two words; pivots [17] int32: eight
+    keys, their edges, the edge of what is too far."""
     row = tl.program_id(0).to(tl.int64)
     wait_for_previous(PDL)
     best = best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP)
@@ -87,12 +122,15 @@ def _pivot_kernel(logits, values, places, sounds, rows, parameters, outputs, tok
     tl.store(frame + row * 4, best)
     tl.store(frame + row * 4 + 1, temperature)
     tl.store(frame + row * 4 + 2, p)
-    tl.store(frame + row * 4 + 3, -tl.log(tl.load(asked + 3).to(tl.float32)))
+    farthest = tl.minimum(tl.abs(tl.log(tl.load(asked + 3).to(tl.float32))), HOPELESS)
+    tl.store(frame + row * 4 + 3, farthest)
     tl.store(numbers + row * 4, kind)
     tl.store(numbers + row * 4 + 1, k)
     tl.store(numbers + row * 4 + 2, _mixed(first ^ (second * 0x2C1B3C6D)).to(tl.int32, bitcast=True))
     tl.store(numbers + row * 4 + 3, _mixed(second ^ (first * 0x2C1B3C6D)).to(tl.int32, bitcast=True))
     tl.store(counters + row, 0)
+    if GAPS:
+        tl.store(pivots + row * 17 + 16, edge_of(farthest.to(tl.int32, bitcast=True) + 1, temperature))
     if kind >= 2:
         step = tl.maximum(vocab // SAMPLE, 1)
         token = tl.arange(0, SAMPLE) * step
@@ -117,84 +155,119 @@ def _pivot_kernel(logits, values, places, sounds, rows, parameters, outputs, tok
             under = tl.sum(tl.where(key[None, :] < middle[:, None], weight[None, :], 0.0), 1)
             low = tl.where(under < target, middle, low)
             high = tl.where(under < target, high, middle)
-        tl.store(pivots + row * 8 + quarter, high)
+        _store_four(pivots + row * 17 + quarter, high, temperature, GAPS)
         # 1, 4 and 16 (exponents 127, 129, 131 of a float) where a few tokens hold all mass; then everything
-        tl.store(pivots + row * 8 + 4 + quarter, tl.where(quarter < 3, (127 + 2 * quarter) << 23, 0x7F800001))
+        fixed = tl.where(quarter < 3, (127 + 2 * quarter) << 23, 0x7F800001)
+        _store_four(pivots + row * 17 + 4 + quarter, fixed, temperature, GAPS)
 
 
 @jit
 def _tally_kernel(logits, frame, numbers, pivots, partial, vocab, stride, pieces, PIECE: tl.constexpr,
-                  BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                  BLOCK: tl.constexpr, GAPS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait_for_previous(PDL)
     kind = tl.load(numbers + row * 4)
     if kind < 2:
         return
     best, temperature = tl.load(frame + row * 4), tl.load(frame + row * 4 + 1)
-    eight = tl.arange(0, 8)
-    keys = tl.load(pivots + row * 8 + eight)
+    bounds = tl.load(pivots + row * 17 + (8 if GAPS else 0) + tl.arange(0, 8))
     line, start = logits + row * stride, piece * PIECE
     stop = tl.minimum(start + PIECE, vocab)
-    at = partial + (row * pieces + piece) * 8 + eight
-    if kind == 2:
-        tl.store(at, tally_line(line, start, stop, best, temperature, keys, 0x7F800000, True, BLOCK))
+    if GAPS:
+        if kind == 2:
+            sums = tally_gaps(line, start, stop, best, temperature, bounds, True, BLOCK)
+        else:
+            sums = tally_gaps(line, start, stop, best, temperature, bounds, False, BLOCK)
+    elif kind == 2:
+        sums = tally_line(line, start, stop, best, temperature, bounds, 0x7F800000, True, BLOCK)
     else:
-        tl.store(at, tally_line(line, start, stop, best, temperature, keys, 0x7F800000, False, BLOCK))
+        sums = tally_line(line, start, stop, best, temperature, bounds, 0x7F800000, False, BLOCK)
+    tl.store(partial + (row * pieces + piece) * 8 + tl.arange(0, 8), sums)
 
 
 @jit
 def _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP: tl.constexpr):
-    """Keys low and high that hold the bound, F below low, the target. Nothing barred: all is below low."""
+    """Keys low and high that hold the bound, F below low, the target; the edges of both keys (of no meaning
+    where there are none). Nothing barred: all is below low."""
     low, high = kind * 0, kind * 0 + 0x7F800001
     below = kind.to(tl.float32) * 0.0
-    target = below
+    target, near, over = below, low, high
     if kind >= 2:
         piece, eight = tl.arange(0, UP), tl.arange(0, 8)
         at = partial + (row * pieces + piece)[:, None] * 8 + eight[None, :]
         sums = tl.sum(tl.load(at, mask=(piece < pieces)[:, None], other=0.0), 0)
-        keys = tl.load(pivots + row * 8 + eight)
+        keys = tl.load(pivots + row * 17 + eight)
+        edges = tl.load(pivots + row * 17 + 8 + eight)
         target = tl.load(frame + row * 4 + 2) * tl.max(sums, 0)
         target = tl.where(kind == 3, tl.load(numbers + row * 4 + 1).to(tl.float32), target)
+        near, over, _ = narrowed(edges, sums, low, high, below, target)
         low, high, below = narrowed(keys, sums, low, high, below, target)
         low = tl.where(kind == 3, 0, low)  # top-p may look at all that top-k keeps
+        near = tl.where(kind == 3, 0, near)
         below = tl.where(kind == 3, 0.0, below)
     else:
         low = high
-    return low, high, below, target
+        near = high
+    return low, high, below, target, near, over
+
+
+@jit
+def _scored(x, kept, token, first, second, top, at, hope, scale, temperature, GAPS: tl.constexpr):
+    """The best score of each place and its token, with those of one more tile; GAPS: x is a gap, and a token
+    is scored only where it may win. -log(E) is at most -log(u), and `hope` is what the best so far has; the
+    bound is a hundredth wider than that, rounding far less: nothing better is missed."""
+    u = _uniform(token, first, second)
+    if GAPS:
+        kept = kept & (u < tl.exp2(x * scale - hope * 1.4426950408889634) * 1.01)
+        if tl.max(kept.to(tl.int32), 0) > 0:
+            score = tl.where(kept, -tl.div_rn(x, temperature) - _log_waiting(u), float("-inf"))
+            at = tl.where(score > top, token, at)
+            top = tl.maximum(top, score)
+            hope = tl.maximum(hope, tl.max(score, 0))
+    else:
+        score = tl.where(kept, -x - _log_waiting(u), float("-inf"))
+        at = tl.where(score > top, token, at)
+        top = tl.maximum(top, score)
+    return top, at, hope
 
 
 @jit
 def _sift_kernel(logits, frame, numbers, pivots, partial, counters, keys, listed, tops, chosen, vocab, stride,
                  pieces, PIECE: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr, UP: tl.constexpr,
-                 PDL: tl.constexpr):  # fmt: skip
+                 GAPS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait_for_previous(PDL)
     kind = tl.load(numbers + row * 4)
     if kind == 0:
         return
-    low, high, _, _ = _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP)
+    low, high, _, _, near, over = _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP)
     best, temperature = tl.load(frame + row * 4), tl.load(frame + row * 4 + 1)
-    farthest = tl.load(frame + row * 4 + 3).to(tl.int32, bitcast=True)
+    beyond = tl.load(frame + row * 4 + 3).to(tl.int32, bitcast=True) + 1
+    if GAPS:
+        low, high, beyond = near, over, tl.load(pivots + row * 17 + 16)
     first = tl.load(numbers + row * 4 + 2).to(tl.uint32, bitcast=True)
     second = tl.load(numbers + row * 4 + 3).to(tl.uint32, bitcast=True)
+    scale, hope = -1.4426950408889634 / temperature, temperature * 0.0 + SURE
     top = tl.full([TILE], float("-inf"), tl.float32)
     at = tl.full([TILE], 2147483647, tl.int32)
     for start in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, vocab), TILE):
         token = start + tl.arange(0, TILE)
         inside = token < vocab
-        far = far_of(logits + row * stride, token, inside, best, temperature)
-        key = far.to(tl.int32, bitcast=True)
-        kept = inside & (key < low) & (key <= farthest)
+        if GAPS:
+            x = gap_of(logits + row * stride, token, inside, best)
+        else:
+            x = far_of(logits + row * stride, token, inside, best, temperature)
+        bits = x.to(tl.int32, bitcast=True)
+        kept = inside & (bits < low) & (bits < beyond)
         if tl.max(kept.to(tl.int32), 0) > 0:  # most tiles of a trained model's line keep nothing
-            score = tl.where(kept, -far - _log_exponential(token, first, second), float("-inf"))
-            at = tl.where(score > top, token, at)
-            top = tl.maximum(top, score)
-        wanted = (inside & (key >= low) & (key < high)).to(tl.int32)
+            top, at, hope = _scored(x, kept, token, first, second, top, at, hope, scale, temperature, GAPS)
+        wanted = (inside & (bits >= low) & (bits < high)).to(tl.int32)
         count = tl.sum(wanted, 0)
         if count > 0:
             place = tl.atomic_add(counters + row, count, sem="relaxed") + tl.cumsum(wanted, 0) - 1
             fits = (wanted > 0) & (place < ROOM)
-            tl.store(keys + row * ROOM + place, key, mask=fits)
+            far = tl.div_rn(x, temperature) if GAPS else x
+            tl.store(keys + row * ROOM + place, far.to(tl.int32, bitcast=True), mask=fits)
             tl.store(listed + row * ROOM + place, token, mask=fits)
     winner = tl.max(top, 0)
     tl.store(tops + row * pieces + piece, winner)
@@ -210,7 +283,7 @@ def _settle_kernel(logits, frame, numbers, pivots, partial, counters, keys, spar
     kind, k = tl.load(numbers + row * 4), tl.load(numbers + row * 4 + 1)
     if kind == 0:
         return
-    low, high, below, target = _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP)
+    low, high, below, target, _, _ = _bracket(frame, numbers, pivots, partial, row, pieces, kind, UP)
     best, temperature = tl.load(frame + row * 4), tl.load(frame + row * 4 + 1)
     p, line = tl.load(frame + row * 4 + 2), logits + row * stride
     farthest = tl.load(frame + row * 4 + 3).to(tl.int32, bitcast=True)
@@ -275,7 +348,7 @@ def draw_triton(
             raise ValueError(
                 f"{name} must be contiguous {shape} of {dtype}, not {tuple(tensor.shape)} {tensor.dtype}"
             )
-    t = tuning or DrawTuning(pdl=mode().early)
+    t = tuning or DrawTuning(pdl=mode().early, gaps=GAPS)
 
     def made(kind: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(lines, *shape, dtype=kind, device=logits.device)
@@ -285,7 +358,7 @@ def draw_triton(
         return tokens, sound
     best, size = best_of_pieces(logits, t)
     pieces = up(vocab, size)
-    frame, numbers, pivots = made(torch.float32, 4), made(torch.int32, 4), made(torch.int32, 8)
+    frame, numbers, pivots = made(torch.float32, 4), made(torch.int32, 4), made(torch.int32, 17)
     counters, partial = made(torch.int32), made(torch.float32, pieces, 8)
     keys, spares, listed = (made(torch.int32, t.room) for _ in range(3))
     tops, chosen = made(torch.float32, pieces), made(torch.int32, pieces)
@@ -294,14 +367,14 @@ def draw_triton(
     ways, tile = power_of_two(pieces), min(t.tile, power_of_two(size))
     _pivot_kernel[(lines,)](
         logits, *best, rows, parameters, outputs, tokens, sound, frame, numbers, pivots, counters, *of_line,
-        UP=ways, SAMPLE=t.sample, **more,
+        UP=ways, SAMPLE=t.sample, GAPS=t.gaps, **more,
     )  # fmt: skip
     _tally_kernel[(lines, pieces)](
-        logits, frame, numbers, pivots, partial, *of_line, PIECE=size, BLOCK=t.block, **more
+        logits, frame, numbers, pivots, partial, *of_line, PIECE=size, BLOCK=t.block, GAPS=t.gaps, **more
     )
     _sift_kernel[(lines, pieces)](
         logits, frame, numbers, pivots, partial, counters, keys, listed, tops, chosen, *of_line, PIECE=size,
-        TILE=tile, ROOM=t.room, UP=ways, **more,
+        TILE=tile, ROOM=t.room, UP=ways, GAPS=t.gaps, **more,
     )  # fmt: skip
     _settle_kernel[(lines,)](
         logits, frame, numbers, pivots, partial, counters, keys, spares, listed, tops, chosen, tokens,

@@ -24,6 +24,7 @@ class DrawTuning(NamedTuple):
     room: int = 16384  # of a line's list
     warps: int = 4
     pdl: bool = False
+    gaps: bool = False  # draws compare gaps, `draw.GAPS`
 
 
 @jit

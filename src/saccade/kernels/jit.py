@@ -39,6 +39,7 @@ __all__ = [
     "arrives_last",
     "compiled_ahead",
     "compiling",
+    "constant",
     "fetch_ahead",
     "jit",
     "jit_for_any",
@@ -125,6 +126,11 @@ def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
         return Kernel(function, do_not_specialize=names)
 
     return make
+
+
+def constant(value: float) -> Any:
+    """A number that kernels of the module may read."""
+    return tl.constexpr(value) if TRITON else value
 
 
 def power_of_two(value: int) -> int:
