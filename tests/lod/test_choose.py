@@ -119,6 +119,11 @@ def test_the_gate_closes_when_nothing_is_lost_where_the_question_looks() -> None
     assert chosen(0.0, LodParams(gate=False)).regions
 
 
+def test_a_price_that_was_named_is_spent_whatever_the_gate_would_say() -> None:
+    assert chosen(0.0, LodParams(budget=400)).regions
+    assert chosen(0.0, LodParams(detail="medium")).regions
+
+
 def test_the_gate_knows_how_much_smaller_the_view_is() -> None:
     def gated(frame: Grid) -> bool:
         picture = Picture(look=peaked((12, 12), 0.2), size=(1024, 1024), frame=frame, grid=(12, 12))

@@ -46,8 +46,8 @@ def _gate(picture: Picture, found: Balanced, params: LodParams) -> str | None:
         return "the global view is the whole picture at full detail"
     if not found.relevance.any():
         return "nothing in the picture is relevant"
-    if not params.gate:
-        return None
+    if not params.gate or not params.open_ended:
+        return None  # whoever names a price has it spent
     asked = "participatory" in params.scorers and picture.look.participatory.any()
     lead = shares(picture.look.participatory) if asked else found.relevance
     smaller = 1 - math.sqrt(picture.grid[0] * picture.grid[1] / (picture.frame[0] * picture.frame[1]))

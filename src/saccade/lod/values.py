@@ -41,8 +41,13 @@ class LodParams(msgspec.Struct, frozen=True, kw_only=True):
     budget: int | None = None  # visual tokens of all pictures together, global views included
     scorers: tuple[Scorer, ...] = SCORERS
     balance: bool = True  # False: the scorers weigh the same, whatever the maps look like
-    gate: bool = True  # False: zoom even where the global view seems to suffice
+    gate: bool = True  # False: with "auto", zoom even where the global view seems to suffice
     zooms: tuple[tuple[Region, ...], ...] | None = None  # of each picture; given: no look is taken
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether how much is spent is left to us: not with a budget, or a level that stands for one."""
+        return self.detail == "auto" and self.budget is None
 
 
 class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
