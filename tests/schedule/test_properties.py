@@ -61,6 +61,7 @@ worlds = st.builds(
         encode_layers=st.sampled_from([1, 3, 8]),
         encode_unit=st.sampled_from([1, 1, 2]),
         least_time=st.sampled_from([0.0, 0.1, 1.0]),
+        wait_tokens=st.sampled_from([1, 4, 128]),
     ),
     blocks=st.integers(4, 30),
     feature_bytes=st.sampled_from([0, 50, 10_000]),

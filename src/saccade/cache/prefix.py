@@ -177,6 +177,10 @@ class PrefixCache:
         chain.grow(text)
         return chain.keys
 
+    def holds(self, key: bytes) -> bool:
+        """Whether a block is registered under it."""
+        return key in self._blocks
+
     def match(self, chain: Chain) -> list[int]:
         """The blocks that hold the beginning of the chain, as many as there are. The caller shares them."""
         found: list[int] = []

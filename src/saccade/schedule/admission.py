@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from saccade.schedule import policy
+from saccade.schedule.coming import Coming
 from saccade.schedule.cost import CostModel, Work
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.places import Places
@@ -25,6 +26,7 @@ class Admission:
         limits: Limits,
         places: Places,
         holdings: Holdings,
+        coming: Coming,
         cost: CostModel,
         totals: Totals,
         clock: Callable[[], float],
@@ -34,6 +36,7 @@ class Admission:
         self._limits = limits
         self._places = places
         self._holdings = holdings
+        self._coming = coming
         self._cost = cost
         self._totals = totals
         self._clock = clock
@@ -43,13 +46,14 @@ class Admission:
         """The waiting sequences of a class in order, up to the first that does not fit. If all that one lacks
         is blocks of the vision pool, text behind it goes on up to the first that would take what it needs."""
         places = self._places
+        self._coming.see(places.running)
         line = places.waiting[kind]
         owed: int | None = None
         passed: Sequence | None = None  # it lacks blocks of the vision pool
         place = 0
         while place < len(line) and step.tokens_left and allowance.tokens:
             sequence = line[place]
-            if (passed and sequence.group.layout.spans) or not self._holdings.may_begin(sequence):
+            if (passed and sequence.group.layout.spans) or not self._may_begin(sequence):
                 place += 1
                 continue
             if passed and self._holdings.competes(sequence, passed, rows=len(places.free_rows)):
@@ -74,6 +78,12 @@ class Admission:
                 return
             passed, place = sequence, place + 1
 
+    def _may_begin(self, sequence: Sequence) -> bool:
+        """Whether nothing is gained by waiting: for its tokens, its views, or what another one computes."""
+        if not self._holdings.may_begin(sequence):
+            return False
+        return sequence.donor() is not None or not self._coming.awaited(sequence)
+
     def _may_try(self, step: Step, sequence: Sequence, allowance: Allowance) -> bool:
         """Whether rows, the other class and the step's time leave it a place."""
         places, kind, now = self._places, sequence.encoding, self._clock()
@@ -96,6 +106,7 @@ class Admission:
             self._holdings.drop(sequence)
             return False
         self._places.enter(sequence)
+        self._coming.enters(sequence)
         step.let_in(sequence)
         self._totals.start(sequence, self._clock(), self._limits.block_size)
         self._holdings.copy_on_write(step, sequence)

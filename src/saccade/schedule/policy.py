@@ -55,6 +55,7 @@ class Limits:
         0.5  # of a step's tokens and time, for prompts with views to encode, when others wait
     )
     copy_tokens: int = 1  # of a block: for fewer it is not copied, they are computed
+    wait_tokens: int = 128  # of a prompt, being computed by another: for fewer nobody waits
     class_rows: float = 0.75  # share of the rows that one class may take while the other one waits
 
     def blocks_for(self, tokens: int) -> int:

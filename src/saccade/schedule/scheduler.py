@@ -26,6 +26,7 @@ from saccade.request import Delta, FinishReason, Request
 from saccade.schedule import failing, policy
 from saccade.schedule.admission import Admission
 from saccade.schedule.choices import choices_of
+from saccade.schedule.coming import Coming
 from saccade.schedule.cost import Coefficients, CostModel
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.looking import Looking
@@ -78,7 +79,14 @@ class Scheduler:
         self._handles = count()
         self._totals = Totals()
         self._admission = Admission(
-            limits, self._places, self._holdings, self._cost, self._totals, clock, self._queue
+            limits,
+            self._places,
+            self._holdings,
+            Coming(limits, prefix),
+            self._cost,
+            self._totals,
+            clock,
+            self._queue,
         )
 
     # Requests come and go

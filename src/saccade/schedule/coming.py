@@ -1,0 +1,50 @@
+"""Blocks that are being computed right now, and who had better wait for them than compute them as well.
+
+takes   the running sequences; one that waits
+gives   whether enough of what it needs next is being computed by another
+owns    nothing beyond the step being planned
+never   holds anybody up for a sequence that does not run: who gives way or ends is waited for no more
+
+A block can be shared once the result of the step that fills it has arrived. Of several questions about one
+picture that come together, the first computes the picture, the others what is behind it, a step or two later.
+"""
+
+from collections.abc import Iterable
+
+from saccade.cache.prefix import PrefixCache
+from saccade.schedule.policy import Limits
+from saccade.schedule.sequence import Sequence
+
+
+class Coming:
+    def __init__(self, limits: Limits, prefix: PrefixCache | None) -> None:
+        self._least = limits.blocks_for(limits.wait_tokens)
+        self._prefix = prefix
+        self._keys: set[bytes] = set()
+
+    def see(self, running: Iterable[Sequence]) -> None:
+        """A step is being planned beside these."""
+        self._keys = set()
+        for sequence in running:
+            self.enters(sequence)
+
+    def enters(self, sequence: Sequence) -> None:
+        """One more runs, from this step on."""
+        if self._prefix is not None and sequence.chain is not None:
+            new = sequence.chain.keys[sequence.sealed :]
+            self._keys.update(key for key in new if not self._prefix.holds(key))
+
+    def awaited(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence should go on waiting."""
+        if not self._keys or self._prefix is None or sequence.chain is None:
+            return False
+        if sequence.awaits in self._keys:
+            return True
+        chain = sequence.chain
+        chain.grow(sequence.tokens)
+        first = len(self._prefix.match(chain))
+        wanted = chain.keys[first : first + self._least]
+        if len(wanted) < self._least or not self._keys.issuperset(wanted):
+            return False
+        sequence.awaits = wanted[0]
+        return True
