@@ -29,10 +29,11 @@ MAPPING = {
 # given back now and then, by `Trimmer`: between two times a busy engine holds some 110 MiB that way.
 KEEPING = {_ARENA_MAX: 1, _MMAP_THRESHOLD: 4 << 20, _TRIM_THRESHOLD: 8 << 20}
 TRIM_SECONDS = 10.0  # trimming takes some 20 ms, touching 200 MiB again 90: 1% at most
-# Kernels that oneDNN keeps compiled, each for one shape. Left to itself it keeps 1,024, and every size of
-# picture brings one more (an exact gelu of so many tokens), of 0.2 to 0.5 MiB; compiling one takes 0.2 ms.
-KEPT_PRIMITIVES = 16
-_PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
+# Kernels that oneDNN, and torch's layer over it, keep compiled on a CPU, each for one shape. By themselves
+# they keep 1,024 each, and every size of picture brings one more (an exact gelu of so many tokens) of 0.2 to
+# 0.5 MiB; in bfloat16 every product does. Compiling one takes 0.2 ms, a product's up to 1: of those, as many
+# are kept as a dozen sizes of steps need.
+KEPT_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 16, "LRU_CACHE_CAPACITY": 64}
 _SET_BY_USER = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -47,10 +48,11 @@ def settle_heap(settings: Mapping[int, int]) -> bool:
     return all(taken)
 
 
-def bound_primitives() -> None:
+def bound_kernels() -> None:
     """Call it before anything is computed on a CPU: the first kernel reads it."""
-    if not any(name in os.environ for name in _PRIMITIVES):
-        os.environ[_PRIMITIVES[0]] = str(KEPT_PRIMITIVES)
+    for name, most in KEPT_KERNELS.items():
+        if name not in os.environ and name.replace("ONEDNN", "DNNL") not in os.environ:  # its older name
+            os.environ[name] = str(most)
 
 
 class Trimmer:

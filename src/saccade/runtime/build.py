@@ -16,7 +16,7 @@ from saccade.cache.prefix import PrefixCache
 from saccade.cache.swap import SwapSpace
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
-from saccade.heap import bound_primitives
+from saccade.heap import bound_kernels
 from saccade.kernels.choice import running
 from saccade.kernels.compact import FORMATS
 from saccade.kernels.record import CudaRecorder, PlainRecorder
@@ -69,7 +69,7 @@ class Machine:
 def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: bool) -> Machine:
     device = resolve_device(config)
     if device.type == "cpu":
-        bound_primitives()
+        bound_kernels()
     dtype = resolve_dtype(config, checkpoint, device)
     laps = Laps()
     model = load(checkpoint, device, dtype, config.load_format, progress)
