@@ -651,6 +651,7 @@ LAYERS = {
     "512, norms in one": LayerWay(normed=True),
     "512, all three": LayerWay(left=True, last=True, normed=True),
     "512, qkv and attention": LayerWay(left=True, last=True),
+    "plain, qkv and attention": LayerWay(pdl=False, ahead=0, left=True, last=True),
 }
 
 

@@ -35,6 +35,7 @@ SIDES = (224, 448, 640, 896, 1024, 1408, 2048, 2896)  # of square pictures
 CONTEXT = 512  # of the batches
 TEXT_TOKENS = 64  # beside a picture
 WARM_STEPS = 4  # the first ones may capture or tune
+STEP_TOKENS = 2048  # a step computes at least so many of the prompts, unless the user has it do less
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ def times(value: str) -> tuple[int, ...]:
 
 
 class Bench:
-    def __init__(self, llm: LLM, steps: int, repeat: int) -> None:
+    def __init__(self, llm: LLM, steps: int, repeat: int, step_tokens: int | None = None) -> None:
         self.llm = llm
+        self._step_tokens = step_tokens or STEP_TOKENS
         info = llm.engine.info
         checkpoint = llm.front.checkpoint
         self._inputs = Inputs(checkpoint, llm.front.tokens, 0)
@@ -65,7 +67,7 @@ class Bench:
 
     def why_not(self, rows: int, context: int) -> str | None:
         info = self.llm.engine.info
-        length = context + WARM_STEPS + self._steps + 2
+        length = context + self._answer(rows, context)
         if length > info.max_model_len:
             return f"{length} tokens are more than the {info.max_model_len} a sequence may have"
         if rows > info.max_num_seqs:
@@ -77,10 +79,14 @@ class Bench:
             else None
         )
 
+    def _answer(self, rows: int, context: int) -> int:
+        """Tokens that keep the first row going until the prompts of the last are computed, and then on."""
+        return WARM_STEPS + self._steps + 2 + 2 * -(-rows * context // self._step_tokens)
+
     def step(self, rows: int, context: int) -> Point:
         """The median step while `rows` sequences of about `context` tokens decode."""
         engine, front = self.llm.engine, self.llm.front
-        params = greedy(WARM_STEPS + self._steps + 2)
+        params = greedy(self._answer(rows, context))
         names = []
         for _ in range(rows):
             names.append(f"scaling-{next(self._names)}")
@@ -198,7 +204,7 @@ def main(
     config = engine_config(model, given)
     llm = LLM(model, progress=False, **config.options())
     info = llm.engine.info
-    bench = Bench(llm, steps, repeat)
+    bench = Bench(llm, steps, repeat, config.max_num_batched_tokens)
     chip = bench.floors.chip
     where = f"{info.model}, {info.dtype}, {device_name(info.device)}"
     print(

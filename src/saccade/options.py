@@ -175,8 +175,8 @@ ENGINE_OPTIONS = (
         "--itl-target",
         type=float,
         metavar="MS",
-        help="Milliseconds between two tokens of an answer that others' prompts and pictures may lead to; "
-        "0: any. [default: 14 on a GPU, any on a CPU]",
+        help="Milliseconds between two tokens of an answer that others' prompts and pictures may lead to, "
+        "three times as many while prompts have to wait; 0: any. [default: 14 on a GPU, any on a CPU]",
     ),
     option(
         "--kernels",

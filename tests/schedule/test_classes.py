@@ -203,6 +203,40 @@ def test_beside_streams_a_step_has_no_more_prompt_tokens_than_a_captured_one_hol
     engine.run()
 
 
+def test_steps_grow_while_a_prompt_waits_long_and_no_longer() -> None:
+    limits = small_limits(
+        max_step_tokens=64, itl_target=4.0, least_chunk=1, stretch=2.5, stretch_after=(1.0, 3.0)
+    )
+    assert [limits.stretched(waited) for waited in (0.0, 1.0, 2.0, 3.0, 99.0)] == [4, 4, 7, 10, 10]
+    engine = Engine(limits=limits, prefix_caching=False)
+    engine.add(question("stream", [2, 3], max_tokens=60, **ENDLESS))
+    engine.step()
+    engine.add(question("prompt", TEXT[:19], max_tokens=1))
+    engine.now += 3.0  # it has waited while the engine did something else
+    plan = engine.step()
+    assert plan is not None
+    longest = plan.rows[1].count
+    engine.run(until=lambda: "prompt" in engine.deltas)
+    engine.add(question("fresh", TEXT[:19], max_tokens=1))
+    plan = engine.step()
+    assert plan is not None
+    assert 1 < plan.rows[1].count < longest
+
+
+def test_who_gave_way_does_not_make_steps_longer() -> None:
+    limits = small_limits(
+        max_step_tokens=64, itl_target=4.0, least_chunk=1, stretch=2.5, stretch_after=(0.0, 0.01)
+    )
+    engine = Engine(blocks=12, limits=limits, prefix_caching=False)
+    for name in "ab":
+        engine.add(question(name, TEXT[:12], max_tokens=20, **ENDLESS))
+    engine.run(until=lambda: engine.scheduler.stats().preemptions > 0)
+    engine.now += 5.0
+    plan = engine.step()
+    assert plan is not None
+    assert engine.truth.predict(work_of(plan, 1)) <= 4.5
+
+
 def test_a_step_keeps_a_margin_below_the_target() -> None:
     """What predictions miss must not show between two tokens."""
     limits = small_limits(max_step_tokens=64, itl_target=4.0, itl_margin=0.15, least_chunk=1)

@@ -54,6 +54,7 @@ worlds = st.builds(
         seed=st.just(5),
         itl_target=st.sampled_from([None, 0.001, 3.0, 6.0, 1000.0]),
         stream_tokens=st.sampled_from([1, 5, 1000]),
+        stretch=st.sampled_from([1.0, 3.0]),
         least_chunk=st.sampled_from([1, 3, 32]),
         patience=st.sampled_from([0.0, 0.3, 5.0]),
         encode_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
@@ -214,6 +215,7 @@ def crowd(
         max_encode_patches=draw.choice([1, 16, 40]),
         max_queue=100,
         itl_target=draw.choice([None, None, 4.0]),
+        stretch=(1.0, 1.0, 3.0)[seed % 3],
         patience=draw.choice([0.1, 1.0]),
         encode_layers=draw.choice([1, 6]),
     )

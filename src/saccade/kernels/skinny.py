@@ -90,30 +90,33 @@ class Parts(NamedTuple):
 # Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
 # `default_tuning`. Written by `python -m bench.kernels --choose --write`.
 TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
-    (1, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.25 TB/s, 1.07x cuBLAS
-    (16, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.18 TB/s, 1.05x cuBLAS
-    (32, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.13 TB/s, 1.05x cuBLAS
-    (64, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # qkv: 3.00 TB/s, 1.02x cuBLAS
-    (1, 4096, 4096, False): SkinnyTuning(8, 1024, 1, 4, 2, "fma"),  # o: 3.00 TB/s, 1.18x cuBLAS
-    (16, 4096, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # o: 2.69 TB/s, 1.11x cuBLAS
-    (32, 4096, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # o: 2.64 TB/s, 1.07x cuBLAS
-    (64, 4096, 4096, False): None,  # o: 2.62 TB/s, 0.98x cuBLAS
-    (1, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.97 TB/s, 1.03x cuBLAS
-    (16, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.94 TB/s, 1.09x cuBLAS
-    (32, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.82 TB/s, 1.08x cuBLAS
-    (64, 12288, 4096, True): None,  # gate_up: 2.60 TB/s, 0.77x cuBLAS
-    (1, 4096, 12288, False): SkinnyTuning(8, 1024, 1, 4, 2, "fma"),  # down: 3.93 TB/s, 1.18x cuBLAS
-    (16, 4096, 12288, False): None,  # down: 3.51 TB/s, 0.98x cuBLAS
-    (32, 4096, 12288, False): None,  # down: 3.30 TB/s, 0.98x cuBLAS
-    (64, 4096, 12288, False): SkinnyTuning(32, 256, 1, 4, 4, "dot"),  # down: 3.38 TB/s, 1.08x cuBLAS
-    (1, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # head: 4.57 TB/s, 1.04x cuBLAS
-    (16, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # head: 4.40 TB/s, 1.03x cuBLAS
-    (32, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # head: 4.25 TB/s, 1.00x cuBLAS
-    (64, 151936, 4096, False): None,  # head: 3.95 TB/s, 0.95x cuBLAS
+    (1, 6144, 4096, False): SkinnyTuning(4, 2048, 1, 4, 2, "fma"),  # qkv: 3.29 TB/s, 1.11x cuBLAS
+    (16, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.21 TB/s, 1.05x cuBLAS
+    (32, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.13 TB/s, 1.04x cuBLAS
+    (64, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # qkv: 3.02 TB/s, 1.01x cuBLAS
+    (1, 4096, 4096, False): SkinnyTuning(8, 1024, 1, 4, 2, "fma"),  # o: 3.03 TB/s, 1.17x cuBLAS
+    (16, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # o: 2.78 TB/s, 1.16x cuBLAS
+    (32, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # o: 2.65 TB/s, 1.05x cuBLAS
+    (64, 4096, 4096, False): None,  # o: 2.66 TB/s, 0.96x cuBLAS
+    (1, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.99 TB/s, 1.07x cuBLAS
+    (16, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.92 TB/s, 1.10x cuBLAS
+    (32, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.81 TB/s, 1.09x cuBLAS
+    (64, 12288, 4096, True): None,  # gate_up: 3.06 TB/s, 0.92x cuBLAS
+    (1, 4096, 12288, False): SkinnyTuning(8, 1024, 1, 4, 2, "fma"),  # down: 3.91 TB/s, 1.19x cuBLAS
+    (16, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # down: 3.60 TB/s, 1.02x cuBLAS
+    (32, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # down: 3.49 TB/s, 1.04x cuBLAS
+    (64, 4096, 12288, False): SkinnyTuning(32, 256, 1, 4, 4, "dot"),  # down: 3.36 TB/s, 1.08x cuBLAS
+    (1, 151936, 4096, False): SkinnyTuning(4, 2048, 1, 4, 2, "fma"),  # head: 4.46 TB/s, 1.07x cuBLAS
+    (16, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # head: 4.30 TB/s, 1.06x cuBLAS
+    (32, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # head: 4.16 TB/s, 1.03x cuBLAS
+    (64, 151936, 4096, False): None,  # head: 3.86 TB/s, 0.97x cuBLAS
 }
 # The same by (rows up to, N, K) for products whose parts the next kernel adds up (qkv, by `qkv_finish`), only
 # where that was quicker than TUNED's way.
-LEFT: dict[tuple[int, int, int], SkinnyTuning] = {}
+LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
+    (1, 6144, 4096): SkinnyTuning(32, 256, 2, 4, 4, "dot"),  # 17.6 us with qkv_finish; apart 18.2
+    (16, 6144, 4096): SkinnyTuning(64, 128, 3, 4, 5, "swap"),  # a layer: 1.3 to 3.2 us less at 4 to 16 rows
+}
 LIMITS = (1, 16, 32, 64)  # of rows, in those tables
 # Rows up to which residual and norm are done by the last program of a product to finish; 0: always by a
 # second launch. Written by the same command.

@@ -42,6 +42,7 @@ from saccade.runtime.way import Way, resolve_way
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
 from saccade.schedule.looking import Looking
+from saccade.schedule.policy import ANY
 from saccade.schedule.prior import CHIPS, CPU, Network, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.views import views_of
@@ -144,7 +145,7 @@ def _scheduler(
         copy_tokens=copy_tokens(network, chip, config.block_size),
         encode_layers=max(network.vision_depth, 1),
         encode_unit=unit(network.vision_depth) if way.tower else 1,
-        **({"stream_tokens": sizes[-1]} if sizes else {}),
+        stream_tokens=sizes[-1] if sizes else ANY,
     )
     pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_wish().roles)
     prefix = None

@@ -26,6 +26,8 @@ from saccade.request import Request
 from saccade.schedule.line import Line
 from saccade.schedule.sequence import Rank, Sequence
 
+ANY = 1 << 62  # a limit that is none
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -36,13 +38,17 @@ class Limits:
     # Of the vision tower in one step, and of views in the making; a single larger one still goes, alone.
     max_encode_patches: int
     max_queue: int  # requests waiting; more are refused
-    max_queue_bytes: int = 1 << 62  # pixels of requests not answered yet; more are refused
+    max_queue_bytes: int = ANY  # pixels of requests not answered yet; more are refused
     seed: int = 0  # root of the seeds of requests that name none
     itl_target: float | None = None  # ms between two tokens of an answer that others may lead to; None: any
     itl_margin: float = 0.15  # of that, for what predictions miss and the way to the client adds
+    # A prompt that has waited for the first of these seconds makes steps longer, at the last as many times as
+    # long: a step's fixed part is then shared by more, and a machine at its limit keeps up.
+    stretch_after: tuple[float, float] = (0.25, 0.8)
+    stretch: float = 3.0
     # Prompt tokens of a step beside answers that stream, where there is a target: more than a captured step
     # holds takes the host longer to launch than the step may last.
-    stream_tokens: int = 1 << 62
+    stream_tokens: int = ANY
     encode_layers: int = 1  # of the vision tower: what a view's work is divided by. 1: views go whole
     encode_unit: int = 1  # slices of a view end at multiples of so many layers, if they get so far
     # What a step does for prompts however little time the target leaves: this many tokens for the first
@@ -63,8 +69,16 @@ class Limits:
 
     @property
     def step_target(self) -> float | None:
-        """Milliseconds a step should take while answers are streaming."""
+        """Milliseconds a step should take while answers are streaming and nobody waits for long."""
         return None if self.itl_target is None else self.itl_target * (1 - self.itl_margin)
+
+    def stretched(self, waited: float) -> float | None:
+        """The same when some prompt has waited for so many seconds."""
+        if self.step_target is None:
+            return None
+        first, last = self.stretch_after
+        share = min(max((waited - first) / (last - first), 0.0), 1.0)
+        return self.step_target * (1 + share * (self.stretch - 1))
 
     @property
     def most_class_rows(self) -> int:

@@ -167,9 +167,19 @@ class Scheduler:
             if len(sequence.blocks) * block_size > sequence.computed or self._make_room(sequence):
                 step.run(sequence, sequence.next_row(1))
         if step.singles and self._limits.step_target is not None:
-            step.target = self._limits.step_target
+            step.target = self._limits.stretched(self._longest_wait(prompts))
             step.tokens_left = min(step.tokens_left, self._limits.stream_tokens)
         return prompts
+
+    def _longest_wait(self, prompts: tuple[list[Sequence], list[Sequence]]) -> float:
+        """Seconds for which a prompt without a token yet has waited for steps to have time: since it came, or
+        since it has a row. Longer steps do nothing for who waits for rows or memory."""
+        places = self._places
+        lines = zip(places.waiting, places.starved, strict=True)
+        heads = [line[0].group.since for line, starved in lines if len(line) and not starved]
+        fresh = (one for kind in CLASSES for one in prompts[kind] if one.length <= one.prompt_length)
+        since = heads + [one.group.started_at for one in fresh]
+        return self._clock() - min(since) if since else 0.0
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Take a block for its next token, once others behind it have given way if need be. The last of all

@@ -16,9 +16,10 @@ from rich.console import Console
 from saccade.cache.shares import KVDtype, KVWish, Views
 from saccade.config import GIB, VisionCache
 from saccade.errors import ConfigError
+from saccade.runtime.buckets import TOKENS
 from saccade.runtime.network import read_network
 from saccade.schedule.cost import Coefficients, CostModel
-from saccade.schedule.policy import Limits
+from saccade.schedule.policy import ANY, Limits
 from saccade.schedule.prior import CHIPS, H200, Network, coefficients
 from saccade.simulate.capacity import Memory, divide, fit_kind
 from saccade.simulate.play import Machine, Outcome, Player
@@ -163,6 +164,7 @@ def make_report(options: PlanOptions) -> Report:
     network, vision = _model(options)
     kinds = tuple(parse_kind(text) for text in options.traffic)
     _refuse_doubles(kinds)
+    padded = () if options.costs == "cpu" else TOKENS  # as an engine captures its steps
     limits = Limits(
         max_rows=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
@@ -173,6 +175,7 @@ def make_report(options: PlanOptions) -> Report:
         itl_target=options.itl_target or None,
         encode_layers=max(network.vision_depth, 1),
         encode_unit=unit(network.vision_depth),
+        stream_tokens=padded[-1] if padded else ANY,
     )
     memory = Memory(
         options.memory, options.gpu_memory_utilization, options.feature_bytes, options.kv_cache_bytes
@@ -194,8 +197,8 @@ def make_report(options: PlanOptions) -> Report:
             feature_bytes=4
             * network.hidden
             * network.value_bytes,  # a view's tokens, and three deeper levels
-            truth=CostModel(costs, learning=False),
-            believed=CostModel(costs),
+            truth=CostModel(costs, learning=False, sizes=padded),
+            believed=CostModel(costs, sizes=padded),
             prefix_caching=options.prefix_caching,
             swap_slots=options.swap_bytes // block_bytes,
             swap_seconds=block_bytes / CHIPS.get(options.costs, H200).link,
