@@ -6,6 +6,7 @@ owns    the model, the pages and the rows on the device
 never   decides: what runs, and in which order, is the plan's business
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ from saccade.runtime.sampler import HostSample, SampleOutput, Sampler
 from saccade.vision.encode import Encoder
 from saccade.vision.splice import splice
 from saccade.vision.store import FeatureStore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,15 +131,24 @@ class Runner:
             if self._captured is not None and self._captured[1].go_on():
                 return True
             if self.rehearsals:
-                self.rehearse(self.rehearsals)
-                self.rehearsals = ()
+                self._rehearse_next()
                 return True
             return self._ahead is not None and self._ahead.go_on()
+
+    def _rehearse_next(self) -> None:
+        """One step a call: who comes meanwhile waits for that one. What fails is compiled when it is met."""
+        count, *self.rehearsals = self.rehearsals
+        try:
+            self.rehearse([count])
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            self.rehearsals = ()
+            log.warning("ordinary steps cannot be compiled ahead: %s", str(error).split("\n")[0])
 
     @torch.inference_mode()
     def rehearse(self, decodes: Sequence[int]) -> None:
         """Compile what ordinary steps of a prompt beside so many answers launch; none of it runs. Only before
         the first request, or while there is none: it pretends to have device rows."""
+        self._sampler.vacate()
         with running(self._mode), compiled_ahead():
             for count in decodes:
                 rows = rehearsal(count, self._batch.longest)

@@ -76,6 +76,10 @@ class Sampler:
         for entry in entries:
             self._note(entry)
 
+    def vacate(self) -> None:
+        """Nobody has a row: whoever uses one without entering it asks for nothing."""
+        self._uses = [_PLAIN] * len(self._uses)
+
     def _note(self, enter: Enter) -> None:
         sampling, row = enter.sampling, enter.row
         use = describe(sampling, self._vocab)
