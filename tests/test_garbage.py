@@ -5,7 +5,7 @@ import subprocess
 import sys
 import weakref
 
-from saccade.garbage import nothing_older
+from saccade.garbage import EVERY, nothing_older
 
 
 class Loop:
@@ -16,8 +16,8 @@ class Loop:
 def test_inside_older_objects_are_not_gone_through_and_younger_cycles_are_found() -> None:
     older = Loop()
     gone = weakref.ref(older)
-    del older
     with nothing_older():
+        del older
         younger = Loop()
         lost = weakref.ref(younger)
         del younger
@@ -49,3 +49,51 @@ print(gc.get_freeze_count() > 50_000, len(gc.get_objects()) < 500)
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["True", "True"]
+
+
+def test_short_stretches_one_after_the_other_leave_no_cycles_behind() -> None:
+    """Freezing sets back what the interpreter counts towards its searches: it would never search again."""
+    left: list[weakref.ref[Loop]] = []
+    for _ in range(400):
+        with nothing_older():
+            left += [weakref.ref(Loop()) for _ in range(20)]
+        left = [one for one in left if one() is not None]
+    assert len(left) < 1000
+
+
+def test_what_became_a_lost_cycle_during_a_stretch_is_found_in_the_end() -> None:
+    left: list[weakref.ref[Loop]] = []
+    for _ in range(2 * EVERY):
+        older = Loop()
+        left.append(weakref.ref(older))
+        with nothing_older():
+            del older  # frozen by now
+    assert len([one for one in left if one() is not None]) <= EVERY
+
+
+def test_what_the_program_has_frozen_itself_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with nothing_older():
+            pass
+        assert gc.get_freeze_count() >= frozen - 100
+    finally:
+        gc.unfreeze()
+
+
+def test_one_stretch_inside_another_ends_with_the_outer_one() -> None:
+    with nothing_older():
+        with nothing_older():
+            pass
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_program_that_searches_by_itself_is_left_alone() -> None:
+    gc.disable()
+    try:
+        with nothing_older():
+            assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
