@@ -3,14 +3,16 @@
 takes   steps as they are launched and learnt
 gives   JSON lines
 owns    the file
-never   is there unless asked for (`--step-log`)
+never   is there unless asked for (`--step-log`); stops the engine: a log that cannot be written ends
 
 For whoever asks why a token came late: the step that held it up stands there with its rows, prompt tokens and
 views (patches, and which layers of the tower), whether it ran captured, and how long the host took to plan
 and to launch it. `python -m bench.step_costs` says how far expectations were off.
 """
 
+import contextlib
 import json
+import logging
 import time
 from pathlib import Path
 from typing import TextIO
@@ -19,6 +21,8 @@ from saccade.errors import ConfigError
 from saccade.plan import StepPlan
 from saccade.schedule.cost import pairs
 
+log = logging.getLogger(__name__)
+
 
 class StepLog:
     def __init__(self, path: Path) -> None:
@@ -26,6 +30,7 @@ class StepLog:
             self._file: TextIO = path.open("w", buffering=1)
         except OSError as error:
             raise ConfigError(f"the step log {path} cannot be written: {error.strerror}") from None
+        self._path = path
         self._began = time.perf_counter()
         self._launched: dict[int, dict[str, object]] = {}  # by number: what is known so far
         self._turn = self._began  # when the time not yet written down began
@@ -59,13 +64,21 @@ class StepLog:
 
     def learnt(self, plan: StepPlan, seconds: float | None) -> None:
         """`seconds`: what it took; None where that is part of the next one's."""
+        for number in [number for number in self._launched if number < plan.number]:
+            del self._launched[number]  # results come in order: that of this one could not be had
         line = self._launched.pop(plan.number, None)
-        if line is not None:
-            took = None if seconds is None else round(1e3 * seconds, 3)
+        if line is None or self._file.closed:
+            return
+        took = None if seconds is None else round(1e3 * seconds, 3)
+        try:
             self._file.write(json.dumps({**line, "ms": took, "wait_ms": self._lap()}) + "\n")
+        except OSError as error:
+            log.warning("the step log %s ends here, it cannot be written: %s", self._path, error.strerror)
+            self.close()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written is lost, and nothing else
+            self._file.close()
 
     def _lap(self) -> float:
         now = time.perf_counter()
