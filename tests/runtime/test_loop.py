@@ -1,6 +1,7 @@
 """A step that cannot be computed ends its requests, and they hear of it though no other is answered. A view
 that cannot be made ends those who need it alone."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from saccade.plan import StepPlan
 from saccade.request import Delta
 from saccade.runtime.engine import Engine
 from saccade.runtime.runner import Launched, Runner
+from saccade.runtime.stopwatch import Stopwatch
 from tests.parity.test_engine import LONG, PICTURES, TEXTS, Bench, bench
 
 __all__ = ["bench"]  # the fixture
@@ -96,3 +98,29 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(
     assert engine.stats().encode_failures == 1
     broken.clear()
     peers.check(engine, [PICTURES[1]])
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+def test_the_time_in_which_nobody_asked_for_anything_is_no_steps(vl_folder: Path, overlap: bool) -> None:
+    """A prompt is cancelled after a step that sampled nothing, whose time is part of the next one's."""
+    config = EngineConfig(
+        model=str(vl_folder), device="cpu", num_blocks=64, max_num_batched_tokens=16, overlap=overlap
+    )
+    engine = Engine(config, progress=False)
+    slept = [0.0]
+    engine._turns._watch = Stopwatch(lambda: time.perf_counter() + slept[0])
+    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    engine.submit(front.prepare_prompt([5] * 100, params, "long", trusted=True))
+    for _ in range(3):
+        engine.step()
+    engine.cancel(["long"])
+    while not engine.idle:
+        engine.step()
+    slept[0] = 1000.0
+    engine.submit(front.prepare_prompt([6] * 9, params, "short", trusted=True))
+    while not engine.idle:
+        engine.step()
+    stats = engine.stats()
+    assert stats.timed_steps
+    assert stats.step_seconds < 1000

@@ -133,3 +133,26 @@ def test_by_the_device_a_step_that_fails_takes_its_time_with_it() -> None:
     device.launch(0.0, 2.0)
     watch.launched()
     assert watch.result(waited=True) == 2.0
+
+
+def test_what_was_never_waited_for_is_forgotten_when_nobody_asks_for_more() -> None:
+    clock, device = Clock(), Device()
+    watch, by_device = Stopwatch(clock), DeviceStopwatch(device.mark)
+    watch.launch()
+    clock.passes(1)
+    assert watch.result(waited=False) is None
+    by_device.launch()
+    device.launch(0.0, 1.0)
+    by_device.launched()
+    assert by_device.result(waited=False) is None
+    watch.rest()
+    by_device.rest()
+    clock.passes(50)
+    device.now += 50
+    watch.launch()
+    clock.passes(2)
+    assert watch.result(waited=True) == 2
+    by_device.launch()
+    device.launch(0.0, 2.0)
+    by_device.launched()
+    assert by_device.result(waited=True) == 2

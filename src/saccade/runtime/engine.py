@@ -47,6 +47,11 @@ class Turns:
         self._watch = watch
         self._steps = steps
 
+    def rest(self) -> None:
+        """Nobody has asked for anything for a while: that is no step's time."""
+        self._watch.rest()
+        self._scheduler.forget_untimed()
+
     def plan(self) -> StepPlan | None:
         if self._steps is not None:
             self._steps.begin()
@@ -143,11 +148,13 @@ class Engine:
         self._runner = machine.runner
         self._steps = None if config.step_log is None else StepLog(Path(config.step_log))
         watch: Watch = DeviceStopwatch(CudaMark) if self.info.device.startswith("cuda") else Stopwatch()
-        turns = Turns(machine.scheduler, machine.runner, watch, self._steps)
-        self._loop: Loop = OverlappedLoop(turns) if machine.overlap else SerialLoop(turns)
+        self._turns = Turns(machine.scheduler, machine.runner, watch, self._steps)
+        self._loop: Loop = OverlappedLoop(self._turns) if machine.overlap else SerialLoop(self._turns)
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises a RequestError when it can never be answered."""
+        if self.idle:
+            self._turns.rest()
         self._scheduler.add(request, lay_out(request))
 
     def cancel(self, request_ids: Iterable[str]) -> None:

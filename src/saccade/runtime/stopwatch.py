@@ -28,6 +28,9 @@ class Watch(Protocol):
     def reset(self) -> None:
         """A step has failed, being launched or the oldest running one: what was measured is worth nothing."""
 
+    def rest(self) -> None:
+        """Nothing runs and nobody waits: the next step begins when it is launched."""
+
 
 class Stopwatch:
     """By the host's clock, for a device that is done when its launch is."""
@@ -55,6 +58,9 @@ class Stopwatch:
 
     def reset(self) -> None:
         self._running = max(self._running - 1, 0)
+        self._since = None
+
+    def rest(self) -> None:
         self._since = None
 
 
@@ -95,4 +101,7 @@ class DeviceStopwatch:
             self._begun = None
         elif self._running:
             self._running.popleft()
+        self._since = None
+
+    def rest(self) -> None:
         self._since = None

@@ -78,6 +78,7 @@ class Scheduler:
         self._in_flight: dict[int, Step] = {}  # by plan number, oldest first
         self._handles = count()
         self._totals = Totals()
+        self.forget_untimed = self._totals.forget_untimed  # of steps nobody waited for
         self._admission = Admission(
             limits,
             self._places,
