@@ -100,6 +100,11 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(
     peers.check(engine, [PICTURES[1]])
 
 
+def run_out(engine: Engine) -> None:
+    while not engine.idle:
+        engine.step()
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 def test_the_time_in_which_nobody_asked_for_anything_is_no_steps(vl_folder: Path, overlap: bool) -> None:
     """A prompt is cancelled after a step that sampled nothing, whose time is part of the next one's."""
@@ -115,12 +120,10 @@ def test_the_time_in_which_nobody_asked_for_anything_is_no_steps(vl_folder: Path
     for _ in range(3):
         engine.step()
     engine.cancel(["long"])
-    while not engine.idle:
-        engine.step()
+    run_out(engine)
     slept[0] = 1000.0
     engine.submit(front.prepare_prompt([6] * 9, params, "short", trusted=True))
-    while not engine.idle:
-        engine.step()
+    run_out(engine)
     stats = engine.stats()
     assert stats.timed_steps
     assert stats.step_seconds < 1000

@@ -203,6 +203,27 @@ def test_beside_streams_a_step_has_no_more_prompt_tokens_than_a_captured_one_hol
     engine.run()
 
 
+def test_a_picture_that_lacked_a_row_has_its_share_of_steps_full_of_text_once_there_is_one() -> None:
+    """However patient it is: it does not wait for text to leave it tokens before it is asked again."""
+    limits = small_limits(max_step_tokens=64, itl_target=1e4, stream_tokens=8, patience=1e9)
+    engine = Engine(limits=limits, blocks=400, prefix_caching=False)
+    engine.add(question("stream", [2, 3], max_tokens=60, **ENDLESS))
+    for name in "abc":
+        engine.add(question(name, TEXT, max_tokens=30, **ENDLESS))
+    engine.run(until=lambda: all(map(engine.tokens, "abc")))
+    engine.add(seen("picture", 1, max_tokens=1))
+    for number in range(30):
+        if number == 10:
+            for name in "abc":
+                engine.cancel(name)
+        if len(engine.scheduler._places.waiting[False]) < 2:
+            engine.add(question(f"text {number}", TEXT, max_tokens=1))
+        engine.step()
+        if number == 9:
+            assert engine.scheduler.short_of == "rows"
+    assert engine.finish("picture")
+
+
 def test_steps_grow_while_a_prompt_waits_long_and_no_longer() -> None:
     limits = small_limits(
         max_step_tokens=64, itl_target=4.0, least_chunk=1, stretch=2.5, stretch_after=(1.0, 3.0)

@@ -48,6 +48,8 @@ class Admission:
         places = self._places
         self._coming.see(places.running)
         line = places.waiting[kind]
+        if places.starved[kind] and not (step.tokens_left and allowance.tokens):
+            places.starved[kind] = not self._would_fit(line[0])
         owed: int | None = None
         passed: Sequence | None = None  # it lacks blocks of the vision pool
         place = 0
@@ -77,6 +79,17 @@ class Admission:
             if passed or lack.text:
                 return
             passed, place = sequence, place + 1
+
+    def _would_fit(self, head: Sequence) -> bool:
+        """Whether a head that lacked rows or memory has enough by now, though the step has no tokens for it:
+        its class has no share in steps before that is known."""
+        if not self._places.free_rows or not self._may_begin(head):
+            return False
+        owed = sum(self._holdings.owes(running) for running in self._places.running)
+        fits = self._holdings.begin(head, owed) is None
+        if fits:
+            self._holdings.drop(head)
+        return fits
 
     def _may_begin(self, sequence: Sequence) -> bool:
         """Whether nothing is gained by waiting: for its tokens, its views, or what another one computes."""
