@@ -78,3 +78,13 @@ def test_tables_and_features_are_kept_apart() -> None:
     for kept in (down.tensor, up, into.tensor):
         assert lies_apart(kept)
         assert torch.equal(kept, features)
+
+
+def test_where_the_system_has_no_more_mappings_the_heap_takes_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(module.mmap, "mmap", none_left)
+    assert torch.equal(apart(torch.arange(5)), torch.arange(5))

@@ -27,7 +27,10 @@ def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = prod(shape)
     if not count or len(_mappings) >= MOST_MAPPINGS:
         return torch.empty(tuple(shape), dtype=dtype)
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # this system gives fewer
+        return torch.empty(tuple(shape), dtype=dtype)
     _mappings.add(memory)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))
 
