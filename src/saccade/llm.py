@@ -218,12 +218,15 @@ class _Now(Executor):
 def _preparers() -> Iterator[Executor]:
     """Threads beside the engine's, for as long as they are needed."""
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(SWITCH_SECONDS, usual))
+    longer = usual > SWITCH_SECONDS  # else somebody else has shortened it, and sets it back
+    if longer:
+        sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with ThreadPoolExecutor(PREPARERS) as pool:
             yield pool
     finally:
-        sys.setswitchinterval(usual)
+        if longer:
+            sys.setswitchinterval(usual)
 
 
 class _Ahead:

@@ -176,6 +176,15 @@ def test_beside_preparing_threads_the_engine_gets_the_interpreter_soon(
     assert found
     assert all(seconds == pytest.approx(library.SWITCH_SECONDS) and frozen for seconds, frozen in found)
     assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+def test_calls_that_overlap_leave_threads_as_they_were() -> None:
+    first, second = library._preparers(), library._preparers()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(0.005)
     assert gc.get_freeze_count() == 0
 
 
