@@ -86,5 +86,5 @@ def test_where_the_system_has_no_more_mappings_the_heap_takes_what_is_kept(
     def none_left(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(module.mmap, "mmap", none_left)
+    monkeypatch.setattr("mmap.mmap", none_left)
     assert torch.equal(apart(torch.arange(5)), torch.arange(5))
