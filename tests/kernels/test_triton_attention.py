@@ -157,6 +157,7 @@ def test_one_launch_is_for_few_rows_and_where_there_are_counters(monkeypatch: py
     with running(Mode(arrivals=torch.zeros(64, dtype=torch.int32))):
         assert default_tuning(rows=8).last
         assert not default_tuning(rows=9).last
+        assert not default_tuning(rows=8, max_context=paged_decode.SHORT + 1).last
 
 
 def test_splits_fill_the_chip_but_never_cut_below_a_chunk() -> None:

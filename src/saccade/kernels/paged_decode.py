@@ -38,7 +38,8 @@ MOST_SPLITS, FEW_SPLITS = 64, 16  # of long contexts and of short ones
 LOG2_E = 1.4426950408889634  # the kernels take powers of two
 LONGEST_SPLIT = 4096  # tokens one program may walk through when others have long finished
 SHORT = 4096  # tokens of a context
-# Rows up to which splits are weighed by the last program to finish; 0: always by a second launch. Written by
+# Rows up to which splits of short contexts are weighed by the last program to finish; 0: always by a second
+# launch, as those of long ones are: up to 64 splits, weighed by one program, were not measured. Written by
 # `python -m bench.kernels --choose --write`.
 LAST_ROWS = 16  # of a layer's time in two launches, by rows: 1: 0.997, 4: 0.989, 8: 0.976, 16: 0.991
 HELD = 64  # values of splits that a thread of that program asks for at once
@@ -63,7 +64,8 @@ def default_tuning(
     """Small tiles where all programs then fit on the chip at once, and for short or very long walks.
     Microseconds on an H200, small against large tiles: one row of 640 tokens 7.0 and 6.4, 8 12.5 and 13.1, 32
     27.1 and 26.2, 64 42.5 and 51.6, 128 89.9 and 83.6, 256 157.7 and 160.3, one of 65,536 68.9 and 81.2."""
-    tuning = DecodeTuning(pdl=mode().early, last=rows <= LAST_ROWS and mode().arrivals is not None)
+    last = rows <= LAST_ROWS and max_context <= SHORT and mode().arrivals is not None
+    tuning = DecodeTuning(pdl=mode().early, last=last)
     if compact is not None:
         # Blocks of two kinds: twice the loads in flight, and at this size nothing spills.
         return tuning._replace(tile=32) if compact.first else tuning
