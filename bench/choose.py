@@ -7,7 +7,8 @@ gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT, AHEAD and NORMED_ROWS
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
-1, 16, 32 and 64; where the library wins, the line says None and the library runs.
+1, 16, 32 and 64; where the library wins, the line says None and the library runs. How the lines for 128 and
+256 rows come about is in `choose_many`; either kind of lines is left as it is when the other is written.
 """
 
 import math
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.candidates import CANDIDATES
+from bench.choose_many import ManyLines, many_lines, written
 from saccade.kernels import choice, draw, paged_decode, skinny
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, default_splits
 
@@ -49,7 +52,7 @@ FRESH = "SDPA flash, gathered"  # what `fresh_attention: torch` runs
 AHEADS = {"plain": 0, "pdl": 0, "pdl, 512 ahead": 512, "pdl, 2048 ahead": 2048}
 WITHOUT = "pdl, 512 ahead"  # the way to launch a layer that others are measured against
 KV_HEADS, CHUNK = 8, DecodeTuning().chunk
-LIMITS = (1, 16, 32, 64)
+LIMITS = (1, 16, 32, 64)  # more rows: `choose_many`
 NOT_COMPARED = "not compared"
 
 
@@ -97,7 +100,7 @@ def choice_lines(results: list[Result], failed: set[str], chip: str) -> list[str
 def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
     """As they stand in TUNED of kernels/skinny.py; `shapes`: columns, depth and gated of each product."""
     lines = []
-    by_name = {" ".join(map(str, tuning[:6])): tuning for tuning in skinny.CANDIDATES}
+    by_name = {tuning.name: tuning for tuning in CANDIDATES}
     for found in results:
         if found.part != "products" or not found.kernels or not found.others:
             continue
@@ -107,7 +110,7 @@ def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]])
         best = min(found.kernels, key=lambda name: found.kernels[name])
         ratio = next(iter(found.others.values())) / found.kernels[best]
         nbytes = 2 * columns * (2 if gated else 1) * depth
-        value = _written(by_name[best])
+        value = written(by_name[best])
         figure = f"{product}: {nbytes / found.kernels[best] / 1e12:.2f} TB/s, {ratio:.2f}x cuBLAS"
         if ratio <= 1:
             value = "None"
@@ -118,7 +121,7 @@ def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]])
 def left_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
     """As they stand in LEFT of kernels/skinny.py: where the parts of qkv are better left to `qkv_finish`."""
     lines = []
-    by_name = {" ".join(map(str, tuning[:6])): tuning for tuning in skinny.CANDIDATES}
+    by_name = {tuning.name: tuning for tuning in CANDIDATES}
     columns, depth, _ = shapes["qkv"]
     for found in results:
         if found.part != "qkv" or not found.kernels or not found.others:
@@ -128,12 +131,8 @@ def left_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) 
         now = next(iter(found.others.values()))
         if found.kernels[best] < now:
             figure = f"{found.kernels[best] * 1e6:.1f} us with qkv_finish; apart {now * 1e6:.1f}"
-            lines.append(f"    ({limit}, {columns}, {depth}): {_written(by_name[best])},  # {figure}")
+            lines.append(f"    ({limit}, {columns}, {depth}): {written(by_name[best])},  # {figure}")
     return lines
-
-
-def _written(t: skinny.SkinnyTuning) -> str:
-    return f'SkinnyTuning({t.columns}, {t.depth}, {t.splits}, {t.warps}, {t.stages}, "{t.mode}")'
 
 
 def ahead_line(results: list[Result]) -> str | None:
@@ -227,6 +226,7 @@ class Lines(NamedTuple):
     tuned: list[str] | None
     left: list[str] | None
     ahead: str | None
+    many: ManyLines | None  # of 128 and 256 rows
 
 
 def skinny_lines(results: list[Result], failed: set[str], shapes: dict[str, tuple[int, int, bool]]) -> Lines:
@@ -235,18 +235,34 @@ def skinny_lines(results: list[Result], failed: set[str], shapes: dict[str, tupl
         tuned_lines(results, shapes) if "products" in measured else None,
         left_lines(results, shapes) if "qkv" in measured | failed else None,  # wrong: nothing is left
         ahead_line(results),
+        ManyLines([], []) if "many" in failed else many_lines(results, shapes),
     )
 
 
+def of_many(line: str) -> bool:
+    """Whether a line of a table is for more than 64 rows."""
+    return int(line.strip().lstrip("(").split(",")[0]) > skinny.MOST_ROWS
+
+
+def rewrite_table(text: str, table: str, new: list[str], *, many: bool) -> str:
+    """Its lines for many rows, or all others, are the new ones."""
+    head = rf"^({table}: [^\n]*? = )\{{((?:\n[^}}]*)?)\}}$"
+    found = re.findall(head, text, flags=re.MULTILINE)
+    if len(found) != 1:
+        raise ValueError(f"kernels/skinny.py has no table {table} to replace")
+    kept = [line for line in found[0][1].splitlines() if line.strip() and of_many(line) != many]
+    lines = [*kept, *new] if many else [*new, *kept]
+    body = "\n".join(["{", *lines, "}"]) if lines else "{}"
+    return re.sub(head, lambda match: match[1] + body, text, flags=re.MULTILINE)
+
+
 def rewrite_skinny(text: str, lines: Lines) -> str:
-    for table, new in (("TUNED", lines.tuned), ("LEFT", lines.left)):
-        if new is None:
-            continue
-        body = "\n".join(["{", *new, "}"]) if new else "{}"
-        head = rf"^({table}: [^\n]*? = )\{{(\n[^}}]*)?\}}$"
-        text, count = re.subn(head, rf"\g<1>{body}", text, flags=re.MULTILINE)
-        if count != 1:
-            raise ValueError(f"kernels/skinny.py has no table {table} to replace")
+    for table, few in (("TUNED", lines.tuned), ("LEFT", lines.left)):
+        if few is not None:
+            text = rewrite_table(text, table, few, many=False)
+    if lines.many is not None:
+        text = rewrite_table(text, "TUNED", lines.many.tuned, many=True)
+        text = rewrite_table(text, "LEFT", lines.many.left, many=True)
     if lines.ahead is not None:
         text, count = re.subn(r"^AHEAD = [^\n]*$", lines.ahead, text, flags=re.MULTILINE)
         if count != 1:
@@ -268,7 +284,9 @@ def report(
     for line in chosen:
         show(line)
     show("\nkernels/skinny.py, TUNED, LEFT and AHEAD:")
-    for line in (*(lines.tuned or ()), *(lines.left or ()), *([lines.ahead] if lines.ahead else ())):
+    many = lines.many or ManyLines([], [])
+    tuned, left = (*(lines.tuned or ()), *many.tuned), (*(lines.left or ()), *many.left)
+    for line in (*tuned, *left, *([lines.ahead] if lines.ahead else ())):
         show(line)
     last, normed = (rows_line(results, failed, *switch) for switch in (LAST, NORMED))
     gaps = gaps_line(results, failed)

@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from bench.kernel_cases import cases
+from bench.many_rows import many_cases
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 REGISTERS, SHARED, WARPS = 65536, 227 << 10, 64  # of one multiprocessor
@@ -81,7 +82,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--parts", default="decode,prefill,compact,finish,points,products,qkv,layer,sample,pixels"
+        "--parts", default="decode,prefill,compact,finish,points,products,qkv,layer,many,sample,pixels"
     )
     parser.add_argument("--rows", default="1,32", help="rows of the skinny products")
     parser.add_argument("--sass", type=Path, help="write each kernel's machine code into this folder")
@@ -91,7 +92,8 @@ def main() -> None:
     print(
         f"{'case':36} {'variant':20} {'kernel':18} {'warps':>5} {'regs':>5} {'stack':>6} {'shared':>8} per SM"
     )
-    for case in cases(set(options.parts.split(",")), tuple(map(int, options.rows.split(",")))):
+    parts = set(options.parts.split(","))
+    for case in [*cases(parts, tuple(map(int, options.rows.split(",")))), *many_cases(parts)]:
         inputs = case.make(torch.device("cpu"), 0)
         for name, call in case.kernels.items():
             compiled.clear()

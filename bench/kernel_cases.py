@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import bare
+from bench.candidates import candidates
 from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, device_rows, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import paged_attention_reference
@@ -19,6 +20,7 @@ from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
 from saccade.kernels.paged_decode import default_tuning as decode_tuning
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.parts import Parts
 from saccade.kernels.qkv_finish import FinishTuning, HeadNorm, qkv_finish_reference, qkv_finish_triton
 from saccade.kernels.rows import Rows
 from saccade.runtime import noise
@@ -503,15 +505,12 @@ def product_cases(rows: tuple[int, ...]) -> Iterator[Case]:
     for name, (columns, depth, gated) in PRODUCTS.items():
         for m in rows:
             lines = columns * (2 if gated else 1)
-            tunings = [t for t in skinny.CANDIDATES if t.mode != "fma" or (m == 1 and not gated)]
-            if columns > 100_000:  # enough programs without a cut along K
-                tunings = [t for t in tunings if t.splits == 1]
             yield Case(
                 "products",
                 f"{name} {m}",
                 partial(make, m, lines, depth),
                 copies(2 * lines * depth),
-                {" ".join(map(str, t[:6])): call(t, gated) for t in tunings},
+                {t.name: call(t, gated) for t in candidates(m, columns, depth, gated)},
                 {"cuBLAS": library(gated), "one order": call(skinny.fixed_tuning(columns, depth), gated)},
                 2 * lines * depth / READ,
             )
@@ -545,15 +544,15 @@ def projection_cases(rows: tuple[int, ...]) -> Iterator[Case]:
         return Projection(product, finish_inputs(m, device, seed))
 
     for m in rows:
-        tunings = [t for t in skinny.CANDIDATES if t.splits > 1]
+        tunings = [t for t in candidates(m, columns, depth, False) if t.splits > 1]
         now = skinny._measured(m, columns, depth, False)
-        name = "now: " + (" ".join(map(str, now[:6])) if now else "cuBLAS")
+        name = "now: " + (now.name if now else "cuBLAS")
         yield Case(
             "qkv",
             f"{m} rows",
             partial(make, m),
             copies(2 * columns * depth),
-            {" ".join(map(str, t[:6])): partial(projected, t, True) for t in tunings},
+            {t.name: partial(projected, t, True) for t in tunings},
             {name: partial(projected, now, False)},
             2 * columns * depth / READ,
         )
@@ -613,7 +612,7 @@ def launch_layer(way: LayerWay, x: Layer) -> Any:
         return skinny.skinny_triton(values, x.weights[name], gated=gated, tuning=tuned(name), **epilogue)
 
     f, p = x.finish, x.paged
-    qkv: Tensor | skinny.Parts
+    qkv: Tensor | Parts
     if way.left:
         columns, depth, _ = PRODUCTS["qkv"]
         tuning = skinny.left_tuning(rows, columns, depth) or LEFT_UNMEASURED

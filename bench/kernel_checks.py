@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from bench import bare
+from bench.candidates import CANDIDATES, TILES
 from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import any_shape, paged_attention_reference
@@ -25,6 +26,7 @@ from saccade.kernels.device_rows import (
 )
 from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.parts import Parts
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_reference, qkv_finish_triton
 from saccade.kernels.rows import Rows
 from saccade.runtime import noise
@@ -290,26 +292,34 @@ def finish(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
 
 
 def projection(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
-    """Parts added up by `qkv_finish`: the very bits of adding them up first."""
+    tunings = [t for t in CANDIDATES if t.splits > 1]
+    yield from left([(t, (1, 8, 32, 64)[turn % 4]) for turn, t in enumerate(tunings)], device, launch)
+
+
+def left(
+    tried: list[tuple[skinny.SkinnyTuning, int]], device: torch.device, launch: Launch
+) -> Iterator[Check]:
+    """Parts added up by `qkv_finish`: the very bits of adding them up first. Tunings and rows."""
     heads, kv_heads, dim = 32, 8, 128
     width, depth = (heads + 2 * kv_heads) * dim, 4096
     weight = (torch.randn(width, depth, device=device) / 64).bfloat16()
     weights = torch.randn(2, dim, device=device).bfloat16()
     norm = HeadNorm(weights[0], weights[1], 1e-6)
-    for turn, tuning in enumerate(t for t in skinny.CANDIDATES if t.splits > 1):
-        rows = (1, 8, 32, 64)[turn % 4]
+    for turn, (tuning, rows) in enumerate(tried):
+        blocks = rows // 16 + 1
         x = torch.randn(rows, depth, device=device).bfloat16()
         bias = torch.randn(width, device=device).bfloat16() if turn % 3 == 0 else None
         angles = torch.rand(rows, dim, device=device)
-        rest = (angles.cos().bfloat16(), angles.sin().bfloat16(), torch.randperm(80, device=device)[:rows])
-        pages = torch.full((3, 2, 5, 16, kv_heads, dim), torch.nan, dtype=torch.bfloat16, device=device)
+        slots = torch.randperm(16 * blocks, device=device)[:rows]
+        rest = (angles.cos().bfloat16(), angles.sin().bfloat16(), slots)
+        pages = torch.full((3, 2, blocks, 16, kv_heads, dim), torch.nan, dtype=torch.bfloat16, device=device)
         parts = launch(skinny.skinny_parts, x, weight, bias, tuning)
-        if not isinstance(parts, skinny.Parts):  # only compiled
-            parts = skinny.Parts(torch.empty(tuning.splits, rows, width), bias, torch.bfloat16)
+        if not isinstance(parts, Parts):  # only compiled
+            parts = Parts(torch.empty(tuning.splits, rows, width), bias, torch.bfloat16)
         whole = parts.added()
         apart = launch(qkv_finish_triton, whole, heads, norm, *rest, *pages[0])
         made = launch(qkv_finish_triton, parts, heads, norm, *rest, *pages[1])
-        label = f"{rows} rows {tuning[:6]}"
+        label = f"{rows} rows {tuning.name}"
         yield Check(f"qkv left q {label}", float((made != apart).sum()), 0)
         differ = torch.nan_to_num(pages[1]) != torch.nan_to_num(pages[0])
         yield Check(f"qkv left pages {label}", float(differ.sum()), 0)
@@ -347,7 +357,7 @@ def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
 
 
 def products(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
-    tunings = [None, *(skinny.CANDIDATES[i] for i in (2, 5, 11, 17))]
+    tunings = [None, *(CANDIDATES[i] for i in (2, 5, 11, 17))]
     for rows, columns, depth in (
         (1, 4096, 4096),
         (4, 4096, 4096),
@@ -372,7 +382,7 @@ def product(x: Tensor, weight: Tensor, tuning: skinny.SkinnyTuning | None, launc
     (rows, depth), columns, dtype = x.shape, weight.shape[0], x.dtype
     residual = torch.randn(rows, columns, device=x.device).to(dtype)
     norm = skinny.Norm(torch.randn(columns, device=x.device).to(dtype), 1e-6)
-    label = f"{rows} x {columns} x {depth} {tuning[:6] if tuning else 'default'}"
+    label = f"{rows} x {columns} x {depth} {tuning.name if tuning else 'default'}"
     plain = F.linear(x, weight)
     made = launch(skinny.skinny_triton, x, weight, tuning=tuning)[0]
     yield compared(f"product {label}", made, plain, dtype)
@@ -395,6 +405,23 @@ def product(x: Tensor, weight: Tensor, tuning: skinny.SkinnyTuning | None, launc
                 differ = sum(int(not torch.equal(other, made)) for other in others)
                 yield Check(f"... the same bits {label}", float(differ), 0)
                 yield Check(f"... counter {label}", float(arrivals.abs().sum()), 0)
+
+
+def many(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """Every tile of 65 to 256 rows at three shapes, cut along K and not, launched early and not."""
+    tiles = [tile for some in TILES.values() for tile, _ in some]
+    for turn, tile in enumerate(tiles):
+        counts = (129, 200, 256) if tile.lines == 256 or turn % 2 else (65, 100, 128)
+        shapes = ((1536, 4096), (1000, 1032), (400, 12288))
+        for at, (rows, (columns, depth)) in enumerate(zip(counts, shapes, strict=True)):
+            early = (turn + at) % 2 == 0
+            for splits in (1, 2 + (turn + at) % 3):
+                tuning = tile._replace(splits=splits, pdl=early, ahead=512 if early else 0)
+                x = torch.randn(rows, depth, device=device).bfloat16()
+                weight = (torch.randn(columns, depth, device=device) * depth**-0.5).bfloat16()
+                yield from product(x, weight, tuning, launch)
+    cut = [tile._replace(splits=4) for tile in tiles[::3]]
+    yield from left([(t, (t.lines or 128) - 3 * turn) for turn, t in enumerate(cut)], device, launch)
 
 
 def device_runs(x: Tensor) -> bool:
@@ -467,6 +494,7 @@ CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator
     "products": (products,),
     "qkv": (projection,),
     "layer": (),  # made of the others
+    "many": (many,),
     "sample": (samples,),
     "pixels": (pixels,),
 }

@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python3 -m bench.kernels                      everything, under 3 minutes on an H200
     PYTHONPATH=src python3 -m bench.kernels --parts decode,products --rows 1,8,32,64
+    PYTHONPATH=src python3 -m bench.kernels --parts many --choose --write    128 and 256 rows alone
     PYTHONPATH=src python3 -m bench.kernels --check              no times; what compute-sanitizer should run
     PYTHONPATH=src python3 -m bench.kernels --choose --write     everything; the winners become the defaults
 
@@ -27,9 +28,14 @@ from bench.choose import Result, report
 from bench.compile_kernels import pretend
 from bench.kernel_cases import PRODUCTS, Case, cases
 from bench.kernel_checks import CHECKS, Share, poisoned, samples
+from bench.many_rows import many_cases
 
 PARTS = tuple(CHECKS)
 BUDGET_S = 0.02  # of device time for each timing
+
+
+def every_case(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
+    return [*cases(parts, rows), *many_cases(parts)]
 
 
 def compile_share(turn: str, parts: list[str], rows: tuple[int, ...], steps: set[str], seed: int) -> None:
@@ -39,7 +45,7 @@ def compile_share(turn: str, parts: list[str], rows: tuple[int, ...], steps: set
     torch.set_num_threads(1)
     cpu = torch.device("cpu")
     if "time" in steps:
-        jobs = [(case, kernel) for case in cases(set(parts), rows) for kernel in case.kernels.values()]
+        jobs = [(case, kernel) for case in every_case(set(parts), rows) for kernel in case.kernels.values()]
         for case, kernel in jobs[number::workers]:
             kernel(case.make(cpu, 0))
     if "check" in steps:
@@ -76,7 +82,8 @@ def check(parts: Iterable[str], device: torch.device, seed: int) -> set[str]:
                 if result.passed:
                     worst = max(worst, result.error / max(result.limit, 1e-9))
                 else:
-                    failed |= {part, "layer"} | ({"prefill"} if part == "decode" else set())
+                    also = {"decode": {"layer", "prefill"}, "many": set()}
+                    failed |= {part} | also.get(part, {"layer"})
                     print(f"WRONG  {result.name}: error {result.error:.2e}, limit {result.limit:.0e}")
         print(f"check {part}: {count} comparisons, worst at {worst:.0%} of its limit", flush=True)
     return failed
@@ -167,7 +174,7 @@ def main() -> None:
     if "time" in steps:
         results = []
         with torch.inference_mode():
-            for case in cases(set(parts) - failed, rows):
+            for case in every_case(set(parts) - failed, rows):
                 results.append(measure(case, device))
                 torch.cuda.empty_cache()
         if options.choose:

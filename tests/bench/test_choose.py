@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from bench.candidates import CANDIDATES
 from bench.choose import (
     LAST,
     NORMED,
@@ -27,8 +28,8 @@ from bench.kernel_cases import DRAWS, LAYERS, PRODUCTS
 from saccade.kernels import choice, draw, paged_decode, skinny
 from saccade.kernels.choice import CHOICE
 
-FAST, SLOW = " ".join(map(str, skinny.CANDIDATES[0][:6])), " ".join(map(str, skinny.CANDIDATES[3][:6]))
-CUT, UNCUT = (" ".join(map(str, skinny.CANDIDATES[i][:6])) for i in (4, 5))
+FAST, SLOW = CANDIDATES[0].name, CANDIDATES[3].name
+CUT, UNCUT = (CANDIDATES[i].name for i in (4, 5))
 RESULTS = [
     Result("decode", "1 x 640", {"tile 64": 5e-6, "tile 32": 4e-6}, {"twin": 12e-6}),
     Result("decode", "8 x 640", {"tile 64": 9e-6}, {"twin": 12e-6}),
@@ -81,10 +82,10 @@ def test_the_lines_are_those_the_tables_take(tmp_path: Path) -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "AHEAD":
             exec(ast.unparse(node), scope)
     assert scope["TUNED"] == {
-        (1, *PRODUCTS["qkv"]): skinny.CANDIDATES[0],
+        (1, *PRODUCTS["qkv"]): CANDIDATES[0],
         (64, *PRODUCTS["gate_up"]): None,
     }
-    assert scope["LEFT"] == {(1, *PRODUCTS["qkv"][:2]): skinny.CANDIDATES[4]}  # not where apart is quicker
+    assert scope["LEFT"] == {(1, *PRODUCTS["qkv"][:2]): CANDIDATES[4]}  # not where apart is quicker
     assert scope["AHEAD"] == 512
     assert rewrite_skinny(made, skinny_lines([], set(), PRODUCTS)) == made  # what was not measured stays
     assert "LEFT: " in made

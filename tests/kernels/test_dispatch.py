@@ -13,6 +13,7 @@ import torch
 from saccade.checkpoint import open_checkpoint
 from saccade.kernels import activation, add_norm, attention, greedy, qkv_finish, rope, skinny
 from saccade.kernels.choice import Mode, running
+from saccade.kernels.parts import Parts
 from saccade.models.layers import Attention
 from saccade.models.load import load
 from saccade.runtime import sampler
@@ -69,8 +70,8 @@ def test_parts_left_to_the_next_kernel_change_no_bit(
     left: list[bool] = []
     plain = qkv_finish.qkv_finish_triton
 
-    def spy(qkv: torch.Tensor | skinny.Parts, *args: Any, **kwargs: Any) -> torch.Tensor:
-        left.append(isinstance(qkv, skinny.Parts))
+    def spy(qkv: torch.Tensor | Parts, *args: Any, **kwargs: Any) -> torch.Tensor:
+        left.append(isinstance(qkv, Parts))
         return plain(qkv, *args, **kwargs)
 
     monkeypatch.setattr(qkv_finish, "qkv_finish_triton", spy)

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bench.candidates import CANDIDATES
 from saccade.kernels import skinny
 from saccade.kernels.activation import silu_mul_reference
 from saccade.kernels.add_norm import add_rms_norm_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.skinny import (
-    CANDIDATES,
     Norm,
     SkinnyTuning,
     default_tuning,

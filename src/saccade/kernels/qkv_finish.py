@@ -11,7 +11,7 @@ Bytes: the projection read once, q, K and V written once: 2 * (heads + 2 * kv_he
 token, 24 KiB on Qwen3-VL-8B; 8,192 tokens move 201 MB, 47 us at the copy ceiling. The twin takes nine
 launches and reads or writes about five times as much. For a decode step the launch is all that counts.
 
-The projection may come as parts (`skinny.Parts`): they are added here in their order and rounded to the
+The projection may come as parts (`Parts`): they are added here in their order and rounded to the
 dtype before anything else, so every bit is that of adding them up first; one launch less.
 """
 
@@ -28,8 +28,8 @@ from saccade.kernels.compact import Compact, check_compact, pointers, to_small
 from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.norm import rms_norm_reference
+from saccade.kernels.parts import Parts
 from saccade.kernels.rope import apply_rotary_reference, turned
-from saccade.kernels.skinny import Parts
 
 
 class HeadNorm(NamedTuple):

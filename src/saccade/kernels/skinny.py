@@ -1,4 +1,4 @@
-"""Matrix products with few rows:  y = x W^T  for x [M, K], W [N, K], M from 1 to 64.
+"""Matrix products with few rows:  y = x W^T  for x [M, K], W [N, K], M from 1 to 64, to 256 where measured.
 
     plain    y = cast(x W^T) + bias
     add      y = residual + cast(x W^T)
@@ -13,8 +13,9 @@ launches; or one, of a few rows, where the last program to finish does the rest 
 next and can add the parts itself gets them (`skinny_linear_left`: one launch less). Sums of one tuning and
 one padding of x (16, 32 or 64 lines) are in one order whatever the neighbours.
 
-Three ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more:
-wgmma, W from shared memory without a transposition), "fma" multiplies in registers (M = 1 only).
+Ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more: wgmma, W
+from shared memory without a transposition), "fma" multiplies in registers (M = 1 only), "many" is a kernel of
+its own for 65 to 256 rows (`multiply_many`), which go to the library where no line of the tables says so.
 
 Ceiling on an H200: 4.69 TB/s. Qwen3-VL-8B, bf16, M = 1: qkv 50 MB 10.7 us, o 34 MB 7.2 us, gate_up 201 MB
 42.9 us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there, a plain one-pass
@@ -36,6 +37,8 @@ from saccade.kernels.add_norm import WIDEST, add_rms_norm
 from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.jit import power_of_two, up
 from saccade.kernels.multiply import reduce_kernel, skinny_kernel
+from saccade.kernels.multiply_many import many_kernel
+from saccade.kernels.parts import Parts
 
 MOST_ROWS = 64
 
@@ -43,17 +46,22 @@ MOST_ROWS = 64
 class SkinnyTuning(NamedTuple):
     """What a chip session may turn; only `splits` changes the order of the sums."""
 
-    columns: int = 32
+    columns: int = 32  # in one program; "many": rows of W (two for each column of a gated product)
     depth: int = 256
     splits: int = 1
     warps: int = 4
     stages: int = 4
-    mode: str = "dot"  # dot, swap, fma
+    mode: str = "dot"  # dot, swap, fma, many
     ahead: int = 0  # with pdl: weights of each column asked for before the wait
     pdl: bool = False
     reduce_block: int = 1024
     lines: int | None = None  # of x in one program, for any number of rows; None: all of them, up to 64
     last: bool = False  # normed, up to 4 rows: the last program adds up; needs a counter in `mode().arrivals`
+
+    @property
+    def name(self) -> str:
+        """What tells candidates apart."""
+        return " ".join(map(str, self[:6])) + (f" x{self.lines}" if self.lines else "")
 
 
 class Norm(NamedTuple):
@@ -67,24 +75,6 @@ class Line(NamedTuple):
     norm: Norm
     out: Tensor  # [M, N]
     stream: Tensor
-
-
-class Parts(NamedTuple):
-    """A product whose shares of K are not added up yet: y = cast(sums[0] + sums[1] + ... + bias)."""
-
-    sums: Tensor  # [splits, M, N] float32
-    bias: Tensor | None
-    dtype: torch.dtype  # of y
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.sums.shape[1:]
-
-    def added(self) -> Tensor:
-        total = self.sums[0]
-        for part in self.sums[1:]:
-            total = total + part
-        return (total if self.bias is None else total + self.bias.float()).to(self.dtype)
 
 
 # Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
@@ -117,35 +107,11 @@ LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
     (1, 6144, 4096): SkinnyTuning(32, 256, 2, 4, 4, "dot"),  # 17.6 us with qkv_finish; apart 18.2
     (16, 6144, 4096): SkinnyTuning(64, 128, 3, 4, 5, "swap"),  # a layer: 1.3 to 3.2 us less at 4 to 16 rows
 }
-LIMITS = (1, 16, 32, 64)  # of rows, in those tables
+LIMITS = (1, 16, 32, 64, 128, 256)  # of rows, in those tables; 128 speaks for 65 to 128, 256 for the rest
 # Rows up to which residual and norm are done by the last program of a product to finish; 0: always by a
 # second launch. Written by the same command.
 NORMED_ROWS = 0
 MOST_LAST = 4  # one program does all rows, one after the other
-
-# What bench/kernels.py tries for each shape.
-CANDIDATES = (
-    SkinnyTuning(16, 256, 1, 4, 4),
-    SkinnyTuning(16, 512, 1, 4, 3),
-    SkinnyTuning(16, 512, 2, 4, 4),
-    SkinnyTuning(32, 256, 1, 4, 4),
-    SkinnyTuning(32, 256, 2, 4, 4),
-    SkinnyTuning(32, 256, 4, 4, 4),
-    SkinnyTuning(32, 128, 4, 4, 6),
-    SkinnyTuning(64, 128, 1, 4, 5),
-    SkinnyTuning(64, 128, 4, 4, 5),
-    SkinnyTuning(64, 128, 8, 4, 5),
-    SkinnyTuning(64, 128, 1, 4, 5, "swap"),
-    SkinnyTuning(64, 128, 4, 4, 5, "swap"),
-    SkinnyTuning(128, 64, 8, 4, 5, "swap"),
-    SkinnyTuning(64, 128, 2, 4, 5, "swap"),
-    SkinnyTuning(64, 128, 3, 4, 5, "swap"),
-    SkinnyTuning(64, 256, 2, 4, 3, "swap"),
-    SkinnyTuning(64, 128, 2, 8, 4, "swap"),
-    SkinnyTuning(8, 1024, 1, 4, 2, "fma"),
-    SkinnyTuning(4, 2048, 1, 4, 2, "fma"),
-)
-
 
 BEST_UNKNOWN = SkinnyTuning()  # of a shape nobody has measured: the kernel, by the rule below
 # Weights per column asked for before the wait, with early launch.
@@ -162,7 +128,7 @@ def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTu
 
 def left_tuning(rows: int, columns: int, depth: int) -> SkinnyTuning | None:
     """For parts that are left to the next kernel; None: the answer in the usual way."""
-    keys = ((limit, columns, depth) for limit in LIMITS if rows <= limit)
+    keys = ((limit, columns, depth) for limit in _limits(rows))
     tuning = next((LEFT[key] for key in keys if key in LEFT), None)
     if tuning is None or not mode().early:
         return tuning
@@ -186,7 +152,7 @@ def best_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTunin
 
 
 def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product is the better one."""
+    """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product, if no measured line is better."""
     _check(x, weight, bias, None, False)
     if _by_kernel(x, weight):
         return skinny_triton(x, weight, bias=bias)[0]
@@ -229,12 +195,19 @@ def _by_kernel(x: Tensor, weight: Tensor, *, gated: bool = False) -> bool:
     if mode().deterministic:
         return True
     columns = weight.shape[0] // (2 if gated else 1)
-    return rows <= MOST_ROWS and _measured(rows, columns, depth, gated) is not None
+    measured = _measured(rows, columns, depth, gated)
+    return measured is not None and (rows <= MOST_ROWS or measured is not BEST_UNKNOWN)
+
+
+def _limits(rows: int) -> tuple[int, ...]:
+    """Those whose lines may speak for so many rows, the least first."""
+    above = tuple(limit for limit in LIMITS if rows <= limit)
+    return tuple(limit for limit in above if limit <= MOST_ROWS) if rows <= MOST_ROWS else above[:1]
 
 
 def _measured(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning | None:
     """The least entry of TUNED these rows fall under; None: the library's."""
-    keys = ((limit, columns, depth, gated) for limit in LIMITS if rows <= limit)
+    keys = ((limit, columns, depth, gated) for limit in _limits(rows))
     return next((TUNED[key] for key in keys if key in TUNED), BEST_UNKNOWN)
 
 
@@ -324,10 +297,13 @@ def _multiply_into(
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     if not 1 <= rows <= (MOST_ROWS if t.lines is None else 1 << 22):
         raise ValueError(f"{rows} rows; the skinny product takes 1 to {MOST_ROWS}")
-    if t.mode not in ("dot", "swap", "fma") or (t.mode == "fma" and rows != 1):
+    if t.mode not in ("dot", "swap", "fma", "many") or (t.mode == "fma" and rows != 1):
         raise ValueError(f"the way {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
     if t.ahead & (t.ahead - 1):
         raise ValueError(f"{t.ahead} weights ahead; it must be a power of two, or 0")
+    if t.mode == "many":
+        _multiply_many_into(out, splits, x, weight, bias, residual, gated, t)
+        return
     lines = 1 if t.mode == "fma" else t.lines or max(16, power_of_two(rows))
     end, counter = line or Line(Norm(x, 0.0), x, x), x
     if line is not None:
@@ -340,6 +316,25 @@ def _multiply_into(
         COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None,
         ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0, STAGES=t.stages,
         AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **({"launch_pdl": True} if t.pdl else {}),
+    )  # fmt: skip
+
+
+def _multiply_many_into(out: Tensor, splits: int, x: Tensor, weight: Tensor, bias: Tensor | None,
+                        residual: Tensor | None, gated: bool, t: SkinnyTuning) -> None:  # fmt: skip
+    (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
+    piece = t.columns & -t.columns  # 192: three of 64
+    if t.lines is None or t.last or rows > LIMITS[-1] or piece < 16 or t.columns > 3 * piece:
+        raise ValueError(
+            f"{rows} rows by {t}: 'many' takes up to {LIMITS[-1]}, a number of lines, and a power of two of "
+            "columns (16 or more) or thrice that; no norm in the same launch"
+        )
+    many_kernel[(up(rows, t.lines), up(weight.shape[0], t.columns), splits)](
+        x, weight, x if bias is None else bias, x if residual is None else residual, out, rows, columns,
+        depth, up(up(depth, t.depth), splits), x.stride(0), 0 if residual is None else residual.stride(0),
+        PIECES=t.columns // piece, PIECE=piece, LINES=t.lines, DEPTH=t.depth, GATED=gated,
+        BIAS=bias is not None, ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0,
+        STAGES=t.stages, AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps,
+        **({"launch_pdl": True} if t.pdl else {}),
     )  # fmt: skip
 
 

@@ -1,0 +1,181 @@
+"""What bench/kernels.py times at 128 and 256 rows: products with what follows them, alone and in a layer.
+
+The library's way is that of the engine where no line of the tables says otherwise: cuBLAS, then a kernel for
+silu * up, or for residual and norm. Ours has those in its epilogue or in the launch that adds up the splits,
+and leaves the parts of qkv to `qkv_finish` ("left"). A layer of the library is timed beside the same layer
+with one product by one candidate ("o: 128 64 4 ..."), and with all four at once.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.candidates import candidates
+from bench.kernel_cases import (
+    BF16,
+    DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    PRODUCT,
+    PRODUCTS,
+    READ,
+    Case,
+    Finish,
+    Layer,
+    copies,
+    data,
+    finish_inputs,
+    make_layer,
+)
+from saccade.kernels import skinny
+from saccade.kernels.activation import silu_mul_triton
+from saccade.kernels.add_norm import add_norm_triton
+from saccade.kernels.choice import Mode, running
+from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
+from saccade.kernels.paged_decode import default_tuning as decode_tuning
+from saccade.kernels.parts import Parts
+from saccade.kernels.qkv_finish import FinishTuning, qkv_finish_triton
+from saccade.kernels.skinny import SkinnyTuning
+
+ROWS, CONTEXT = (128, 256), 640
+LAYER = ("qkv", "o", "gate_up", "down")
+LIBRARY, LEFT = "library", "left "  # names of variants: the first of the others; how those with parts begin
+
+
+class Ended(NamedTuple):
+    """Inputs of a product and of what follows it."""
+
+    x: Tensor
+    weight: Tensor
+    stream: Tensor
+    norm: skinny.Norm
+    finish: Finish | None  # of qkv
+
+
+class Ways(NamedTuple):
+    """How each product of a layer is made; those not named: by the library."""
+
+    by: dict[str, SkinnyTuning]
+    left: bool = False  # the parts of qkv are added up by `qkv_finish`
+
+
+def early(tuning: SkinnyTuning) -> SkinnyTuning:
+    return tuning._replace(pdl=True, ahead=skinny.AHEAD)
+
+
+def product(name: str, way: SkinnyTuning | None, left: bool, x: Ended) -> tuple[Tensor | Parts, Tensor]:
+    """What comes out of it, and the stream behind it; as in a captured step, launched early."""
+    gated, normed = PRODUCTS[name][2], name in ("o", "down")
+    if way is None:
+        y = F.linear(x.x, x.weight) if x.x.is_cuda else data(x.x.device, x.x.shape[0], x.weight.shape[0])
+        if normed:
+            return add_norm_triton(y, x.stream, x.norm.weight, None, x.norm.eps)
+        return (silu_mul_triton(y) if gated else y), x.stream
+    if left:
+        return skinny.skinny_parts(x.x, x.weight, None, early(way)), x.stream
+    rest: dict[str, Any] = {"residual": x.stream, "norm": x.norm} if normed else {}
+    return skinny.skinny_triton(x.x, x.weight, gated=gated, tuning=early(way), **rest)
+
+
+def alone(name: str, way: SkinnyTuning | None, left: bool, x: Ended) -> Any:
+    with running(Mode(early=True)):
+        made = product(name, way, left, x)[0]
+        return made if x.finish is None else finished(made, x.finish)
+
+
+def finished(qkv: Tensor | Parts, f: Finish) -> Tensor:
+    return qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=True))
+
+
+def layer(ways: Ways, x: Layer) -> Any:
+    rows, p = x.stream.shape[0], x.paged
+
+    def made(name: str, values: Tensor, stream: Tensor, left: bool = False) -> tuple[Any, Tensor]:
+        inputs = Ended(values, x.weights[name], stream, x.norm, None)
+        return product(name, ways.by.get(name), left, inputs)
+
+    with running(Mode(early=True, arrivals=p.arrivals)):
+        q = finished(made("qkv", x.normed, x.stream, ways.left)[0], x.finish)
+        splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)
+        decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=True)
+        tables, lengths = p.rows.tables, p.rows.lengths
+        seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode)
+        normed, stream = made("o", seen.flatten(1), x.stream)
+        return made("down", made("gate_up", normed, stream)[0], stream)
+
+
+def tall(name: str, rows: int) -> SkinnyTuning:
+    """The candidate that reads x least often: what the paper says is best."""
+    fitting = [t for t in candidates(rows, *PRODUCTS[name]) if t.lines == rows]
+    return max(fitting, key=lambda t: (t.columns == 192, t.columns, -t.warps, -t.splits))
+
+
+def tables(rows: int) -> Ways:
+    """As an engine would choose now."""
+    columns, depth, _ = PRODUCTS["qkv"]
+    found = {name: skinny._measured(rows, *PRODUCTS[name]) for name in LAYER}
+    by = {name: t for name, t in found.items() if t is not None and t is not skinny.BEST_UNKNOWN}
+    left = skinny.left_tuning(rows, columns, depth)
+    return Ways(by if left is None else by | {"qkv": left}, left is not None)
+
+
+def layer_case(rows: int) -> Case:
+    every = {name: tall(name, rows) for name in LAYER}
+    ways = {"all four": Ways(every), "all four, qkv left": Ways(every, left=True)}
+    if tables(rows).by:
+        ways["as the tables say"] = tables(rows)
+    for name in LAYER:
+        for t in candidates(rows, *PRODUCTS[name]):
+            ways[f"{name}: {t.name}"] = Ways({name: t})
+            if name == "qkv" and t.splits > 1:
+                ways[f"{name}: {LEFT}{t.name}"] = Ways({name: t}, left=True)
+    nbytes = 2 * (6144 * HIDDEN + HIDDEN * HIDDEN + 3 * INNER * HIDDEN)
+    return Case(
+        "many",
+        f"layer {rows}",
+        partial(make_layer, rows, CONTEXT),
+        4,
+        {name: partial(layer, way) for name, way in ways.items()},
+        {LIBRARY: partial(layer, Ways({}))},
+        max(nbytes / READ, nbytes * rows / PRODUCT) + rows * CONTEXT * KV_HEADS * DIM * 4 / READ,
+    )
+
+
+def make_ended(name: str, rows: int, device: torch.device, seed: int) -> Ended:
+    columns, depth, gated = PRODUCTS[name]
+    weight = data(device, columns * (2 if gated else 1), depth) / 64
+    norm = skinny.Norm(torch.ones(columns, dtype=BF16, device=device), 1e-6)
+    finish = finish_inputs(rows, device, seed) if name == "qkv" else None
+    return Ended(data(device, rows, depth), weight, data(device, rows, columns), norm, finish)
+
+
+def product_case(name: str, rows: int) -> Case:
+    columns, depth, gated = PRODUCTS[name]
+    kernels: dict[str, Callable[[Ended], Any]] = {}
+    for t in candidates(rows, columns, depth, gated):
+        kernels[t.name] = partial(alone, name, t, False)
+        if name == "qkv" and t.splits > 1:
+            kernels[LEFT + t.name] = partial(alone, name, t, True)
+    nbytes = 2 * columns * (2 if gated else 1) * depth
+    return Case(
+        "many",
+        f"{name} {rows}",
+        partial(make_ended, name, rows),
+        copies(nbytes),
+        kernels,
+        {LIBRARY: partial(alone, name, None, False)},
+        max(nbytes / READ, nbytes * rows / PRODUCT),  # 2 bytes a weight, and 2 FLOP a row
+    )
+
+
+def many_cases(parts: set[str]) -> Iterator[Case]:
+    if "many" in parts:
+        for rows in ROWS:
+            yield from (product_case(name, rows) for name in PRODUCTS)
+            yield layer_case(rows)
