@@ -44,7 +44,7 @@ TILES = {
         (SkinnyTuning(192, 64, 1, 8, 4, "many", lines=256), 1),
     ),
 }
-FULL = 0.88  # of its waves that a launch should fill
+FULL, WELL = 0.88, 0.95  # of its waves that a launch should fill; from where on no other splits are tried
 LEAST_DEPTH = 512  # of a split
 
 
@@ -62,8 +62,10 @@ def candidates(rows: int, columns: int, depth: int, gated: bool) -> list[SkinnyT
         return [t for t in some if t.splits == 1 or columns <= 100_000]  # enough programs without a cut
     height, made = columns * (2 if gated else 1), []
     for tile, resident in (*TILES[128], *(TILES[256] if rows > 128 else ())):
-        cuts = [1] if columns > 100_000 else [n for n in range(1, 9) if depth // n >= LEAST_DEPTH]
+        # Parts of a head or of a gated product are too many bytes to leave and to read again.
+        whole = gated or columns > 100_000
+        cuts = [1] if whole else [n for n in range(1, 9) if depth // n >= LEAST_DEPTH]
         tried = {n: filled(tile._replace(splits=n), resident, rows, height) for n in cuts}
         enough = [n for n, share in tried.items() if share >= FULL] or [max(cuts, key=lambda n: tried[n])]
-        made += [tile._replace(splits=n) for n in enough[:2]]
+        made += [tile._replace(splits=n) for n in enough[: 1 if tried[enough[0]] >= WELL else 2]]
     return made
