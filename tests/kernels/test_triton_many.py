@@ -40,7 +40,7 @@ def test_every_epilogue_is_the_twin(
     if place.device == "cpu" and place.dtype != (torch.float32, torch.float16)[turn]:
         pytest.skip("the interpreter takes a while: each is tried in one dtype there, on a GPU in all")
     poison(monkeypatch)
-    columns, depth = 136, 200  # no multiple of any tile
+    columns, depth = 136, 264  # no multiple of any tile
     x = place.randn(rows, depth + 8)[:, 8:]
     weight = place.randn(columns, depth, seed=1) * depth**-0.5
     bias, residual = place.randn(columns, seed=2), place.randn(rows, columns + 8, seed=3)[:, :columns]
