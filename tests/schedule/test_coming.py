@@ -3,6 +3,8 @@
 import pytest
 
 from saccade.plan import StepPlan
+from saccade.schedule.coming import Coming
+from saccade.schedule.sequence import Sequence
 from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
 
 TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]  # 20 tokens: five blocks of four
@@ -66,3 +68,28 @@ def test_who_has_waited_goes_on_as_soon_as_the_block_is_there_though_others_shar
         engine.add(question(name, [*TEXT, number], max_tokens=3, stop_token_ids=()))
     assert starts(engine.step()) == {0: 0}
     assert set(starts(engine.step())) == {0, 1, 2, 3}
+
+
+def test_who_waits_is_asked_anew_when_little_is_left_and_not_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand questions about one picture would else take longer to ask than a step lasts."""
+    limits = small_limits(wait_tokens=8, max_step_tokens=100, itl_target=0.001, least_chunk=2)
+    engine = Engine(limits=limits)
+    engine.add(question("stream", [2, 3], max_tokens=50, stop_token_ids=()))
+    engine.step()
+    told: list[bool] = []
+    real = Coming.awaited
+
+    def noted(coming: Coming, sequence: Sequence) -> bool:
+        told.append(real(coming, sequence))
+        return told[-1]
+
+    monkeypatch.setattr(Coming, "awaited", noted)
+    engine.add(question("a", [*TEXT, 2], max_tokens=1))
+    engine.add(question("b", [*TEXT, 3], max_tokens=1))
+    engine.run(until=lambda: bool(engine.tokens("b")))
+    assert told.count(True) == 1
+    begun = next(plan for plan in engine.plans if 2 in starts(plan))
+    assert starts(begun)[2] >= 16  # one block is less than it would wait for
+    assert engine.tokens("b") == answer_alone(question("b", [*TEXT, 3], max_tokens=1), 0, engine.limits)

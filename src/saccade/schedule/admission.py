@@ -93,7 +93,7 @@ class Admission:
 
     def _may_begin(self, sequence: Sequence) -> bool:
         """Whether nothing is gained by waiting: for its tokens, its views, or what another one computes."""
-        if not self._holdings.may_begin(sequence):
+        if self._coming.still(sequence) or not self._holdings.may_begin(sequence):
             return False
         return sequence.donor() is not None or not self._coming.awaited(sequence)
 

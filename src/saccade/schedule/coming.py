@@ -34,17 +34,21 @@ class Coming:
             new = sequence.chain.keys[sequence.sealed :]
             self._keys.update(key for key in new if not self._prefix.holds(key))
 
+    def still(self, sequence: Sequence) -> bool:
+        """Whether what it was to wait for is still being computed: of a thousand questions about one picture
+        the others are asked no more than this in every step."""
+        return sequence.awaits in self._keys
+
     def awaited(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence should go on waiting."""
+        """Whether a waiting sequence should wait for what another computes."""
         if not self._keys or self._prefix is None or sequence.chain is None:
             return False
-        if sequence.awaits in self._keys:
-            return True
         chain = sequence.chain
         chain.grow(sequence.tokens)
-        first = len(self._prefix.match(chain))
-        wanted = chain.keys[first : first + self._least]
-        if len(wanted) < self._least or not self._keys.issuperset(wanted):
+        first = stop = len(self._prefix.match(chain))
+        while stop < len(chain.keys) and chain.keys[stop] in self._keys:
+            stop += 1
+        if stop - first < self._least:
             return False
-        sequence.awaits = wanted[0]
+        sequence.awaits = chain.keys[stop - self._least]  # once it is there, too little is left to wait for
         return True

@@ -92,7 +92,7 @@ class Sequence:
     encoding: bool = False  # its class: whether a view of it must be encoded, as of when it joined the queue
     pending: int = 0  # tokens sampled by steps whose results are not known yet
     ended: bool = False
-    awaits: bytes = b""  # key of a block that another computed when it was last asked whether to wait for it
+    awaits: bytes = b""  # key of a block for which it is to wait while another computes it
     epoch: int = 0  # grows whenever it leaves its row, so that results of an earlier stay are told apart
 
     # While it has a row:
