@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -46,8 +47,10 @@ def compile_share(turn: str, parts: list[str], rows: tuple[int, ...], steps: set
     cpu = torch.device("cpu")
     if "time" in steps:
         jobs = [(case, kernel) for case in every_case(set(parts), rows) for kernel in case.kernels.values()]
-        for case, kernel in jobs[number::workers]:
-            kernel(case.make(cpu, 0))
+        for case, mine in groupby(jobs[number::workers], key=lambda job: job[0]):
+            inputs = case.make(cpu, 0)
+            for _, kernel in mine:
+                kernel(inputs)
     if "check" in steps:
         share = Share(number, workers)
         for run in (run for part in parts for run in CHECKS[part]):
