@@ -2,6 +2,7 @@
 
 import pytest
 
+from saccade.cache.prefix import PrefixCache
 from saccade.plan import StepPlan
 from saccade.schedule.coming import Coming
 from saccade.schedule.sequence import Sequence
@@ -93,3 +94,22 @@ def test_who_waits_is_asked_anew_when_little_is_left_and_not_in_every_step(
     begun = next(plan for plan in engine.plans if 2 in starts(plan))
     assert starts(begun)[2] >= 16  # one block is less than it would wait for
     assert engine.tokens("b") == answer_alone(question("b", [*TEXT, 3], max_tokens=1), 0, engine.limits)
+
+
+def test_what_is_in_the_cache_already_is_not_gone_through_for_everyone_who_shares_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
+    engine.add(question("first", [*TEXT, 2], max_tokens=1))
+    engine.run()
+    looked_up: list[bytes] = []
+    real = PrefixCache.holds
+
+    def noted(cache: PrefixCache, key: bytes) -> bool:
+        looked_up.append(key)
+        return real(cache, key)
+
+    monkeypatch.setattr(PrefixCache, "holds", noted)
+    engine.add(question("again", [*TEXT, 3, 4, 5, 6], max_tokens=1))  # five blocks from the cache, and one
+    assert starts(engine.step()) == {1: 20}
+    assert len(looked_up) == 2

@@ -31,8 +31,10 @@ class Coming:
     def enters(self, sequence: Sequence) -> None:
         """One more runs, from this step on."""
         if self._prefix is not None and sequence.chain is not None:
-            new = sequence.chain.keys[sequence.sealed :]
-            self._keys.update(key for key in new if not self._prefix.holds(key))
+            for key in reversed(sequence.chain.keys[sequence.sealed :]):
+                if self._prefix.holds(key):
+                    break  # and all before it
+                self._keys.add(key)
 
     def still(self, sequence: Sequence) -> bool:
         """Whether what it was to wait for is still being computed: of a thousand questions about one picture
