@@ -60,7 +60,7 @@ def test_the_oldest_moves_even_if_the_budget_is_one_token() -> None:
 
 
 def test_classes_share_tokens_and_time_only_while_both_want_some() -> None:
-    limits = small_limits(max_step_tokens=20)
+    limits = small_limits(max_step_tokens=20, encode_share=0.5)
     plain, encoding = allowances(limits, 10, 4.0, 20.0, both=True, turn=0)
     assert (plain.tokens, plain.until) == (5, 12.0)
     assert (encoding.tokens, encoding.until) == (10, 20.0)

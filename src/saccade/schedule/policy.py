@@ -57,9 +57,9 @@ class Limits:
     least_chunk: int = 32
     least_time: float = 0.1
     patience: float = 1.0  # seconds: what a level of priority is worth, and when a head is passed no more
-    encode_share: float = (
-        0.5  # of a step's tokens and time, for prompts with views to encode, when others wait
-    )
+    # Of a step's tokens and time, for prompts with views to encode, when others wait: little enough that a
+    # text of some hundred tokens goes in one step.
+    encode_share: float = 0.3
     copy_tokens: int = 1  # of a block: for fewer it is not copied, they are computed
     wait_tokens: int = 128  # of a prompt, being computed by another: for fewer nobody waits
     class_rows: float = 0.75  # share of the rows that one class may take while the other one waits
