@@ -72,6 +72,7 @@ ENGINE_OPTIONS = {
     "early-launch": ("off", "off"),
     "deterministic": (None, True),
     "seed": ("4", 4),
+    "step-log": ("steps.jsonl", "steps.jsonl"),
 }
 
 
