@@ -97,3 +97,16 @@ def test_a_program_that_searches_by_itself_is_left_alone() -> None:
             assert gc.get_freeze_count() == 0
     finally:
         gc.enable()
+
+
+def test_at_its_end_a_process_that_kept_all_lets_it_go() -> None:
+    """Libraries count their own objects there, and complain of each that is left."""
+    program = (
+        "import atexit, gc\n"
+        "from saccade.garbage import keep_all\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count()))\n"  # runs after keep_all's own
+        "keep_all()\n"
+        "print(gc.get_freeze_count() > 1000)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.split("\n")[:2] == ["True", "frozen 0"]

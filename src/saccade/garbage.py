@@ -8,6 +8,7 @@ A full search goes through every object, and all threads wait for it: with a mod
 350,000 objects and 180 ms, in which a GPU has long run out of work.
 """
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ def keep_all() -> None:
     """Whatever is there now stays as long as the process. Call it once, when everything has been made."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or libraries find their objects alive at the end, and say so at length
 
 
 @contextmanager
