@@ -8,7 +8,6 @@ from bench.candidates import FULL, TILES, candidates, filled
 from bench.kernel_cases import PRODUCTS
 from saccade.kernels import skinny
 from saccade.kernels.activation import silu_mul_reference
-from saccade.kernels.add_norm import add_rms_norm_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.parts import Parts
 from saccade.kernels.skinny import (
@@ -21,6 +20,7 @@ from saccade.kernels.skinny import (
     skinny_parts,
     skinny_triton,
 )
+from tests.kernels.epilogues import assert_epilogues
 from tests.kernels.places import EXACT, PLACES, Place, assert_near, needs_triton, poison
 
 WHOLE = SkinnyTuning(64, 32, 1, mode="many", lines=128)
@@ -41,23 +41,10 @@ def test_every_epilogue_is_the_twin(
         pytest.skip("the interpreter takes a while: each is tried in one dtype there, on a GPU in all")
     poison(monkeypatch)
     columns, depth = 136, 264  # no multiple of any tile
-    x = place.randn(rows, depth + 8)[:, 8:]
-    weight = place.randn(columns, depth, seed=1) * depth**-0.5
-    bias, residual = place.randn(columns, seed=2), place.randn(rows, columns + 8, seed=3)[:, :columns]
-    norm = Norm(place.randn(columns, seed=4), 1e-6)
-    plain = F.linear(x, weight)
-    assert_near(skinny_triton(x, weight, tuning=tuning)[0], plain, place.dtype)
-    if tuning.splits == 1:  # else it is the second kernel that adds them, as for few rows
-        made, _ = skinny_triton(x, weight, bias=bias, tuning=tuning)
-        assert_near(made, F.linear(x, weight, bias), place.dtype)
-        made, _ = skinny_triton(x, weight, residual=residual, tuning=tuning)
-        assert_near(made, residual + plain, place.dtype)
-    made, _ = skinny_triton(x, weight, gated=True, tuning=tuning)
-    assert_near(made, silu_mul_reference(plain), place.dtype)
-    made, stream = skinny_triton(x, weight, residual=residual, norm=norm, tuning=tuning)
-    expected, total = add_rms_norm_reference(plain, residual, norm.weight, norm.eps)
-    assert_near(made, expected, place.dtype, scale=2)
-    assert_near(stream, total, place.dtype)
+    # Of several splits it is the second kernel that adds bias and residual, as for few rows.
+    assert_epilogues(place, rows, columns, depth, tuning, sums=tuning.splits == 1)
+    x, weight = place.randn(rows, depth), place.randn(columns, depth, seed=1) * depth**-0.5
+    bias = place.randn(columns, seed=2)
     parts = skinny_parts(x, weight, bias, tuning)
     assert parts.sums.shape == (tuning.splits, rows, columns)
     assert_near(parts.added(), F.linear(x, weight, bias), place.dtype)

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from bench.candidates import CANDIDATES
 from saccade.kernels import skinny
 from saccade.kernels.activation import silu_mul_reference
-from saccade.kernels.add_norm import add_rms_norm_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.skinny import (
     Norm,
@@ -18,6 +17,7 @@ from saccade.kernels.skinny import (
     skinny_linear_normed,
     skinny_triton,
 )
+from tests.kernels.epilogues import assert_epilogues
 from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
 
 TUNINGS = [
@@ -38,23 +38,7 @@ def test_every_epilogue_is_the_twin(
     if tuning.mode == "fma" and rows > 1:
         pytest.skip("multiplies one row")
     poison(monkeypatch)
-    columns, depth = 72, 200  # no multiple of any tile
-    x = place.randn(rows, depth + 8)[:, 8:]
-    weight = place.randn(columns, depth, seed=1) * depth**-0.5
-    bias, residual = place.randn(columns, seed=2), place.randn(rows, columns + 8, seed=3)[:, :columns]
-    norm = Norm(place.randn(columns, seed=4), 1e-6)
-    plain = F.linear(x, weight)
-    assert_near(skinny_triton(x, weight, tuning=tuning)[0], plain, place.dtype)
-    made, _ = skinny_triton(x, weight, bias=bias, tuning=tuning)
-    assert_near(made, F.linear(x, weight, bias), place.dtype)
-    made, _ = skinny_triton(x, weight, residual=residual, tuning=tuning)
-    assert_near(made, residual + plain, place.dtype)
-    made, _ = skinny_triton(x, weight, gated=True, tuning=tuning)
-    assert_near(made, silu_mul_reference(plain), place.dtype)
-    normed, stream = skinny_triton(x, weight, residual=residual, norm=norm, tuning=tuning)
-    expected, total = add_rms_norm_reference(plain, residual, norm.weight, norm.eps)
-    assert_near(normed, expected, place.dtype, scale=2)
-    assert_near(stream, total, place.dtype)
+    assert_epilogues(place, rows, 72, 200, tuning)  # no multiples of any tile
 
 
 @pytest.mark.parametrize("tuning", [*TUNINGS, FMA], ids=lambda tuning: str(tuple(tuning)[:6]))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import RequestError
+from saccade.plan import StepPlan
 from saccade.request import Request
 from saccade.schedule.cost import Work
 from tests.schedule.device import (
@@ -172,9 +173,8 @@ def test_a_large_picture_is_not_kept_out_by_small_texts_for_ever() -> None:
 # Steps bounded in time
 
 
-def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> None:
-    limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1)
-    engine = Engine(limits=limits, prefix_caching=False)
+def beside_a_stream(engine: Engine) -> StepPlan:
+    """The step in which a prompt of 20 tokens joins one that went whole, alone, the step before."""
     engine.add(question("alone", TEXT, max_tokens=30, **ENDLESS))
     plan = engine.step()
     assert plan is not None
@@ -182,6 +182,13 @@ def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> N
     engine.add(question("beside", TEXT, max_tokens=1))
     plan = engine.step()
     assert plan is not None
+    return plan
+
+
+def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> None:
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1)
+    engine = Engine(limits=limits, prefix_caching=False)
+    plan = beside_a_stream(engine)
     assert 1 < plan.rows[1].count < 20
     assert 3.0 < engine.truth.predict(work_of(plan, 1)) <= 4.0
 
@@ -192,13 +199,7 @@ def test_beside_streams_a_step_has_no_more_prompt_tokens_than_a_captured_one_hol
 ) -> None:
     limits = small_limits(max_step_tokens=64, itl_target=target, stream_tokens=8)
     engine = Engine(limits=limits, prefix_caching=False)
-    engine.add(question("alone", TEXT, max_tokens=30, **ENDLESS))
-    plan = engine.step()
-    assert plan is not None
-    assert plan.rows[0].count == 20
-    engine.add(question("beside", TEXT, max_tokens=1))
-    plan = engine.step()
-    assert plan is not None
+    plan = beside_a_stream(engine)
     assert plan.rows[1].count == most
     engine.run()
 
