@@ -7,8 +7,8 @@ serve      for each size of picture: requests per second and time to the first t
            `captured` is the share of steps that ran as captured ones
 stages     milliseconds of each stage of a look at one picture by itself; of texture and maps together,
            captured and not, with streams and without; of all a new picture costs
-questions  ten questions about one picture, one after the other: at full detail over the prefix cache, and
-           with zooms; encodes and prefix hits beside the times
+questions  ten questions about one picture, at full detail over the prefix cache, and with zooms: one after
+           the other, with the stages of one, encodes and prefix hits; then ten at once
 
 Pictures are drawn: writing-like noise in some places of a plain ground, so that there is something to choose.
 With random weights (`--load-format dummy`) what is chosen means nothing; how much it takes does. Spent tokens
@@ -19,125 +19,26 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
-import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.bench.inputs import Inputs
+from bench.lod_asking import Bench, Level, prepare, warm
+from bench.lod_questions import questions
 from saccade.kernels.record import CudaRecorder, PlainRecorder
-from saccade.llm import LLM, Output
+from saccade.llm import LLM
 from saccade.lod import relevance
 from saccade.lod.choose import choose
 from saccade.lod.glance import glance
 from saccade.lod.texture import texture
 from saccade.lod.values import LodParams, Picture
 from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
-from saccade.request import Pixels
 from saccade.runtime.stills import Stills
-from saccade.sampling import SamplingParams
 from saccade.views import views_of
 
-QUESTION_TOKENS = 32
-QUESTIONS = 10
-PLACES = 6  # of noise in a picture
 ROUNDS = 20  # of a stage
-WARM_ROUNDS, WARM_SINGLES = 8, 6  # most of them before a row of `serve`, and lone requests in each
-FASTER = 1.03  # times the rate before: still getting faster
-
-
-@dataclass(frozen=True)
-class Level:
-    """Full detail, or a share of its tokens."""
-
-    share: float | None
-
-    @property
-    def name(self) -> str:
-        return "full" if self.share is None else f"{self.share:.0%}"
-
-    def params(self, full: int) -> LodParams | None:
-        return None if self.share is None else LodParams(budget=max(1, int(full * self.share)), gate=False)
-
-
-class Bench:
-    def __init__(self, llm: LLM, answer_tokens: int, seed: int) -> None:
-        self.llm = llm
-        self.front = llm.front
-        self._inputs = Inputs(llm.front.checkpoint, llm.front.tokens, seed)
-        self._rng = np.random.default_rng(seed)
-        self._tokens = answer_tokens
-
-    def picture(self, size: tuple[int, int]) -> Pixels:
-        width, height = size
-        drawn = np.full((height, width, 3), self._rng.integers(120, 240, 3), dtype=np.uint8)
-        for _ in range(PLACES):
-            high, wide = max(height // 8, 1), max(width // 8, 1)
-            y, x = int(self._rng.integers(height - high + 1)), int(self._rng.integers(width - wide + 1))
-            drawn[y : y + high, x : x + wide] = self._rng.integers(0, 256, (high, wide, 1), dtype=np.uint8)
-        return drawn
-
-    @property
-    def on_cuda(self) -> bool:
-        return torch.device(self.llm.engine.info.device).type == "cuda"
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """So far, and those of them that ran captured."""
-        return self.llm.engine.stats().steps, self.llm.engine.captured_steps
-
-    def full_tokens(self, size: tuple[int, int]) -> int:
-        image = self.front.checkpoint.image
-        if image is None:
-            raise click.ClickException("the model sees no pictures")
-        rows, columns = image.token_grid(*size)
-        return rows * columns
-
-    def ask(
-        self, pictures: Sequence[Pixels], level: Level, full: int, *, tokens: int | None = None
-    ) -> tuple[float, list[Output]]:
-        """One question about each; seconds for all of them."""
-        prompts = [
-            {
-                "prompt_token_ids": self._inputs.about_picture(QUESTION_TOKENS),
-                "images": [one],
-                "lod": level.params(full),
-            }
-            for one in pictures
-        ]
-        count = tokens or self._tokens
-        params = SamplingParams(max_tokens=count, min_tokens=count, temperature=0, ignore_eos=True)
-        began = time.perf_counter()
-        outputs = self.llm.generate(prompts, params, progress=False)
-        return time.perf_counter() - began, outputs
-
-
-def prepare(llm: LLM) -> None:
-    """What an idle engine would do by and by: capture the steps and the views that may come."""
-    began, done = time.perf_counter(), 0
-    while llm.engine.prepare():
-        done += 1
-    print(f"{done} shapes captured ahead in {time.perf_counter() - began:.1f} s", flush=True)
-
-
-def warm(bench: Bench, size: tuple[int, int], level: Level, full: int, requests: int) -> None:
-    """One request at a time, then all at once, until that gets no faster: shapes met a few times over are
-    captured, a piece per call. On a CPU, where nothing is, two requests do."""
-    if not bench.on_cuda:
-        bench.ask([bench.picture(size)] * 2, level, full)
-        return
-    best, no_faster = 0.0, 0
-    for _ in range(WARM_ROUNDS):
-        for _ in range(WARM_SINGLES):
-            bench.ask([bench.picture(size)], level, full, tokens=1)
-        seconds, _ = bench.ask([bench.picture(size) for _ in range(requests)], level, full)
-        no_faster = 0 if requests / seconds > FASTER * best else no_faster + 1
-        best = max(best, requests / seconds)
-        if no_faster == 2:
-            return
 
 
 def serve(
@@ -240,34 +141,6 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
     for name in ("texture and its maps", "  captured, with streams"):
         title = "all, captured" if "captured" in name else "all, uncaptured"
         print(f"  {title:28} {took[name] + others:8.3f}", flush=True)
-
-
-def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level]) -> None:
-    print(
-        f"\n{QUESTIONS} questions about one picture\n{'size':>11} {'detail':>6}"
-        f" {'first ms':>9} {'others ms':>9}"
-        f" {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6} {'prefix hit':>10}"
-    )
-    for size in sizes:
-        full = bench.full_tokens(size)
-        for level in levels:
-            warm(bench, size, level, full, 2)
-            before, picture = bench.llm.engine.stats(), bench.picture(size)
-            times, spent = [], []
-            for _ in range(QUESTIONS):
-                seconds, outputs = bench.ask([picture], level, full)
-                times.append(1e3 * seconds)
-                spent.append(outputs[0].usage.visual_tokens)
-            after = bench.llm.engine.stats()
-            encodes, zooms = after.encodes - before.encodes, after.zooms - before.zooms
-            hits = after.prefix_hit_tokens - before.prefix_hit_tokens
-            queried = after.prefix_queried_tokens - before.prefix_queried_tokens
-            print(
-                f"{size[0]:>5}x{size[1]:<5} {level.name:>6}"
-                f" {times[0]:9.1f} {statistics.median(times[1:]):9.1f} {statistics.mean(spent):6.0f}"
-                f" {encodes:7} {zooms:6} {zooms + 1 - encodes:6} {hits / max(queried, 1):10.0%}",
-                flush=True,
-            )
 
 
 PARTS = ("serve", "stages", "questions")

@@ -17,7 +17,7 @@ def whole() -> Stages:
         fetch=0.5,
         unpack=0.25,
         sent=13.0,
-        engine=EngineTimes(queued=13.5, started=15.5, first=19.0, encode=2.0, preempted=1),
+        engine=EngineTimes(queued=13.5, started=15.5, first=19.0, encode=2.0, preempted=1, look=1.0),
         first=19.25,
         last=23.0,
     )
@@ -27,7 +27,8 @@ def test_stages_add_up_to_the_total_and_come_in_their_order() -> None:
     seconds = whole().seconds(end=23.0)
     assert list(seconds) == [name for name in STAGES if name in seconds] == list(STAGES)
     assert seconds["total"] == 13.0 == sum(seconds.values()) - seconds["total"]
-    assert (seconds["queue"], seconds["encode"], seconds["prefill"]) == (2.0, 2.0, 1.5)
+    engine = ("queue", "look", "encode", "prefill")
+    assert [seconds[name] for name in engine] == [2.0, 1.0, 2.0, 0.5]
 
 
 def test_a_stage_not_reached_is_left_out() -> None:

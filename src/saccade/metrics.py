@@ -32,6 +32,7 @@ STAGES = (
     "unpack",
     "send",
     "queue",
+    "look",
     "encode",
     "prefill",
     "first_token",

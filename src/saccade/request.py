@@ -162,6 +162,7 @@ class EngineTimes(msgspec.Struct, frozen=True, gc=False):
     first: float  # when its first token was known
     encode: float = 0.0  # seconds between those two that went into its views
     preempted: int = 0  # times it had to give way
+    look: float = 0.0  # seconds from its first row to the choice of zoomed views; encoding apart
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -11,6 +11,7 @@ never   reads the request: it knows times alone
     unpack       decoding pictures; getting and decoding videos
     send         to the engine
     queue        waiting for a device row
+    look         steps up to the choice of its zoomed views, where those are chosen
     encode       steps of the vision tower for its pictures
     prefill      the other steps up to its first token
     first_token  from the engine to the front
@@ -76,8 +77,9 @@ class Stages:
             engine = self.engine
             known["send"] = _between(self.sent, engine.queued)
             known["queue"] = _between(engine.queued, engine.started)
+            known |= {"look": engine.look} if engine.look else {}
             known |= {"encode": engine.encode} if engine.encode else {}
-            known["prefill"] = _between(engine.started, engine.first, engine.encode)
+            known["prefill"] = _between(engine.started, engine.first, engine.encode + engine.look)
             known["first_token"] = _between(engine.first, self.first)
         known["decode"] = _between(self.first, self.last)
         known["total"] = _between(self.arrived, end)

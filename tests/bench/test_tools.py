@@ -11,6 +11,7 @@ from bench import agree, growth, scaling, stages
 from bench.agree import Told
 from bench.curves import Chart, Curve, svg
 from bench.growth import Look
+from bench.lod_asking import Bench, Level
 from bench.questions import Questions, Scope
 from bench.soak import verdict
 from bench.soak.clients import Outcome
@@ -62,6 +63,27 @@ def test_both_paths_agree_on_the_tiny_model(vl_folder: Path) -> None:
     found, apart = agree.compare(quick, slow, ulp)
     assert not found
     assert len(apart) == 24
+
+
+# Questions about one picture
+
+
+def test_questions_are_timed_and_counted_as_the_engine_saw_them(llm: LLM) -> None:
+    """Red when a question's clock begins late, or its zoomed views are not counted."""
+    bench = Bench(llm, answer_tokens=3, seed=0)
+    size, full = (512, 512), bench.full_tokens((512, 512))
+    picture, level = bench.picture(size), Level(0.9)  # of 64 tokens
+    before = llm.engine.stats()
+    asked = [*bench.questions(1, picture, level, full), *bench.questions(3, picture, level, full)]
+    after = llm.engine.stats()
+    assert after.looks - before.looks == len(asked) == 4
+    assert after.zooms > before.zooms
+    assert sum(one.visual_tokens for one in asked) == after.visual_tokens - before.visual_tokens
+    for one in asked:
+        stages = one.stages.seconds()
+        assert stages["look"] > 0
+        assert 0 < one.first < one.whole
+        assert sum(stages.values()) == pytest.approx(one.whole / 1e3, abs=2e-3)
 
 
 # Growth

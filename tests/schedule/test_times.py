@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from saccade.request import EngineTimes
-from tests.schedule.device import COSTS, IMAGE_ID, STEP_SECONDS, Engine, picture, question, small_limits
+from tests.schedule.device import (
+    COSTS,
+    IMAGE_ID,
+    STEP_SECONDS,
+    Engine,
+    picture,
+    question,
+    small_limits,
+    zooming,
+)
 
 TEXT = list(range(2, 9)) * 3
 ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
@@ -71,3 +80,20 @@ def test_giving_way_is_counted() -> None:
     ends = {name: times for name in "ab" if (times := told(engine, name)[-1])}
     assert ends["a"].preempted == 0
     assert ends["b"].preempted == engine.scheduler.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_look_is_what_went_before_the_choice_of_views(overlap: bool) -> None:
+    """Its own clock: the picture's encoding is told apart, and what follows the choice is not looking."""
+    engine = Engine(overlap=overlap)
+    shown, asked = (picture(1, 0, 2, 3),), [IMAGE_ID, 2, 4, 5]
+    engine.add(question("a", [*asked, 8], shown, max_tokens=1, zooming=zooming(len(asked), (0,), 6, shown)))
+    engine.add(question("b", TEXT, max_tokens=1))
+    engine.run()
+    (seen,), (text,) = told(engine, "a"), told(engine, "b")
+    assert seen is not None
+    assert text is not None
+    spent = seen.first - seen.started
+    assert 0 < seen.look < spent
+    assert seen.look + seen.encode < spent
+    assert text.look == 0.0

@@ -287,6 +287,7 @@ class Scheduler:
             zoomed = self._looking.decide(group, looks, self._limits, self._holdings)
         except ValueError as error:
             return self._end_request(name, "error", f"the picture could not be looked at: {error}")
+        group.looked(self._clock())
         self._totals.looked(zoomed)
         return self._end_request(name, "stop") if zoomed.looks else []
 

@@ -39,6 +39,7 @@ class Group:
     first_at: float | None = None  # when its first token was known
     encode_seconds: float = 0.0  # of steps, spent on its views
     preempted: int = 0  # times a choice of it gave way
+    look_seconds: float = 0.0  # as EngineTimes has it
     kinds: tuple[Layout, Kinds] | None = None  # of its blocks, once asked for; of the layout it has now
     deleted: set[bytes] = field(default_factory=set)  # contents of its pictures deleted since it came
     zoomed: Zoomed | None = None  # what was chosen after a look; None again once told
@@ -54,7 +55,12 @@ class Group:
             self.first_at = clock()
         elif not last:
             return None
-        return EngineTimes(self.since, self.started_at, self.first_at, self.encode_seconds, self.preempted)
+        encode, look = self.encode_seconds, self.look_seconds
+        return EngineTimes(self.since, self.started_at, self.first_at, encode, self.preempted, look)
+
+    def looked(self, now: float) -> None:
+        """Its views are chosen: what went before was looking, and encoding what was looked at."""
+        self.look_seconds = max(now - self.started_at - self.encode_seconds, 0.0)
 
 
 def group_of(request: Request, layout: Layout, since: float) -> Group:

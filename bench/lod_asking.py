@@ -1,0 +1,173 @@
+"""Asking an engine in this process about pictures, at full detail or less; what `bench.lod` asks with.
+
+takes   an engine (`LLM`), how long answers are, a seed
+gives   pictures nobody has seen, questions about them, answers with the time they took
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+import numpy as np
+import torch
+
+from saccade.bench.inputs import Inputs
+from saccade.garbage import nothing_older
+from saccade.llm import LLM, Output
+from saccade.lod.values import LodParams
+from saccade.media.detail import Wishes
+from saccade.media.source import Shared
+from saccade.request import Delta, Pixels
+from saccade.sampling import SamplingParams
+from saccade.stages import Stages
+
+QUESTION_TOKENS = 32
+PLACES = 6  # of noise in a picture
+WARM_ROUNDS, WARM_SINGLES = 8, 6  # most of them before a row of `serve`, and lone requests in each
+FASTER = 1.03  # times the rate before: still getting faster
+
+
+@dataclass(frozen=True)
+class Level:
+    """Full detail, or a share of its tokens."""
+
+    share: float | None
+
+    @property
+    def name(self) -> str:
+        return "full" if self.share is None else f"{self.share:.0%}"
+
+    def params(self, full: int) -> LodParams | None:
+        return None if self.share is None else LodParams(budget=max(1, int(full * self.share)), gate=False)
+
+
+class Bench:
+    def __init__(self, llm: LLM, answer_tokens: int, seed: int) -> None:
+        self.llm = llm
+        self.front = llm.front
+        self._inputs = Inputs(llm.front.checkpoint, llm.front.tokens, seed)
+        self._rng = np.random.default_rng(seed)
+        self._tokens = answer_tokens
+
+    def picture(self, size: tuple[int, int]) -> Pixels:
+        width, height = size
+        drawn = np.full((height, width, 3), self._rng.integers(120, 240, 3), dtype=np.uint8)
+        for _ in range(PLACES):
+            high, wide = max(height // 8, 1), max(width // 8, 1)
+            y, x = int(self._rng.integers(height - high + 1)), int(self._rng.integers(width - wide + 1))
+            drawn[y : y + high, x : x + wide] = self._rng.integers(0, 256, (high, wide, 1), dtype=np.uint8)
+        return drawn
+
+    @property
+    def on_cuda(self) -> bool:
+        return torch.device(self.llm.engine.info.device).type == "cuda"
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """So far, and those of them that ran captured."""
+        return self.llm.engine.stats().steps, self.llm.engine.captured_steps
+
+    def full_tokens(self, size: tuple[int, int]) -> int:
+        image = self.front.checkpoint.image
+        if image is None:
+            raise click.ClickException("the model sees no pictures")
+        rows, columns = image.token_grid(*size)
+        return rows * columns
+
+    def ask(
+        self, pictures: Sequence[Pixels], level: Level, full: int, *, tokens: int | None = None
+    ) -> tuple[float, list[Output]]:
+        """One question about each; seconds for all of them."""
+        prompts = [
+            {
+                "prompt_token_ids": self._inputs.about_picture(QUESTION_TOKENS),
+                "images": [one],
+                "lod": level.params(full),
+            }
+            for one in pictures
+        ]
+        count = tokens or self._tokens
+        params = SamplingParams(max_tokens=count, min_tokens=count, temperature=0, ignore_eos=True)
+        began = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, progress=False)
+        return time.perf_counter() - began, outputs
+
+    def questions(self, count: int, picture: Pixels, level: Level, full: int) -> list["Asked"]:
+        """So many about one picture, all at once, each timed from before it is prepared; of several the
+        picture is read once, as the library does it."""
+        params = SamplingParams(max_tokens=self._tokens, temperature=0, ignore_eos=True)
+        shown = Shared(picture) if count > 1 else picture
+        engine, asked = self.llm.engine, {}
+        with nothing_older():
+            began = time.monotonic()
+            for number in range(count):
+                stages = Stages(began, began)
+                request = self.front.prepare_prompt(
+                    self._inputs.about_picture(QUESTION_TOKENS),
+                    params,
+                    f"question-{number}",
+                    images=[shown],
+                    trusted=True,
+                    stages=stages,
+                    wishes=Wishes(params=level.params(full)),
+                )
+                looked = sum(one.view.tokens for one in request.media)
+                asked[request.id] = Asked(stages, looked)
+                stages.sent = time.monotonic()
+                engine.submit(request)
+            while not engine.idle:
+                for delta in engine.step():
+                    asked[delta.request_id].take(delta)
+        return list(asked.values())
+
+
+@dataclass
+class Asked:
+    """A question and what became of it."""
+
+    stages: Stages
+    visual_tokens: int
+
+    def take(self, delta: Delta) -> None:
+        if delta.error:
+            raise click.ClickException(delta.error)
+        now, stages = time.monotonic(), self.stages
+        stages.engine = delta.times or stages.engine
+        stages.first, stages.last = stages.first or now, now
+        self.visual_tokens += delta.zoomed.visual_tokens if delta.zoomed else 0
+
+    @property
+    def first(self) -> float:
+        """Milliseconds to the first token."""
+        return 1e3 * ((self.stages.first or 0.0) - self.stages.arrived)
+
+    @property
+    def whole(self) -> float:
+        """Milliseconds to the last one."""
+        return 1e3 * ((self.stages.last or 0.0) - self.stages.arrived)
+
+
+def prepare(llm: LLM) -> None:
+    """What an idle engine would do by and by: capture the steps and the views that may come."""
+    began, done = time.perf_counter(), 0
+    while llm.engine.prepare():
+        done += 1
+    print(f"{done} shapes captured ahead in {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def warm(bench: Bench, size: tuple[int, int], level: Level, full: int, requests: int) -> None:
+    """One request at a time, then all at once, until that gets no faster: shapes met a few times over are
+    captured, a piece per call. On a CPU, where nothing is, two requests do."""
+    if not bench.on_cuda:
+        bench.ask([bench.picture(size)] * 2, level, full)
+        return
+    best, no_faster = 0.0, 0
+    for _ in range(WARM_ROUNDS):
+        for _ in range(WARM_SINGLES):
+            bench.ask([bench.picture(size)], level, full, tokens=1)
+        seconds, _ = bench.ask([bench.picture(size) for _ in range(requests)], level, full)
+        no_faster = 0 if requests / seconds > FASTER * best else no_faster + 1
+        best = max(best, requests / seconds)
+        if no_faster == 2:
+            return
