@@ -1,6 +1,6 @@
 """Tunings of the products that bench/kernels.py tries: for few rows one list, for many by the shape."""
 
-from saccade.kernels.jit import up
+from saccade.kernels.jit import power_of_two, up
 from saccade.kernels.skinny import MOST_ROWS, SkinnyTuning
 
 CANDIDATES = (
@@ -68,4 +68,27 @@ def candidates(rows: int, columns: int, depth: int, gated: bool) -> list[SkinnyT
         tried = {n: filled(tile._replace(splits=n), resident, rows, height) for n in cuts}
         enough = [n for n, share in tried.items() if share >= FULL] or [max(cuts, key=lambda n: tried[n])]
         made += [tile._replace(splits=n) for n in enough[: 1 if tried[enough[0]] >= WELL else 2]]
+    return made
+
+
+# For up to 64 rows, beside CANDIDATES: tall tiles of W by the kernel for many rows, in one wave of the chip.
+TALL = (
+    SkinnyTuning(64, 128, 1, 4, 6, "many"),
+    SkinnyTuning(128, 64, 1, 4, 8, "many"),
+    SkinnyTuning(128, 128, 1, 8, 4, "many"),
+    SkinnyTuning(192, 64, 1, 4, 6, "many"),
+    SkinnyTuning(192, 64, 1, 8, 7, "many"),
+    SkinnyTuning(192, 128, 1, 8, 3, "many"),
+)
+
+
+def for_few(rows: int, columns: int, depth: int, gated: bool) -> list[SkinnyTuning]:
+    """Each tile with the splits that fill one wave best."""
+    lines = max(16, power_of_two(rows))
+    height, made = columns * (2 if gated else 1), []
+    for tile in TALL:
+        whole = gated or columns > 100_000
+        cuts = [1] if whole else [n for n in range(1, 9) if depth // n >= LEAST_DEPTH]
+        tried = {n: filled(tile._replace(splits=n, lines=lines), 1, rows, height) for n in cuts}
+        made.append(tile._replace(splits=max(cuts, key=lambda n: (round(tried[n], 2), -n)), lines=lines))
     return made

@@ -50,7 +50,10 @@ class Elected(NamedTuple):
 
 def written(t: SkinnyTuning) -> str:
     lines = f", lines={t.lines}" if t.lines else ""
-    return f'SkinnyTuning({t.columns}, {t.depth}, {t.splits}, {t.warps}, {t.stages}, "{t.mode}"{lines})'
+    ahead = f", ahead={t.ahead}" if t.ahead else ""
+    return (
+        f'SkinnyTuning({t.columns}, {t.depth}, {t.splits}, {t.warps}, {t.stages}, "{t.mode}"{ahead}{lines})'
+    )
 
 
 def elected(

@@ -36,7 +36,7 @@ from bench.kernel_cases import (
 from saccade.kernels import skinny
 from saccade.kernels.activation import silu_mul_triton
 from saccade.kernels.add_norm import add_norm_triton
-from saccade.kernels.choice import Mode, running
+from saccade.kernels.choice import Mode, mode, running
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
 from saccade.kernels.paged_decode import default_tuning as decode_tuning
 from saccade.kernels.parts import Parts
@@ -66,11 +66,12 @@ class Ways(NamedTuple):
 
 
 def early(tuning: SkinnyTuning) -> SkinnyTuning:
-    return tuning._replace(pdl=True, ahead=skinny.AHEAD)
+    return tuning._replace(pdl=mode().early, ahead=tuning.ahead or skinny.AHEAD)
 
 
 def product(name: str, way: SkinnyTuning | None, left: bool, x: Ended) -> tuple[Tensor | Parts, Tensor]:
-    """What comes out of it, and the stream behind it; as in a captured step, launched early."""
+    """What comes out of it, and the stream behind it; as in a captured step, launched early if the mode in
+    force says so."""
     gated, normed = PRODUCTS[name][2], name in ("o", "down")
     if way is None:
         y = F.linear(x.x, x.weight) if x.x.is_cuda else data(x.x.device, x.x.shape[0], x.weight.shape[0])
@@ -90,20 +91,22 @@ def alone(name: str, way: SkinnyTuning | None, left: bool, x: Ended) -> Any:
 
 
 def finished(qkv: Tensor | Parts, f: Finish) -> Tensor:
-    return qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=True))
+    return qkv_finish_triton(
+        qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=mode().early)
+    )
 
 
-def layer(ways: Ways, x: Layer) -> Any:
+def layer(ways: Ways, x: Layer, *, early: bool = True) -> Any:
     rows, p = x.stream.shape[0], x.paged
 
     def made(name: str, values: Tensor, stream: Tensor, left: bool = False) -> tuple[Any, Tensor]:
         inputs = Ended(values, x.weights[name], stream, x.norm, None)
         return product(name, ways.by.get(name), left, inputs)
 
-    with running(Mode(early=True, arrivals=p.arrivals)):
+    with running(Mode(early=early, arrivals=p.arrivals)):
         q = finished(made("qkv", x.normed, x.stream, ways.left)[0], x.finish)
         splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)
-        decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=True)
+        decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)
         tables, lengths = p.rows.tables, p.rows.lengths
         seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode)
         normed, stream = made("o", seen.flatten(1), x.stream)
