@@ -1,5 +1,8 @@
 """The identity of media: everything that changes a picture changes its hash."""
 
+import pytest
+
+from saccade.media import hashing
 from saccade.media.hashing import content_hash, for_tenant, part_hash, picture_hash
 
 BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
@@ -18,6 +21,16 @@ def test_every_part_is_in_the_hash() -> None:
     assert len(hashes) == len(others) + 1
     assert all(len(one) == 32 for one in hashes)
     assert content_hash(*BASE) == content_hash(*BASE)
+
+
+def test_hashing_by_all_cores_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("PNG", "RGB", (4, 6), bytes(range(256)) * 8192)
+    monkeypatch.setattr(hashing, "SPREAD_BYTES", 1 << 30)
+    alone = picture_hash(*given)
+    monkeypatch.setattr(hashing, "SPREAD_BYTES", 1)
+    assert picture_hash(*given) == alone
+    with hashing._spreading:  # somebody else has the cores
+        assert picture_hash(*given) == alone
 
 
 def test_tenants_do_not_share_hashes() -> None:

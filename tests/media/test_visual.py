@@ -42,7 +42,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("decoded in vain")
 
-    for room, name in ((decode, "decode"), (decode, "normalise"), (video, "_fill")):
+    for room, name in ((decode, "decode"), (decode, "normalise"), (decode, "copied_words"), (video, "_fill")):
         monkeypatch.setattr(room, name, refuse)
 
 

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+from saccade.media.arrow import copied_words
+from saccade.raster import shown
 from saccade.vision.staging import LEAST_BYTES, Staging
 
 
@@ -100,3 +103,12 @@ def test_pictures_sent_one_after_the_other_arrive_whole() -> None:
         sent.append((pixels, staging.send(pixels)))
     assert all(np.array_equal(pixels, there.cpu().numpy()) for pixels, there in sent)
     assert staging.nbytes <= 16 << 20
+
+
+def test_pixels_in_words_of_four_bytes_arrive_as_others_do() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 20, 30, 3), dtype=np.uint8)
+    words = shown(copied_words(Image.fromarray(pixels[0])))
+    bench = Bench(64 << 20)
+    sent = bench.staging.send(words)
+    assert sent.is_contiguous()
+    np.testing.assert_array_equal(sent.numpy(), pixels)

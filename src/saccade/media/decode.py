@@ -26,7 +26,9 @@ from PIL.ExifTags import Base as Exif
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
+from saccade.media.arrow import copied_words
 from saccade.media.geometry import check_size
+from saccade.raster import shown
 from saccade.request import Pixels
 
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
@@ -157,7 +159,7 @@ def from_image(image: Image.Image, limits: MediaLimits) -> Pixels:
         # Opening reads only the header; the first to need pixels reads the file, and only one may.
         with _READING[id(image) % len(_READING)]:
             image.load()
-        return normalise(image)
+        return shown(copied_words(_rgb(image))) if not _sixteen_bits(image) else normalise(image)
     except MediaRefused:
         raise
     except Exception as error:  # a lazily opened file may be anything
@@ -167,6 +169,10 @@ def from_image(image: Image.Image, limits: MediaLimits) -> Pixels:
 def from_array(array: NDArray[np.generic], limits: MediaLimits) -> Pixels:
     """An array [height, width], [height, width, 1], [.., 3] or [.., 4] of uint8."""
     array_size(array, limits)
+    if array.ndim == 3 and array.shape[2] == 3:
+        pixels = np.array(array, dtype=np.uint8, order="C")[None]
+        pixels.flags.writeable = False
+        return pixels
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return normalise(Image.fromarray(np.ascontiguousarray(array)))
@@ -186,8 +192,18 @@ def array_size(array: NDArray[np.generic], limits: MediaLimits) -> tuple[int, in
 
 def normalise(image: Image.Image) -> Pixels:
     """RGB pixels [1, height, width, 3] by the rule above."""
-    if image.mode.startswith("I;16"):
+    if _sixteen_bits(image):
         return _from_sixteen_bits(image)
+    # Read-only, over the bytes Pillow hands out: nobody writes into a picture, and a copy is a millisecond.
+    return np.asarray(_rgb(image), dtype=np.uint8)[None]
+
+
+def _sixteen_bits(image: Image.Image) -> bool:
+    return image.mode.startswith("I;16")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Of mode RGB, by the rule above for all but 16 bits."""
     if image.mode in ("I", "F"):
         raise MediaRefused(
             f"The picture has the mode {image.mode}, whose range is not known; convert it to L or RGB."
@@ -195,8 +211,7 @@ def normalise(image: Image.Image) -> Pixels:
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
-    # Read-only, over the bytes Pillow hands out: nobody writes into a picture, and a copy is a millisecond.
-    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"), dtype=np.uint8)[None]
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _from_sixteen_bits(image: Image.Image) -> Pixels:

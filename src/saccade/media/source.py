@@ -22,6 +22,7 @@ from saccade.media.geometry import VideoProcessing
 from saccade.media.halt import Halt
 from saccade.media.hashing import content_hash, for_tenant, picture_hash
 from saccade.media.part import MediaKind
+from saccade.raster import words_of
 from saccade.request import NO_PIXELS, Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
@@ -107,15 +108,23 @@ def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted
 
 def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> Picture:
     pixels = decode.from_image(image, limits)
-    digest = picture_hash("pil", image.mode, image.size, pixels.reshape(-1).data)
+    words = words_of(pixels)
+    data = pixels if words is None else words
+    digest = picture_hash("pil" if words is None else "pil words", image.mode, image.size, _flat(data))
     return Picture(pixels, digest, for_tenant(digest, salt))
 
 
 def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> Picture:
     pixels = decode.from_array(array, limits)
-    data = np.ascontiguousarray(array).tobytes()
-    digest = picture_hash("array", str(array.dtype), array.shape, data)
+    # Of three bands the pixels are a copy of it, and nobody changes that.
+    data = pixels if array.shape == pixels.shape[1:] else np.ascontiguousarray(array)
+    digest = picture_hash("array", str(array.dtype), array.shape, _flat(data))
     return Picture(pixels, digest, for_tenant(digest, salt))
+
+
+def _flat(array: NDArray[np.generic]) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> Picture:

@@ -21,6 +21,7 @@ import numpy as np
 from saccade.config import EngineConfig
 from saccade.errors import EngineDied
 from saccade.metrics import EngineStats
+from saccade.raster import contiguous
 from saccade.request import Delta, Request
 
 
@@ -199,7 +200,7 @@ def _shared_copy(arrays: list[np.ndarray[Any, Any]]) -> int:
     memory = _anonymous_memory()
     try:
         for array in arrays:
-            left = np.ascontiguousarray(array).reshape(-1).data  # empty, of a named picture
+            left = contiguous(array).reshape(-1).data  # empty, of a named picture
             while left:
                 left = left[os.write(memory, left) :]
     except BaseException:

@@ -18,6 +18,7 @@ from saccade.apart import apart
 from saccade.kernels.choice import mode
 from saccade.models.layers import VisionTower
 from saccade.plan import Encode
+from saccade.raster import contiguous
 from saccade.request import Pixels
 from saccade.vision.graphs import Captured, Carrier, Shape, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
@@ -224,7 +225,9 @@ class Encoder:
         """A copy on the device, to be read only, that does not wait for it."""
         if self._uploads is not None:
             return self._uploads.send(pixels)
-        return torch.from_numpy(pixels.copy())  # a read-only array is not one torch would wrap
+        own = contiguous(pixels)
+        # A read-only array is not one torch would wrap.
+        return torch.from_numpy(own.copy() if own is pixels else own)
 
     def _patches(self, frames: Tensor, encode: Encode) -> Tensor:
         preprocessor = self._preprocessors.get(encode.view.processing)

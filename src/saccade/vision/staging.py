@@ -9,9 +9,11 @@ never   writes to a buffer the device may still be reading; waits, unless every 
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.raster import words_of
 from saccade.request import Pixels
 
 MOST_BYTES = 256 << 20
@@ -46,12 +48,14 @@ class Staging:
 
     def send(self, pixels: Pixels) -> Tensor:
         """A copy on the device; it is there for whatever the current stream does next."""
-        buffer = self._free(max(pixels.nbytes, 1))
-        host = buffer[: pixels.nbytes].view(pixels.shape)
-        host.numpy()[...] = pixels  # the array may be read-only shared memory, which torch will not wrap
+        words = words_of(pixels)
+        source = pixels if words is None else words.view(np.uint8).reshape(*pixels.shape[:3], 4)
+        buffer = self._free(max(source.nbytes, 1))
+        host = buffer[: source.nbytes].view(source.shape)
+        host.numpy()[...] = source  # the array may be read-only shared memory, which torch will not wrap
         sent = host.to(self._device, non_blocking=True, copy=True)
         self._buffers.append((buffer, self._mark()))
-        return sent
+        return sent if words is None else sent[..., :3].contiguous()
 
     def _free(self, nbytes: int) -> Tensor:
         """A buffer nobody reads, out of the list: the smallest that fits and is free, or a new one."""
