@@ -1,13 +1,13 @@
-"""Tunings of the products of a decode layer, searched within the layer: for 1 to 64 rows, on a GPU.
+"""Tunings of the products of a decode layer, searched within the layer, on a GPU.
 
-    PYTHONPATH=src python3 -m bench.descend [--groups 1 8,16 32 64] [--rounds 2]
+    PYTHONPATH=src python3 -m bench.descend [--groups 1 8,16 32 64] [--late] [--rounds 2]
 
 A product timed by itself starts on an idle chip and ends on one. In a layer its first weights can come while
 the kernel before it works, and what it leaves half done is another kernel's wait. So one product after the
 other is given each of its candidates, the others staying as they are, and the one with the quickest layer is
 kept; then how far it looks ahead is turned. Rounds follow until none gains. Rows of one group share their
-tunings: the sum of their times decides. At the end each layer is timed with and without early launch, and
-the lines for TUNED and LEFT (kernels/skinny.py) are printed.
+tunings: the sum of their times decides. All kernels are launched early, or with `--late` none. At the end the
+layer is timed the other way too, and the lines for TUNED and LEFT (kernels/skinny.py) are printed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from bench.kernel_cases import PRODUCTS, Layer, make_layer
 from bench.kernels import seconds
 from bench.many_rows import CONTEXT, LAYER, Ways, layer, tables
 from saccade.kernels.jit import compiled_ahead
-from saccade.kernels.skinny import LIMITS, SkinnyTuning
+from saccade.kernels.skinny import LIMITS, MOST_ROWS, SkinnyTuning
 
 GAIN = 0.998  # of the time before: less is taken for noise
 AHEADS = (0, 128, 256, 512, 1024, 2048, 4096)
@@ -30,19 +30,29 @@ Option = tuple[SkinnyTuning | None, bool]  # None: the library; whether parts ar
 
 
 class Search:
-    def __init__(self, group: Sequence[int], device: torch.device) -> None:
-        self.group = group
+    def __init__(self, group: Sequence[int], device: torch.device, *, early: bool) -> None:
+        self.group, self._early = group, early
         self._inputs = {rows: [make_layer(rows, CONTEXT, device, i) for i in range(4)] for rows in group}
         self.ways = tables(max(group))
         self.best = self.time(self.ways)
-        print(f"\n{self.title}: {self.best * 1e6:.1f} us as the tables say", flush=True)
+        library = self.time(Ways({}))
+        told = f"{self.best * 1e6:.1f} us as the tables say, {self.named(not early)} "
+        told += f"{self.time(self.ways, other=True) * 1e6:.1f}; the library's {library * 1e6:.1f}, "
+        told += f"{self.named(not early)} {self.time(Ways({}), other=True) * 1e6:.1f}"
+        print(f"\n{self.title}, {self.named(early)}: {told}", flush=True)
 
     @property
     def title(self) -> str:
         return f"rows {' + '.join(map(str, self.group))}"
 
-    def time(self, ways: Ways, *, early: bool = True) -> float:
-        """Seconds of a layer, summed over the group; endless where it does not run on this chip."""
+    @staticmethod
+    def named(early: bool) -> str:
+        return "early" if early else "late"
+
+    def time(self, ways: Ways, *, other: bool = False) -> float:
+        """Seconds of a layer, summed over the group; endless where it does not run on this chip. `other`:
+        launched the other way."""
+        early = self._early != other
         try:
             return sum(seconds(lambda x: layer(ways, x, early=early), self._inputs[n]) for n in self.group)
         except Exception as error:
@@ -59,7 +69,8 @@ class Search:
         columns, depth, gated = PRODUCTS[name]
         yield None, False
         rows = max(self.group)
-        for tuning in (*candidates(rows, columns, depth, gated), *for_few(rows, columns, depth, gated)):
+        more = for_few(rows, columns, depth, gated) if rows <= MOST_ROWS else []
+        for tuning in (*candidates(rows, columns, depth, gated), *more):
             if tuning.mode != "fma" or self.group == [1]:
                 yield tuning, False
                 if name == "qkv" and tuning.splits > 1:
@@ -70,7 +81,7 @@ class Search:
         with compiled_ahead():
             for name in LAYER:
                 for option in self.options(name):
-                    layer(self.with_product(name, option), one)
+                    layer(self.with_product(name, option), one, early=self._early)
 
     def turn(self, name: str) -> bool:
         """Try every candidate of one product; whether one was better."""
@@ -114,13 +125,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", nargs="+", default=["1", "8,16", "32", "64"], help="of rows")
+    parser.add_argument("--late", action="store_true", help="no kernel is launched early")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no product is begun")
     options = parser.parse_args()
     device, began = torch.device("cuda"), time.perf_counter()
     for group in options.groups:
         with torch.inference_mode():
-            search = Search([int(rows) for rows in group.split(",")], device)
+            search = Search([int(rows) for rows in group.split(",")], device, early=not options.late)
             search.compile()
             print(f"  compiled after {time.perf_counter() - began:.0f} s", flush=True)
             for _ in range(options.rounds):
@@ -131,8 +143,8 @@ def main() -> None:
                         gained |= search.turn_ahead(name)
                 if not gained:
                     break
-            late = search.time(search.ways, early=False)
-            print(f"{search.title}: {search.best * 1e6:.1f} us; without early launch {late * 1e6:.1f}")
+            other = search.time(search.ways, other=True)
+            print(f"{search.title}: {search.best * 1e6:.1f} us; launched the other way {other * 1e6:.1f}")
             print("\n".join(search.lines()), flush=True)
         del search
         torch.cuda.empty_cache()
