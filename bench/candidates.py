@@ -74,19 +74,30 @@ def candidates(rows: int, columns: int, depth: int, gated: bool) -> list[SkinnyT
 # For up to 64 rows, beside CANDIDATES: tall tiles of W by the kernel for many rows, in one wave of the chip.
 TALL = (
     SkinnyTuning(64, 128, 1, 4, 6, "many"),
+    SkinnyTuning(64, 256, 1, 4, 4, "many"),
+    SkinnyTuning(64, 128, 1, 4, 10, "many"),
     SkinnyTuning(128, 64, 1, 4, 8, "many"),
     SkinnyTuning(128, 128, 1, 8, 4, "many"),
+    SkinnyTuning(128, 128, 1, 4, 5, "many"),
     SkinnyTuning(192, 64, 1, 4, 6, "many"),
     SkinnyTuning(192, 64, 1, 8, 7, "many"),
     SkinnyTuning(192, 128, 1, 8, 3, "many"),
+    SkinnyTuning(192, 128, 1, 8, 4, "many"),
+    SkinnyTuning(192, 128, 1, 4, 4, "many"),
 )
+SHARED = 227 << 10  # bytes of shared memory a program may have
+
+
+def fits(tile: SkinnyTuning, lines: int) -> bool:
+    """Whether its stages do: of W and of x, 16 bits a value."""
+    return 2 * tile.stages * tile.depth * (tile.columns + lines) <= SHARED
 
 
 def for_few(rows: int, columns: int, depth: int, gated: bool) -> list[SkinnyTuning]:
     """Each tile with the splits that fill one wave best."""
     lines = max(16, power_of_two(rows))
     height, made = columns * (2 if gated else 1), []
-    for tile in TALL:
+    for tile in (tile for tile in TALL if fits(tile, lines)):
         whole = gated or columns > 100_000
         cuts = [1] if whole else [n for n in range(1, 9) if depth // n >= LEAST_DEPTH]
         tried = {n: filled(tile._replace(splits=n, lines=lines), 1, rows, height) for n in cuts}

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from bench import bare
-from bench.candidates import CANDIDATES, TILES
+from bench.candidates import CANDIDATES, TALL, TILES, fits
 from saccade.cache.pages import KVShape, Pages
 from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import any_shape, paged_attention_reference
@@ -408,10 +408,13 @@ def product(x: Tensor, weight: Tensor, tuning: skinny.SkinnyTuning | None, launc
 
 
 def many(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
-    """Every tile of 65 to 256 rows at three shapes, cut along K and not, launched early and not."""
+    """Every tile of up to 256 rows at three shapes, cut along K and not, launched early and not."""
     tiles = [tile for some in TILES.values() for tile, _ in some]
-    for turn, tile in enumerate(tiles):
-        counts = (129, 200, 256) if tile.lines == 256 or turn % 2 else (65, 100, 128)
+    few = [tile._replace(lines=lines) for lines in (16, 32, 64) for tile in TALL if fits(tile, lines)]
+    for turn, tile in enumerate((*tiles, *few)):
+        lines = tile.lines or 0
+        counts = (129, 200, 256) if lines == 256 or turn % 2 else (65, 100, 128)
+        counts = counts if lines > 64 else (lines // 2 - 7, lines - 3, lines)
         shapes = ((1536, 4096), (1000, 1032), (400, 12288))
         for at, (rows, (columns, depth)) in enumerate(zip(counts, shapes, strict=True)):
             early = (turn + at) % 2 == 0

@@ -29,6 +29,7 @@ WIDE = SkinnyTuning(96, 64, 2, mode="many", lines=256)  # three pieces of 32
 
 
 TRIED = [(100, WHOLE), (65, CUT), (200, WIDE._replace(splits=1)), (128, WHOLE), (129, CUT), (256, WIDE)]
+TRIED += [(1, CUT._replace(lines=16)), (13, WHOLE._replace(lines=16)), (30, CUT._replace(lines=32))]
 
 
 @pytest.mark.parametrize(("rows", "tuning"), TRIED, ids=lambda value: getattr(value, "name", str(value)))

@@ -15,7 +15,8 @@ one padding of x (16, 32 or 64 lines) are in one order whatever the neighbours.
 
 Ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more: wgmma, W
 from shared memory without a transposition), "fma" multiplies in registers (M = 1 only), "many" is a kernel of
-its own for 65 to 256 rows (`multiply_many`), which go to the library where no line of the tables says so.
+its own (`multiply_many`) made for 65 to 256 rows, which go to the library where no line of the tables says
+so; its tall tiles are one wave of the chip, which is the quickest for few rows too.
 
 Ceiling on an H200: 4.69 TB/s. Qwen3-VL-8B, bf16, M = 1: qkv 50 MB 10.7 us, o 34 MB 7.2 us, gate_up 201 MB
 42.9 us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there, a plain one-pass
@@ -78,24 +79,26 @@ class Line(NamedTuple):
 
 
 # Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
-# `default_tuning`. Written by `python -m bench.kernels --choose --write`.
+# `default_tuning`. Lines with a figure were timed alone (`python -m bench.kernels --choose --write`), the
+# rest within a layer (`python -m bench.descend`) of 640 tokens a row: 106.4 us at 1 row, 237.7 at 8 and 16
+# together, 133.3 at 32 and 156.4 at 64, where those chosen alone took 112.5, 252.3, 135.2 and 162.3.
 TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
     (1, 6144, 4096, False): SkinnyTuning(4, 2048, 1, 4, 2, "fma"),  # qkv: 3.29 TB/s, 1.11x cuBLAS
-    (16, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.21 TB/s, 1.05x cuBLAS
-    (32, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # qkv: 3.13 TB/s, 1.04x cuBLAS
+    (16, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap", ahead=128),  # qkv
+    (32, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap", ahead=128),  # qkv
     (64, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # qkv: 3.02 TB/s, 1.01x cuBLAS
-    (1, 4096, 4096, False): SkinnyTuning(8, 1024, 1, 4, 2, "fma"),  # o: 3.03 TB/s, 1.17x cuBLAS
-    (16, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # o: 2.78 TB/s, 1.16x cuBLAS
-    (32, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # o: 2.65 TB/s, 1.05x cuBLAS
-    (64, 4096, 4096, False): None,  # o: 2.66 TB/s, 0.96x cuBLAS
-    (1, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.99 TB/s, 1.07x cuBLAS
-    (16, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.92 TB/s, 1.10x cuBLAS
-    (32, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # gate_up: 3.81 TB/s, 1.09x cuBLAS
-    (64, 12288, 4096, True): None,  # gate_up: 3.06 TB/s, 0.92x cuBLAS
-    (1, 4096, 12288, False): SkinnyTuning(8, 1024, 1, 4, 2, "fma"),  # down: 3.91 TB/s, 1.19x cuBLAS
-    (16, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # down: 3.60 TB/s, 1.02x cuBLAS
-    (32, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap"),  # down: 3.49 TB/s, 1.04x cuBLAS
-    (64, 4096, 12288, False): SkinnyTuning(32, 256, 1, 4, 4, "dot"),  # down: 3.36 TB/s, 1.08x cuBLAS
+    (1, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # o
+    (16, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # o
+    (32, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=32),  # o
+    (64, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 5, "swap", ahead=1024),  # o
+    (1, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", ahead=128, lines=16),  # gate_up
+    (16, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", ahead=128, lines=16),  # gate_up
+    (32, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 6, "many", lines=32),  # gate_up
+    (64, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", lines=64),  # gate_up
+    (1, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # down
+    (16, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # down
+    (32, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap", ahead=128),  # down
+    (64, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap", ahead=128),  # down
     (1, 151936, 4096, False): SkinnyTuning(4, 2048, 1, 4, 2, "fma"),  # head: 4.46 TB/s, 1.07x cuBLAS
     (16, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # head: 4.30 TB/s, 1.06x cuBLAS
     (32, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # head: 4.16 TB/s, 1.03x cuBLAS
@@ -104,8 +107,7 @@ TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
 # The same by (rows up to, N, K) for products whose parts the next kernel adds up (qkv, by `qkv_finish`), only
 # where that was quicker than TUNED's way.
 LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
-    (1, 6144, 4096): SkinnyTuning(32, 256, 2, 4, 4, "dot"),  # 17.6 us with qkv_finish; apart 18.2
-    (16, 6144, 4096): SkinnyTuning(64, 128, 3, 4, 5, "swap"),  # a layer: 1.3 to 3.2 us less at 4 to 16 rows
+    (1, 6144, 4096): SkinnyTuning(192, 64, 4, 4, 6, "many", ahead=128, lines=16),  # qkv
 }
 LIMITS = (1, 16, 32, 64, 128, 256)  # of rows, in those tables; 128 speaks for 65 to 128, 256 for the rest
 # Rows up to which residual and norm are done by the last program of a product to finish; 0: always by a
