@@ -109,6 +109,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     # Whether this step reads what it swaps in; else that may come while it runs, and is there for the next.
     await_swaps: bool = False
     expected: float = 0.0  # ms it should take
+    # All rows only look: no layer runs behind those that looks need. The KV of these rows is then not whole:
+    # they are computed again.
+    brief: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -20,10 +20,12 @@ from saccade.config import EngineConfig
 from saccade.front import Front
 from saccade.lod.values import LodParams, Region
 from saccade.media.detail import Wishes
-from saccade.plan import Row
+from saccade.plan import Row, StepPlan
 from saccade.request import Request, Zoomed
+from saccade.runtime import build
 from saccade.runtime.engine import Engine
 from saccade.runtime.lookout import HostLooks, Lookout
+from saccade.runtime.runner import Launched
 from saccade.vision.layout import lay_out, zoomed
 from saccade.vision.preprocess import Preprocessor, ResampleTables
 from tests.parity.oracle import Oracle, picture
@@ -354,6 +356,60 @@ def test_captured_steps_choose_and_answer_alike(
     assert engine.captured_steps > 0
     unused = "see" if mode == "stock" else "see_ends"
     assert [name for name, count in looked_by.items() if not count] == [unused]
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+@pytest.mark.parametrize("mode", ["stock", "registered"])
+def test_brief_looks_choose_and_answer_alike(
+    bench: Callable[[str], Bench], mode: str, graphs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that ends before the last layers sees the same, and leaves nothing to go on from: red when what
+    it computed counts as computed, or is found by the questions asked after it."""
+    peers = bench(mode)
+    plain = [check_looks(peers, peers.engine(), [one])[0] for one in LOOKS]
+    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    engine = peers.engine(overlap=graphs == "on", graphs=graphs, block_size=4)
+    brief = brief_steps(engine, monkeypatch)
+    for turn in range(3):  # on an empty cache, on what that left, and on what brief looks left
+        one_by_one = [check_looks(peers, engine, [one], n=1 + turn % 2)[0] for one in LOOKS]
+        assert [boxes(one) for one in one_by_one] == [boxes(one) for one in plain]
+    assert len(brief) >= 2 * len(LOOKS)
+    assert all(brief) == any(brief) == (graphs == "on" and mode == "stock"), "captured, but for a head"
+    together = check_looks(peers, engine, LOOKS)  # some look while others answer: those steps are whole
+    assert [boxes(one) for one in together] == [boxes(one) for one in plain]
+
+
+@pytest.mark.parametrize("situation", ["few blocks, small chunks", "few rows"])
+def test_brief_looks_give_way_and_are_cut_like_all_others(
+    bench: Callable[[str], Bench], situation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = bench("stock")
+    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    options: dict[str, Any] = dict(SITUATIONS[situation])
+    if "few blocks" in situation:
+        most = max(peers.request(one).most_length + one.max_tokens for one in LOOKS)
+        options |= {"num_blocks": -(-most // 4) + 3, "block_size": 4}
+    engine = peers.engine(overlap=True, **options)
+    brief = brief_steps(engine, monkeypatch)
+    for _ in range(2):
+        check_looks(peers, engine, LOOKS, n=2)
+    assert brief
+    if "few blocks" in situation:
+        assert engine.stats().preemptions > 0
+
+
+def brief_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of the steps that end before the last layers, as they are launched: whether they run captured."""
+    found: list[bool] = []
+    runner, launch = engine._runner, engine._runner.launch
+
+    def noted(plan: StepPlan) -> Launched:
+        launched = launch(plan)
+        found.extend([launched.captured] * plan.brief)
+        return launched
+
+    monkeypatch.setattr(runner, "launch", noted)
+    return found
 
 
 def boxes(chosen: Zoomed) -> list[list[tuple[Any, ...]]]:

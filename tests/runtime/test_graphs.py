@@ -144,7 +144,7 @@ class Script:
     def run(self, shape: Shape) -> None:
         pass
 
-    sees = True
+    sees = looks = True
 
     def holds(self, divided: Division) -> bool:
         return True

@@ -106,7 +106,7 @@ def test_without_a_head_attention_at_the_middle_layers_counts(bench: Callable[[s
     peers = bench("stock")
     request, told, layout = only_look(peers, 0, max_num_batched_tokens=5, block_size=4)
     _, attentions = inside(peers, request, layout)
-    layers = sorted({int(4 * part) for part in (0.4, 0.5, 0.6)})
+    layers = sorted({int(4 * part) for part in (0.4, 0.5, 0.625)})
     (span,) = layout.spans
     weight = torch.stack([attentions[layer][0, :, -1, span.start : span.stop] for layer in layers])
     share = weight / weight.sum(-1, keepdim=True)  # [layers, heads, tokens]

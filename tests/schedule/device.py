@@ -33,6 +33,7 @@ MARK_ID = 3  # before a zoomed view
 STOP_ID = 1
 VOCABULARY = 9
 ROOT = 0  # what stands before the first cell
+HALF = 1  # a cell that has not passed all layers
 FEATURE_BYTES = 10  # per token of a view
 STEP_SECONDS = 0.05  # on the engine's clock, where no costs are given
 
@@ -224,6 +225,7 @@ class Device:
     swapped: int = 0  # blocks that came back
     slices: int = 0  # that did not complete their view
     looked: int = 0  # rows that looked
+    brief: int = 0  # steps that ended before the last layers
     fails: Callable[[Encode], bool] = lambda encode: False
 
     def place(self, row: int, index: int) -> tuple[int, int]:
@@ -252,7 +254,19 @@ class Device:
         sampled = [self.compute(row, last) for row, last in zip(plan.rows, contexts, strict=True)]
         tokens = tuple(token for token in sampled if token is not None)
         looks = tuple(self.looks(row) for row in plan.rows if row.sights)
+        if plan.brief:
+            self.leave_half(plan)
         return StepResult(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens), looks=looks)
+
+    def leave_half(self, plan: StepPlan) -> None:
+        """What a brief step computes has not passed all layers: whoever reads it breaks the chain."""
+        assert sum(row.count for row in plan.rows) <= self.limits.brief.tokens
+        for row in plan.rows:
+            assert row.sights, "a brief step has a row that does not look"
+            assert not row.spans, "a view's tokens would be computed twice"
+            for index in range(row.start, row.start + row.count):
+                self.cells[self.place(row.row, index)] = Cell(HALF, HALF)
+        self.brief += 1
 
     def looks(self, row: Row) -> tuple[Look, ...]:
         """From the cells of the views, wherever they were computed, and the one just computed."""

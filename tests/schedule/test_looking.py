@@ -9,7 +9,17 @@ from saccade.errors import ContextTooLong
 from saccade.lod.values import Choice, LodParams, Look, Region, ViewRule
 from saccade.request import Request
 from saccade.schedule.looking import Looking
-from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits, zooming
+from saccade.schedule.policy import Brief
+from tests.schedule.device import (
+    IMAGE_ID,
+    Engine,
+    answer_alone,
+    picture,
+    question,
+    small_limits,
+    work_of,
+    zooming,
+)
 
 QUESTION = [IMAGE_ID, 2, 4, 5, 6, 7, 2, 4]  # and the turn's end behind it
 ENDLESS: dict[str, Any] = {"stop_token_ids": (), "min_tokens": 0}
@@ -186,3 +196,107 @@ def test_a_second_question_shares_the_picture_and_the_zooms_that_agree() -> None
     assert engine.cached("b") >= 8, "the picture's tokens and those in front of the questions' difference"
     assert after.encodes == before.encodes, "neither the picture nor the zoom is encoded again"
     assert after.zooms == before.zooms + 1
+
+
+def briefly(**changes: Any) -> Engine:
+    """An engine that has seen the picture, and whose looks may be brief."""
+    engine = Engine(limits=small_limits(brief=Brief(8, 0.5)), **changes)
+    engine.add(looking("before", max_tokens=1, **ENDLESS))
+    engine.run()
+    assert engine.device.brief == 0, "the picture itself was to be computed"
+    return engine
+
+
+def another(name: str, end: int = 6, **options: Any) -> Request:
+    """Another question about the same picture: 5 tokens behind it, the first as it was."""
+    pictures = (picture(1, 0, 2, 3),)
+    prompt = [IMAGE_ID, 2, 6, 5, 6, end]
+    return question(
+        name, [*prompt, 8, 8], pictures, zooming=zooming(len(prompt), (0,), 6, pictures), **options
+    )
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_brief_look_is_computed_again_with_what_was_chosen(overlap: bool) -> None:
+    engine = briefly(overlap=overlap)
+    engine.add(another("a", **ENDLESS))
+    plan = engine.step()
+    assert plan is not None
+    assert plan.brief
+    (look,) = plan.rows
+    (sequence,) = engine.scheduler._groups["a"].choices
+    assert sequence.computed == look.start, "nobody may go on from what has not passed all layers"
+    while not (plan := engine.step()):
+        pass
+    assert not plan.brief
+    assert plan.rows[0].start == look.start
+    assert plan.rows[0].count > look.count
+    engine.run()
+    assert engine.tokens("a") == answer_alone(another("a", **ENDLESS), 0, engine.limits)
+    engine.add(another("b", **ENDLESS))  # finds what the whole step computed
+    engine.run()
+    assert engine.cached("b") > look.start
+    assert engine.tokens("b") == answer_alone(another("b", **ENDLESS), 0, engine.limits)
+
+
+def test_a_look_beside_others_or_by_too_many_tokens_is_not_brief() -> None:
+    engine = briefly()
+    for number, name in enumerate("abc"):  # 4 tokens each, more than 8 together
+        engine.add(another(name, 4 + number, **ENDLESS))
+    engine.run()
+    engine.add(question("stream", [5, 5, 5], max_tokens=9, **ENDLESS))
+    engine.step()
+    engine.add(another("d", 7, **ENDLESS))
+    engine.run()
+    assert engine.device.brief == 0
+    assert engine.device.looked == 5
+    for number, name in enumerate("abcd"):
+        assert engine.tokens(name) == answer_alone(another(name, 4 + number, **ENDLESS), 0, engine.limits)
+
+
+def test_a_request_gives_way_between_a_brief_look_and_its_result() -> None:
+    engine = briefly(overlap=True, slots=8)
+    engine.add(another("a", n=2, seed=3, **ENDLESS))
+    assert engine.step() is not None
+    assert engine.device.brief == 1
+    (sequence, _) = engine.scheduler._groups["a"].choices
+    engine.scheduler._give_way(sequence)
+    engine.scheduler.check()
+    engine.run()
+    for index in range(2):
+        assert engine.tokens("a", index) == answer_alone(
+            another("a", n=2, seed=3, **ENDLESS), index, engine.limits
+        )
+
+
+def test_a_request_leaves_nothing_though_its_brief_look_arrives() -> None:
+    engine = briefly(overlap=True)
+    engine.add(another("a"))
+    engine.step()
+    engine.cancel("a")
+    engine.run()
+    assert engine.device.brief == 1
+    assert engine.finish("a") == "cancelled"
+    assert engine.pool.used == 0
+
+
+def test_where_nothing_is_zoomed_a_brief_look_goes_on_as_a_prompt() -> None:
+    engine = briefly()
+    choosing(engine)
+    engine.add(another("a", max_tokens=3, **ENDLESS))
+    engine.run()
+    assert engine.device.brief == 1
+    assert len(engine.tokens("a")) == 3
+    (look,), (prompt,) = (plan.rows for plan in engine.plans[-4:-2])
+    assert (prompt.start, prompt.count) == (look.start, look.count + 2), "the question, and the turn's end"
+
+
+def test_nothing_is_learnt_from_how_long_a_brief_look_takes() -> None:
+    engine = briefly()
+    cost, before = engine.scheduler._cost, engine.scheduler.stats().timed_steps
+    engine.add(another("a", max_tokens=1, **ENDLESS))
+    plan = engine.step()
+    assert plan is not None
+    assert plan.expected == pytest.approx(0.5 * cost.predict(work_of(plan, 1)))
+    engine.run()
+    assert engine.scheduler.stats().timed_steps == before + 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from saccade.cache.kinds import SCOPES
 from saccade.errors import RequestError
 from saccade.request import Media, Request
+from saccade.schedule.policy import Brief
 from saccade.schedule.scheduler import Limits
 from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question, zooming
 
@@ -63,6 +64,7 @@ worlds = st.builds(
         encode_unit=st.sampled_from([1, 1, 2]),
         least_time=st.sampled_from([0.0, 0.1, 1.0]),
         wait_tokens=st.sampled_from([1, 4, 128]),
+        brief=st.builds(Brief, st.sampled_from([0, 2, 8, 40])),
     ),
     blocks=st.integers(4, 30),
     feature_bytes=st.sampled_from([0, 50, 10_000]),

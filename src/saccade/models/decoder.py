@@ -107,6 +107,7 @@ class Decoder(LanguageModel):
         paged: Paged | FixedPaged,
         deep: DeepVisual | None,
         watch: Watch | None = None,
+        stop: int | None = None,
     ) -> Tensor:
         pages = paged.pages
         rows = rows_of(paged)
@@ -115,7 +116,7 @@ class Decoder(LanguageModel):
         norms = [*(layer.attention_norm for layer in layers), self.norm]
         normed, x = norms[0].add(None, embeds)
         with any_shape(x.device):
-            for index, layer in enumerate(layers):
+            for index, layer in enumerate(layers[:stop]):
                 if watch is not None:
                     watch.note(index, x)
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
@@ -127,7 +128,7 @@ class Decoder(LanguageModel):
                 else:
                     normed, x = down.normed(inner, x, norm)
         if watch is not None:
-            watch.note(len(layers), x)
+            watch.note(len(layers) if stop is None else stop, x)
         return normed
 
     def turn(self, positions: Tensor) -> Turn:

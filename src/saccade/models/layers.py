@@ -127,8 +127,10 @@ class LanguageModel(nn.Module):
         paged: Paged | FixedPaged,
         deep: DeepVisual | None,
         watch: Watch | None = None,
+        stop: int | None = None,
     ) -> Tensor:
-        """[T, hidden] at positions [3, T] float32; gives the normalised last hidden states [T, hidden]."""
+        """[T, hidden] at positions [3, T] float32; gives the normalised last hidden states [T, hidden]. Ends
+        behind `stop` layers where that is given: for what is watched alone."""
         raise NotImplementedError
 
     def queries(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:

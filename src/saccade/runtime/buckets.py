@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     tokens: int  # of prompts
     chunks: int  # rows of prompts
     longest: int
-    ending: str  # greedy, drawn, logits
+    ending: str  # greedy, drawn, logits; look: before the last layers, with nothing but what looks need
     sighted: bool = False  # some tokens of prompts are visual
 
 
@@ -108,9 +108,10 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
     return prompts + [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
 
 
-def later_shapes(most_rows: int, longest: int, *, vision: bool) -> list[Shape]:
+def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
+    brief = [Shape(0, TOKENS[0], CHUNKS, tier, "look")] if looks else []
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
@@ -120,7 +121,7 @@ def later_shapes(most_rows: int, longest: int, *, vision: bool) -> list[Shape]:
         for sizes in sorted(decodes + beside)
         if not sighted or (vision and sizes[1])
     ]
-    return [shape for shape in shapes if shape not in done]
+    return brief + [shape for shape in shapes if shape not in done]
 
 
 def unlike(shapes: Sequence[Shape]) -> list[Shape]:

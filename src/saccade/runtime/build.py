@@ -29,7 +29,7 @@ from saccade.runtime.buckets import DECODES, TOKENS
 from saccade.runtime.features import build_store
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
-from saccade.runtime.lookout import Head, Lookout
+from saccade.runtime.lookout import Head, Lookout, layers_needed
 from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype, side_width
 from saccade.runtime.network import read_network
 from saccade.runtime.pinned import pinned_tokens
@@ -42,8 +42,8 @@ from saccade.runtime.way import Way, resolve_way
 from saccade.runtime.wire import EngineInfo
 from saccade.schedule.cost import CostModel
 from saccade.schedule.looking import Looking
-from saccade.schedule.policy import ANY
-from saccade.schedule.prior import CHIPS, CPU, Network, coefficients, copy_tokens
+from saccade.schedule.policy import ANY, Brief
+from saccade.schedule.prior import CHIPS, CPU, Chip, Network, brief_tokens, coefficients, copy_tokens
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.views import views_of
 from saccade.vision.encode import Encoder, Halfway
@@ -146,6 +146,7 @@ def _scheduler(
         encode_layers=max(network.vision_depth, 1),
         encode_unit=unit(network.vision_depth) if way.tower else 1,
         stream_tokens=sizes[-1] if sizes else ANY,
+        brief=_brief(checkpoint, network, chip),
     )
     pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_wish().roles)
     prefix = None
@@ -154,6 +155,12 @@ def _scheduler(
     cost = CostModel(coefficients(network, chip), sizes=sizes)
     swap, looking = _swap_space(host), Looking(views_of(checkpoint).rule)
     return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=swap, looking=looking)
+
+
+def _brief(checkpoint: Checkpoint, network: Network, chip: Chip) -> Brief:
+    """Steps that end once looks have what they need."""
+    share = layers_needed(views_of(checkpoint).head, network.layers) / network.layers
+    return Brief(brief_tokens(network, chip), share)
 
 
 def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: Network) -> Pins:

@@ -94,7 +94,9 @@ class FixedStep:
         *,
         early: bool = False,  # kernels are launched while the one before them ends
         sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
-        watched: tuple[int, ...] = (),  # layers before which the stream at the ends of prompts is kept
+        watched: tuple[
+            int, ...
+        ] = (),  # layers before which the stream at the ends of prompts is kept, in order
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
         self._device, self._early = device, early
@@ -124,9 +126,14 @@ class FixedStep:
         """Whether it takes prompts with visual tokens."""
         return self.visual is not None
 
+    @property
+    def looks(self) -> bool:
+        """Whether it keeps what looks need."""
+        return bool(self._watched)
+
     def holds(self, divided: Division) -> bool:
         """Whether it has all that these rows need."""
-        return (self.sees or not divided.sighted) and (bool(self._watched) or not divided.looking)
+        return (self.sees or not divided.sighted) and (self.looks or not divided.looking)
 
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
         """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
@@ -167,6 +174,9 @@ class FixedStep:
             self._run(shape)
 
     def _run(self, shape: Shape) -> None:
+        if shape.ending == "look":
+            self._forward(shape)
+            return
         rows = self.all_rows(shape)
         hidden, outputs = self._forward(shape)
         logits = self._model.raw_logits(hidden)
@@ -227,7 +237,8 @@ class FixedStep:
         )
         embeds, deep = self._sight(self._model.embed(tokens), feed, shape)
         watch = Watch(dict.fromkeys(self._watched, at)) if self._watched else None
-        hidden: Tensor = self._model(embeds, positions, paged, deep, watch)
+        stop = self._watched[-1] if shape.ending == "look" else None
+        hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop)
         if watch is not None:
             torch.stack([watch.seen[layer] for layer in self._watched], out=self.ends)
             self.ends_at.copy_(positions[:, at])

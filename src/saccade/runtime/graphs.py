@@ -55,18 +55,18 @@ class Graphs:
         self._seen: dict[Shape, int] = {}
         self._failed: dict[Shape, tuple[int, int]] = {}  # tries, the step of the last
         self._steps = 0
-        self._later = deque(later_shapes(most_rows, longest, vision=step.sees))
+        self._later = deque(later_shapes(most_rows, longest, vision=step.sees, looks=step.looks))
 
     def __len__(self) -> int:
         return len(self._replays)
 
-    def find(self, rows: tuple[Row, ...]) -> tuple[Division, Shape, Replay] | None:
-        """The captured step for these rows; None: they take the ordinary way."""
+    def find(self, rows: tuple[Row, ...], *, brief: bool = False) -> tuple[Division, Shape, Replay] | None:
+        """The captured step for these rows; None: they take the ordinary way. `brief`: they only look."""
         self._steps += 1
         divided = divide(rows)
         if divided is None or not self._step.holds(divided):
             return None
-        ending = self._sampler.ending((*divided.decodes, *divided.chunks))
+        ending = "look" if brief else self._sampler.ending((*divided.decodes, *divided.chunks))
         shape = shape_of(divided, ending, self._most_rows, self._longest)
         if shape is None:
             return None

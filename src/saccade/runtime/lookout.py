@@ -37,7 +37,7 @@ from saccade.views import RelevanceHead
 from saccade.vision.splice import visible
 
 STILLS = 4096  # pictures; three maps of at most 256 tokens each: 12 MB
-MIDDLE = (0.4, 0.5, 0.6)  # of the decoder's depth: the layers whose queries and keys are compared
+MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
 HEAD_EPS = 1e-6
 TOGETHER = 16  # looks coupled at once: keys of 256 tokens at three layers of Qwen3-VL-8B are 50 MB in float32
 
@@ -103,6 +103,17 @@ class HostLooks:
         return tuple(tuple(to_look(next(parts), grid) for grid in grids) for grids in self.grids)
 
 
+def compared(depth: int) -> tuple[int, ...]:
+    """The layers whose queries and keys are compared, of a decoder of so many and without a head."""
+    return tuple(dict.fromkeys(min(int(depth * part), depth - 1) for part in MIDDLE))
+
+
+def layers_needed(head: RelevanceHead | None, depth: int) -> int:
+    """Layers that a question passes before it can look: those below its head, or below the last whose queries
+    are compared. The keys are there."""
+    return compared(depth)[-1] if head is None else head.layer
+
+
 class Wanted(NamedTuple):
     """A look to be taken."""
 
@@ -136,7 +147,8 @@ class Lookout:
         self._device = device
         self._upload = upload
         self._stills = stills if stills is not None else Stills(device, None)
-        self._layers = tuple(dict.fromkeys(min(int(depth * part), depth - 1) for part in MIDDLE))
+        self._layers = compared(depth)
+        self.depth = self._layers[-1] if head is None else head.layer  # layers a question passes to look
         # By view key: of which picture, and the maps that do not depend on the question, least recently used
         # first.
         self._still: OrderedDict[bytes, tuple[bytes, Tensor]] = OrderedDict()

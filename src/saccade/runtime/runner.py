@@ -119,7 +119,7 @@ class Runner:
                 return Launched(plan, None)
             if self._captured is not None:
                 step, graphs = self._captured
-                found = graphs.find(plan.rows)
+                found = graphs.find(plan.rows, brief=plan.brief)
                 if found is not None:
                     return self._replay(plan, step, *found)
             return self._ordinary(plan)
@@ -159,7 +159,7 @@ class Runner:
 
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)
-        hidden, looks = self._forward(inputs)
+        hidden, looks = self._forward(inputs, brief=plan.brief)
         if not inputs.sampled:
             self._batch.settle(inputs, inputs.sample_rows)
             return Launched(plan, None, looks)
@@ -211,14 +211,16 @@ class Runner:
             self._store.put(key, features, features.nbytes, contents[key])
         return failed
 
-    def _forward(self, inputs: Inputs) -> tuple[Tensor, HostLooks | None]:
+    def _forward(self, inputs: Inputs, *, brief: bool = False) -> tuple[Tensor, HostLooks | None]:
+        """`brief`: up to what looks need; the hidden states it gives are then of no use."""
         model = self._model
         embeds = model.embed(inputs.tokens)
         deep = None
         if model.vision is not None:
             deep = splice(embeds, inputs.rows, self._store.get, model.vision.depth_levels)
         watch = None if self._lookout is None else self._lookout.watch(inputs.rows)
-        hidden: Tensor = model(embeds, inputs.positions, inputs.paged, deep, watch)
+        stop = self._lookout.depth if brief and self._lookout is not None else None
+        hidden: Tensor = model(embeds, inputs.positions, inputs.paged, deep, watch, stop)
         if self._lookout is None or watch is None:
             return hidden, None
         return hidden, self._lookout.see(inputs.rows, inputs.positions, inputs.paged, watch)

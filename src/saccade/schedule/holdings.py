@@ -338,6 +338,7 @@ class Holdings:
             self._pool.release(block)
         sequence.pins, sequence.blocks, sequence.stale, sequence.host = {}, [], [], ()
         sequence.computed = sequence.sealed = 0
+        sequence.looking = False
 
     def gone(self, group: Group) -> None:
         """A request has ended."""

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.plan import Layout
@@ -27,6 +28,16 @@ from saccade.schedule.line import Line
 from saccade.schedule.sequence import Rank, Sequence
 
 ANY = 1 << 62  # a limit that is none
+
+
+class Brief(NamedTuple):
+    """Steps that do nothing but look may end before the last layers; their rows are computed again later."""
+
+    tokens: int = 0  # of such a step at most: so few cost next to nothing where they join other rows
+    share: float = 1.0  # of a step's time that it takes
+
+
+NEVER_BRIEF = Brief()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +74,7 @@ class Limits:
     copy_tokens: int = 1  # of a block: for fewer it is not copied, they are computed
     wait_tokens: int = 128  # of a prompt, being computed by another: for fewer nobody waits
     class_rows: float = 0.75  # share of the rows that one class may take while the other one waits
+    brief: Brief = NEVER_BRIEF
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

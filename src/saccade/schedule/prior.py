@@ -91,6 +91,12 @@ def coefficients(network: Network, chip: Chip) -> Coefficients:
     )
 
 
+def brief_tokens(network: Network, chip: Chip) -> int:
+    """Tokens that may be computed twice: they join a pass that reads all weights anyway, and half as many as
+    would keep the arithmetic as busy as the memory leave room for what it is made for."""
+    return int(coefficients(network, chip).ridge / 2)
+
+
 def copy_tokens(network: Network, chip: Chip, block_size: int) -> int:
     """The fewest tokens whose computing, in a step full enough for that to matter, outlasts the copying of a
     block; that reads and writes all of it."""

@@ -233,10 +233,11 @@ class Scheduler:
         if not planned:
             return None
         self._holdings.swapping.sent(step)
-        plan = step.plan(self._totals.steps)
+        plan = step.plan(self._totals.steps, self._limits.brief)
         self._holdings.copied(step)
         for sequence, _, row in planned:
-            sequence.computed += row.count
+            sequence.looking = plan.brief
+            sequence.computed += row.count * (not plan.brief)
             sequence.pending += row.sample
         self._holdings.making.sweep()
         self._in_flight[plan.number] = step
@@ -265,7 +266,9 @@ class Scheduler:
                 sequence.pending -= 1
                 sequence.tokens.append(sample[0])
             if sequence.epoch == epoch:
-                computed = row.start + row.count - bool(row.sights)  # it may be computed again, to sample
+                sequence.looking &= not step.brief
+                # The end of a look may be computed again, to sample; all of a brief one is.
+                computed = row.start if step.brief else row.start + row.count - bool(row.sights)
                 if sequence.pins or computed // block_size > sequence.sealed:
                     self._holdings.settle(sequence, computed)
             if sample:
@@ -369,5 +372,8 @@ class Scheduler:
         faults = self._places.faults(everyone)
         if any(item.ended or item.pending > len(self._in_flight) for item in everyone):
             faults.append("a sequence waits for a token that is not on its way")
+        coming = {id(one) for step in self._in_flight.values() if step.brief for one, _, _ in step.planned}
+        if any(item.looking and (item.row is None or id(item) not in coming) for item in everyone):
+            faults.append("a sequence waits for a look that is not on its way")
         if faults:
             raise RuntimeError("scheduler: " + "; ".join(faults))

@@ -108,6 +108,7 @@ class Sequence:
     sealed: int = 0  # leading blocks known to the prefix cache
     stale: list[int] = field(default_factory=list)  # block indices the device's table does not have yet
     pins: dict[int, Span] = field(default_factory=dict)  # views kept for it, by their start
+    looking: bool = False  # a brief look is on its way; nothing of it runs before that is here
     arriving: bool = False  # the step it got the row in is being planned: its blocks are still to be filled
     host: tuple[int, ...] = ()  # host slots of its next blocks, in the step it returns with
 
@@ -131,12 +132,14 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Positions to compute before it can know more; none once its last token is on the way."""
+        """Positions to compute before it can know more; none while its last token or a look is on the way."""
         length = len(self.tokens) + self.pending
-        return length - self.computed if length < self.limit else 0
+        return length - self.computed if length < self.limit and not self.looking else 0
 
     def donor(self) -> "Sequence | None":
         """Another choice of its request that holds the whole prompt, computed before the next step."""
+        if self.group.undecided:  # what the prompt is to end in
+            return None
         holding = (item for item in self.group.choices if item.row is not None and not item.arriving)
         return next((item for item in holding if item.computed >= item.prompt_length), None)
 

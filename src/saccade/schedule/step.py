@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from saccade.plan import Encode, Enter, Row, StepPlan, StepResult
 from saccade.schedule.cost import CostModel, Work
+from saccade.schedule.policy import Brief
 from saccade.schedule.sequence import Group, Sequence
 
 # A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row.
@@ -40,6 +41,7 @@ class Step:
     sampling: int = 0  # rows that yield a token
     looking: int = 0  # rows that yield looks
     spoiled: bool = False  # parts of it failed: how long it takes says nothing
+    brief: bool = False  # as StepPlan.brief; known when the plan is made
 
     @property
     def milliseconds(self) -> float:
@@ -95,10 +97,17 @@ class Step:
         sampled = [sequence for sequence, _, row in self.planned if row.sample]
         return list(dict.fromkeys(sampled[place].group.request.id for place in result.unsound))
 
-    def plan(self, number: int) -> StepPlan:
+    def only_looks(self, most: int) -> bool:
+        """Whether all it does is to look at views that are computed, by at most so many tokens."""
+        rows = [row for _, _, row in self.planned]
+        looks = all(row.sights and not row.spans for row in rows)
+        return looks and not self.encodes and sum(row.count for row in rows) <= most
+
+    def plan(self, number: int, brief: Brief) -> StepPlan:
         """Nothing may be added any more."""
         for sequence in self.arriving:
             sequence.arriving = False
+        self.brief = self.only_looks(brief.tokens)
         return StepPlan(
             number=number,
             enter=tuple(self.enter),
@@ -109,7 +118,8 @@ class Step:
             swap_outs=self.swap_outs,
             swap_ins=tuple(self.swap_ins),
             await_swaps=self.await_swaps,
-            expected=self.milliseconds,
+            expected=self.milliseconds * (brief.share if self.brief else 1.0),
+            brief=self.brief,
         )
 
     def without(self, plan: StepPlan, failed: Container[bytes]) -> StepPlan:

@@ -112,7 +112,7 @@ class Totals(Counters):
 
     def time(self, cost: CostModel, step: Step, seconds: float | None) -> None:
         """A step is over: compare, and let the model learn, as soon as its time is known."""
-        if step.spoiled:
+        if step.spoiled or step.brief:  # the model knows whole steps
             self.forget_untimed()
             return
         quantities = cost.quantities(step.work)
