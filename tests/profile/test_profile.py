@@ -1,6 +1,8 @@
 """`saccade profile`: what the trace says is what the table says."""
 
+import contextlib
 import gzip
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +11,21 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from saccade import cli
+from saccade.bench.ceilings import Floors
 from saccade.errors import ConfigError
+from saccade.llm import LLM
+from saccade.plan import StepPlan
 from saccade.profile import trace
 from saccade.profile.options import ProfileOptions
-from saccade.profile.sections import watched
-from saccade.runtime.runner import Launched
+from saccade.profile.report import Profile, Timed, show
+from saccade.profile.sections import ENCODE, PREPROCESS, Ran, Section, Workbench, watched
+from saccade.profile.trace import Found, Kernel
+from saccade.runtime.network import read_network
+from saccade.runtime.runner import Launched, Runner
+from saccade.schedule.prior import H200
 from saccade.vision.encode import Encoder
 
 
@@ -27,7 +37,7 @@ class Event:
     start: float
     end: float
     where: str = "CUDA"
-    device_time_total: float = 0.0
+    id: int = 0
 
     @property
     def device_type(self) -> Any:
@@ -67,13 +77,70 @@ def test_kernels_belong_to_their_section_and_gaps_are_between_them() -> None:
     assert found.of_kind("products") == 0.24
 
 
-def test_ranges_count_their_kernels_on_a_device_and_their_time_on_a_host() -> None:
+def test_kernels_of_a_graph_belong_to_the_range_that_launched_it() -> None:
+    """They run when the host has long left it, and their ids are those of operators too."""
+    host = [
+        Event("saccade.picture", 0, 1000, "CPU"),
+        Event("saccade.encode", 10, 40, "CPU"),
+        Event("saccade.preprocess", 12, 18, "CPU"),
+        Event("cuLaunchKernelEx", 13, 14, "CPU", 5),
+        Event("cudaGraphLaunch", 20, 22, "CPU", 7),
+        Event("cudaGraphLaunch", 30, 32, "CPU", 8),
+        Event("cudaGraphLaunch", 50, 55, "CPU", 9),
+        Event("aten::index", 60, 70, "CPU", 7),
+    ]
+    device = [
+        Event("_patchify_kernel", 100, 110, id=5),
+        *(Event("tower", 110 + 50 * number, 160 + 50 * number, id=7 + number // 3) for number in range(6)),
+        Event("saccade.encode", 100, 410),
+        Event("step", 420, 500, id=9),
+        Event("step", 500, 600, id=9),
+    ]
+    found = trace.read(host + device, ["picture"])["picture"]
+    assert found.ranges == {"saccade.encode": 0.31, "saccade.preprocess": 0.01}
+    assert (found.elsewhere, found.busy, found.lost) == (0.18, 0.49, 0)
+
+
+def test_a_kernel_without_a_launch_is_told() -> None:
+    events = [Event("saccade.prefill", 0, 100, "CPU"), Event("k", 50, 60, id=3)]
+    assert trace.read(events, ["prefill"])["prefill"].lost == 1
+
+
+def test_steps_are_told_apart_by_their_launches_and_copies_do_not_fill_the_gap_between_them() -> None:
+    """Launched while the step before runs; what ran before the section was launched is no part of it."""
+    events = [
+        Event("cudaGraphLaunch", 0, 5, "CPU", 1),
+        Event("saccade.decode", 10, 900, "CPU"),
+        *(Event("saccade.step", 10 + 100 * number, 100 + 100 * number, "CPU") for number in range(3)),
+        *(
+            Event("cudaMemcpyAsync", 20 + 100 * number, 25 + 100 * number, "CPU", 10 + number)
+            for number in range(3)
+        ),
+        *(
+            Event("cudaGraphLaunch", 30 + 100 * number, 35 + 100 * number, "CPU", 20 + number)
+            for number in range(3)
+        ),
+        Event("before", 10, 95, id=1),
+        Event("Memcpy HtoD", 60, 62, id=10),
+        Event("first", 100, 150, id=20),
+        Event("first", 151, 200, id=20),
+        Event("Memcpy HtoD", 190, 192, id=11),
+        Event("second", 207, 300, id=21),
+        Event("Memcpy HtoD", 310, 312, id=12),
+        Event("third", 360, 400, id=22),
+    ]
+    found = trace.read(events, ["decode"])["decode"]
+    assert list(found.between) == [7, 60]
+    assert "before" not in [one.name for one in found.kernels]
+    assert found.ranges["saccade.step"] == found.busy
+    assert found.elsewhere == 0
+
+
+def test_without_a_device_ranges_are_times_of_the_host() -> None:
     section = Event("saccade.picture", 0, 100, "CPU")
-    inner = Event("saccade.encode", 10, 40, "CPU", device_time_total=900)
-    kernel = Event("k", 50, 60)
-    assert trace.read([section, inner, kernel], ["picture"])["picture"].ranges == {"saccade.encode": 0.9}
+    inner = Event("saccade.encode", 10, 40, "CPU")
     host = trace.read([section, inner, Event("aten::mm", 1, 3, "CPU")], ["picture"])["picture"]
-    assert host.ranges == {"saccade.encode": 0.03}
+    assert (host.ranges, host.elsewhere) == ({"saccade.encode": 0.03}, 0.07)
     assert (host.busy, host.gaps, host.kernels[0].name) == (None, (), "aten::mm")
 
 
@@ -82,6 +149,82 @@ def test_watching_leaves_everything_as_it_was() -> None:
     with pytest.raises(RuntimeError), watched():
         raise RuntimeError
     assert (Launched.wait, Encoder.attempt) == before
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_decode_runs_steps_of_all_sequences_and_of_nothing_else(
+    vl_folder: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """Though the prompts take more steps than are timed; and the floor is that of what was read."""
+    sent: list[StepPlan] = []
+    launch = Runner.launch
+
+    def seen(self: Runner, plan: StepPlan) -> Launched:
+        sent.append(plan)
+        return launch(self, plan)
+
+    monkeypatch.setattr(Runner, "launch", seen)
+    options = ProfileOptions(batch=12, context=16, steps=3)
+    settings: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 24, "overlap": overlap}
+    with contextlib.closing(LLM(str(vl_folder), device="cpu", progress=False, **settings)) as llm:
+        network = read_network(llm.front.checkpoint.config, 4)
+        section = Workbench(llm, options, Floors(network, H200)).sections()[-1]
+        for _ in range(2):
+            section.prepare()
+            prompts = len(sent)
+            ran = section.run()
+            steps = sent[prompts:]
+            assert prompts > 8
+            assert [len(plan.rows) for plan in steps] == [12] * 3
+            assert all(row.count == 1 and row.start >= 16 for plan in steps for row in plan.rows)
+            assert not any(plan.enter or plan.encodes for plan in steps)
+            read = sum(row.start + 1 for plan in steps for row in plan.rows) / 36
+            # What is timed is what was learnt, which is one step behind where loops overlap.
+            assert ran.what.startswith(f"12 sequences of {round(read - overlap)} tokens")
+            assert (ran.times, ran.floor) == (3, Floors(network, H200).decode(12, round(read - overlap)))
+            sent.clear()
+
+
+def test_sequences_that_cannot_decode_together_are_refused(vl_folder: Path) -> None:
+    words = f"profile {vl_folder} --device cpu --num-blocks 64 --batch 9 --context 16 --image-size 64x64"
+    done = CliRunner().invoke(cli.app, [*words.split(), "--max-num-batched-tokens", "8"])
+    assert isinstance(done.exception, ConfigError)
+    assert "lower --batch" in str(done.exception)
+
+
+def test_the_tables_divide_by_the_steps_and_tell_the_gaps_between_them() -> None:
+    def nothing() -> Ran:
+        raise AssertionError
+
+    kernels = (Kernel("nvjet", "products", 8, 20_000.0), Kernel("_split_kernel", "attention", 4, 4_000.0))
+    step = Ran(4, "one step", 5.0, {"products": 4.0, "attention": 0.5})
+    look = Ran(1, "a picture", 20.0, {PREPROCESS: 0.01, ENCODE: 8.0})
+    done = Profile(
+        where="here",
+        ceilings="high",
+        sections=tuple(Section(name, lambda: None, nothing) for name in ("picture", "decode")),
+        timed={"picture": Timed(40.0, 30.0, look), "decode": Timed(6.25, 6.0, step)},
+        found={
+            "picture": Found(kernels, 24.0, 1.0, (80.0,), {PREPROCESS: 0.2, ENCODE: 10.2}, 13.8, (), 2),
+            "decode": Found(kernels, 24.0, 0.8, (60.0, 9.0), {}, 0.0, (9.0, 60.0, 0.0)),
+        },
+        traced={"picture": look, "decode": step},
+    )
+    console = Console(file=io.StringIO())
+    show(done, 12, console)
+    told = " ".join(console.file.getvalue().replace("│", " ").split())  # type: ignore[attr-defined]
+    for line in (
+        "vision tower 10.0 8.00 80%",
+        "prefill 13.8 12.0 87%",
+        "no kernel 16.0",
+        "products 5.00 4.00 80%",
+        "no kernel 0.25",
+        "nvjet products 2.00 5,000 83.3%",
+        "In all 1 gaps longer than 50 us, the longest 80 us. 2 kernels have no launch in the trace",
+        "decode, of one, the mean of 4: kernels ran for 6.00 ms, none for 0.20 ms between them.",
+        "From a step to the next, 3 times: 1 gaps longer than 50 us, the longest 60 us, 23 us the mean.",
+    ):
+        assert line in told, line
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"image_size": (0, 5)}, {"trace": Path("/nowhere/x.json")}])

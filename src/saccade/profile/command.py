@@ -15,7 +15,7 @@ from saccade.config import EngineConfig
 from saccade.llm import LLM
 from saccade.profile.options import ProfileOptions
 from saccade.profile.report import Profile, Timed, show, write_json
-from saccade.profile.sections import Section, Workbench, watched
+from saccade.profile.sections import Ran, Section, Workbench, watched
 from saccade.profile.trace import RANGE, read
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.network import read_network
@@ -40,7 +40,7 @@ def _profile(llm: LLM, options: ProfileOptions) -> Profile:
     least = floors(read_network(llm.front.checkpoint.config, dtype.itemsize), device, dtype)
     sections = Workbench(llm, options, least).sections()
     timed = {section.name: _time(section, options.repeat, device) for section in sections}
-    counts, recorded = _trace(sections, options, device)
+    traced, recorded = _trace(sections, options, device)
     chip = least.chip
     rates = f"{chip.name}, {chip.bandwidth / 1e9:,.0f} GB/s, {chip.matrix / 1e12:,.2f} TFLOP/s"
     return Profile(
@@ -49,42 +49,46 @@ def _profile(llm: LLM, options: ProfileOptions) -> Profile:
         sections=tuple(sections),
         timed=timed,
         found=read(cast(Any, recorded).events() or (), [section.name for section in sections]),
-        counts=counts,
+        traced=traced,
     )
 
 
 def _time(section: Section, repeat: int, device: torch.device) -> Timed:
     walls, waits = [], []
     for number in range(WARM + repeat):
-        section.prepare()
-        _settle(device)
+        _prepare(section, device)
         with watched() as clock:
             began = time.perf_counter()
-            times = section.run()
+            ran = section.run()
             wall = time.perf_counter() - began
         if number >= WARM:
-            walls.append(wall / times * 1e3)
-            waits.append(clock.waited / times * 1e3)
-    return Timed(median(walls), median(waits))
+            walls.append(wall / ran.times * 1e3)
+            waits.append(clock.waited / ran.times * 1e3)
+    return Timed(median(walls), median(waits), ran)
 
 
 def _trace(
     sections: Sequence[Section], options: ProfileOptions, device: torch.device
-) -> tuple[dict[str, int], profile]:
+) -> tuple[dict[str, Ran], profile]:
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    counts = {}
+    traced = {}
     with profile(activities=activities, acc_events=True) as recorded, watched():
         for section in sections:
-            section.prepare()
-            _settle(device)
+            _prepare(section, device)
             with record_function(RANGE + section.name):
-                counts[section.name] = section.run()
+                traced[section.name] = section.run()
                 _settle(device)
     if options.trace is not None:
         recorded.export_chrome_trace(str(options.trace))
-    return counts, recorded
+    return traced, recorded
+
+
+def _prepare(section: Section, device: torch.device) -> None:
+    section.prepare()
+    if not section.steady:
+        _settle(device)
 
 
 def _settle(device: torch.device) -> None:

@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from saccade.bench.report import figure
-from saccade.profile.sections import ENCODE, PREPROCESS, Section
+from saccade.profile.sections import ENCODE, PREPROCESS, Ran, Section
 from saccade.profile.trace import LONG_GAP, Found
 
 TABLE_WIDTH = 130  # where stdout is no terminal
@@ -21,6 +22,7 @@ class Timed:
 
     wall: float
     waiting: float  # of it, for the device
+    ran: Ran  # the last time
 
     @property
     def host(self) -> float:
@@ -34,7 +36,7 @@ class Profile:
     sections: tuple[Section, ...]
     timed: dict[str, Timed]
     found: dict[str, Found]
-    counts: dict[str, int]  # how often each section's thing was done in the trace
+    traced: dict[str, Ran]
 
 
 def show(profile: Profile, top: int, console: Console | None = None) -> None:
@@ -45,7 +47,7 @@ def show(profile: Profile, top: int, console: Console | None = None) -> None:
     for section in profile.sections:
         console.print(_kernels(profile, section, top))
     for section in profile.sections:
-        console.print(_gap_line(section.name, profile.found[section.name]))
+        console.print(_gap_line(section.name, profile.found[section.name], profile.traced[section.name]))
     console.print(f"Ceilings: {profile.ceilings}. A floor is what bytes and operations take at them alone.")
 
 
@@ -57,37 +59,48 @@ def _stages(profile: Profile) -> Table:
     table.add_column("what")
     for section in profile.sections:
         timed = profile.timed[section.name]
-        cells = [figure(value) for value in (timed.wall, timed.waiting, timed.host, section.floor)]
-        table.add_row(section.name, *cells, f"{section.floor / timed.wall:.0%}", section.what)
-        for name, spent, floor in _parts(profile, section):
-            share = f"{floor / spent:.0%}" if spent else "-"
-            table.add_row(f"  {name}", figure(spent), "", "", figure(floor), share, "in the trace")
+        floor = timed.ran.floor
+        cells = [figure(value) for value in (timed.wall, timed.waiting, timed.host, floor)]
+        table.add_row(section.name, *cells, f"{floor / timed.wall:.0%}", timed.ran.what)
+        for part in _parts(profile, section):
+            least, share = "", ""
+            if part.floor is not None:
+                least, share = figure(part.floor), f"{part.floor / part.spent:.0%}" if part.spent else "-"
+            table.add_row(f"  {part.name}", figure(part.spent), "", "", least, share, part.what)
     return table
 
 
-def _parts(profile: Profile, section: Section) -> list[tuple[str, float, float]]:
-    """Name, ms and floor of the parts of a section; the tower is what encoding takes less preprocessing."""
-    found, times = profile.found[section.name], profile.counts[section.name]
+class Part(NamedTuple):
+    name: str
+    spent: float  # ms of one
+    floor: float | None
+    what: str = "in the trace"
+
+
+def _parts(profile: Profile, section: Section) -> list[Part]:
+    """The tower is what encoding takes less preprocessing."""
+    found, ran = profile.found[section.name], profile.traced[section.name]
     rows = []
-    for name, floor in section.parts.items():
+    for name, floor in ran.parts.items():
         if name == ENCODE:
             spent = found.ranges.get(ENCODE, 0.0) - found.ranges.get(PREPROCESS, 0.0)
-            rows.append(("vision tower", spent / times, floor))
+            rows.append(Part("vision tower", spent / ran.times, floor))
         elif name == PREPROCESS:
-            rows.append(("preprocess", found.ranges.get(PREPROCESS, 0.0) / times, floor))
+            rows.append(Part("preprocess", found.ranges.get(PREPROCESS, 0.0) / ran.times, floor))
         else:
-            rows.append((name, found.of_kind(name) / times, floor))
-    if section.name == "picture":
-        whole = profile.timed[section.name].wall
-        rest = sum(spent for _, spent, _ in rows)
-        rows.append(("prefill and the rest", max(whole - rest, 0.0), section.floor - section.parts[ENCODE]))
+            rows.append(Part(name, found.of_kind(name) / ran.times, floor))
+    if ENCODE in ran.parts:
+        rows.append(Part("prefill", found.elsewhere / ran.times, ran.floor - ran.parts[ENCODE]))
+    if found.busy is not None:
+        idle = max(profile.timed[section.name].wall - found.busy / ran.times, 0.0)
+        rows.append(Part("no kernel", idle, None, "the wall time less the kernels in the trace"))
     return rows
 
 
 def _kernels(profile: Profile, section: Section, top: int) -> Table:
-    found, times = profile.found[section.name], profile.counts[section.name]
+    found, times = profile.found[section.name], profile.traced[section.name].times
     what = "kernels" if found.busy is not None else "operators, by their own time on the host"
-    table = Table(title=f"{section.name}: {what}, of one", title_justify="left")
+    table = Table(title=f"{section.name}: {what}, {_one(times)}", title_justify="left")
     table.add_column("name")
     table.add_column("kind")
     for name in ("calls", "us", "share"):
@@ -110,15 +123,30 @@ def _kernels(profile: Profile, section: Section, top: int) -> Table:
     return table
 
 
-def _gap_line(name: str, found: Found) -> str:
+def _one(times: int) -> str:
+    return "of one" if times == 1 else f"of one, the mean of {times}"
+
+
+def _gap_line(name: str, found: Found, ran: Ran) -> str:
     if found.busy is None or found.idle is None:
         return f"{name}: no kernel events on this device, so no gaps to tell."
-    long = [gap for gap in found.gaps if gap > LONG_GAP]
-    longest = f"{found.gaps[0]:.0f} us" if found.gaps else "none"
-    return (
-        f"{name}: kernels ran for {found.busy:.2f} ms, none for {found.idle:.2f} ms between them;"
-        f" {len(long)} gaps longer than {LONG_GAP:.0f} us, the longest {longest}."
+    line = (
+        f"{name}, {_one(ran.times)}: kernels ran for {found.busy / ran.times:.2f} ms,"
+        f" none for {found.idle / ran.times:.2f} ms between them. In all {_gaps(found.gaps)}."
     )
+    if found.between:
+        mean = sum(found.between) / len(found.between)
+        steps = f"From a step to the next, {len(found.between)} times"
+        line += f" {steps}: {_gaps(found.between)}, {mean:.0f} us the mean."
+    if found.lost:
+        line += f" {found.lost} kernels have no launch in the trace, and are placed by when they began."
+    return line
+
+
+def _gaps(gaps: Sequence[float]) -> str:
+    long = sum(1 for gap in gaps if gap > LONG_GAP)
+    longest = f"{max(gaps):.0f} us" if gaps else "none"
+    return f"{long} gaps longer than {LONG_GAP:.0f} us, the longest {longest}"
 
 
 def write_json(profile: Profile, path: Path) -> None:
@@ -128,12 +156,12 @@ def write_json(profile: Profile, path: Path) -> None:
         "ceilings": profile.ceilings,
         "sections": {
             one.name: {
-                "what": one.what,
-                "floor_ms": one.floor,
-                "parts_floor_ms": one.parts,
+                "what": profile.timed[one.name].ran.what,
+                "floor_ms": profile.timed[one.name].ran.floor,
+                "parts_floor_ms": profile.traced[one.name].parts,
                 "wall_ms": profile.timed[one.name].wall,
                 "waiting_ms": profile.timed[one.name].waiting,
-                "traced": profile.counts[one.name],
+                "traced": profile.traced[one.name].times,
                 "found": asdict(profile.found[one.name]),
             }
             for one in sections

@@ -2,7 +2,8 @@
 
 takes   an engine in this process
 gives   sections: what to prepare, what to run, and the least it could take (saccade/bench/ceilings.py)
-never   lets anything be found in a cache: every prompt and picture is new
+never   lets anything be found in a cache: every prompt and picture is new; counts a decode step in which
+        anything else happens, a prompt or an end
 """
 
 import time
@@ -22,6 +23,7 @@ from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.plan import StepResult
 from saccade.profile.options import ProfileOptions
+from saccade.profile.trace import STEP
 from saccade.request import Request
 from saccade.runtime.runner import Launched
 from saccade.vision.encode import Encoder
@@ -29,16 +31,26 @@ from saccade.vision.preprocess import Preprocessor
 
 TEXT_TOKENS = 64  # beside the picture
 PREPROCESS, ENCODE = "saccade.preprocess", "saccade.encode"  # ranges inside the picture's section
+# Tokens a sequence can say while others' prompts are computed: so many, and one for every so many of theirs.
+SPARE, PIECE = 64, 256
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was done, and the least it could have taken."""
+
+    times: int  # to divide by
+    what: str  # in words
+    floor: float  # ms of one
+    parts: dict[str, float] = field(default_factory=dict)  # ms at least of kinds of kernels and ranges
 
 
 @dataclass(frozen=True)
 class Section:
     name: str
-    what: str  # in words
     prepare: Callable[[], None]  # not timed
-    run: Callable[[], int]  # gives how often the thing was done, to divide by
-    floor: float  # ms of one
-    parts: dict[str, float] = field(default_factory=dict)  # ms at least of kinds of kernels and ranges
+    run: Callable[[], Ran]
+    steady: bool = False  # goes on in a loop that runs: the device is not waited for before
 
 
 class Workbench:
@@ -67,14 +79,13 @@ class Workbench:
         while not engine.idle:
             engine.step()
 
-    def _answer(self) -> int:
+    def _answer(self) -> None:
         """From the request to its only token, as the engine does it."""
         engine = self._llm.engine
         for request in self._next:
             engine.submit(request)
         while not engine.idle:
             engine.step()
-        return 1
 
     def _picture(self) -> Section:
         size = self._options.image_size
@@ -98,8 +109,13 @@ class Workbench:
             ENCODE: floors.encode(patches),
         }
         what = f"{size[0]} x {size[1]}, {patches} patches, {tokens} tokens, to the first token"
-        least = floors.encode(patches) + floors.prefill(tokens)
-        return Section("picture", what, prepare, self._answer, least, parts)
+        done = Ran(1, what, floors.encode(patches) + floors.prefill(tokens), parts)
+
+        def run() -> Ran:
+            self._answer()
+            return done
+
+        return Section("picture", prepare, run)
 
     def _prompt(self) -> Section:
         tokens = self._options.context
@@ -109,41 +125,63 @@ class Workbench:
             self._clear()
             self._next = [self._ask(self._inputs.text(tokens), 1)]
 
-        return Section(
-            "prefill",
-            f"{tokens} tokens, to the first token",
-            prepare,
-            self._answer,
-            self._floors.prefill(tokens),
-        )
+        done = Ran(1, f"{tokens} tokens, to the first token", self._floors.prefill(tokens))
+
+        def run() -> Ran:
+            self._answer()
+            return done
+
+        return Section("prefill", prepare, run)
 
     def _decode(self) -> Section:
-        options = self._options
+        options, info = self._options, self._llm.engine.info
         steps, rows = options.steps, options.batch
-        self._require(options.context + steps + 8, rows)
+        self._require(options.context + steps + 2, rows)
+        room = min(info.max_model_len, info.num_blocks * info.block_size) - options.context
+        most = min(room, steps + 2 + SPARE + rows * options.context // PIECE)
+        told: dict[str, int] = {}  # tokens of each sequence so far
 
         def prepare() -> None:
-            """All rows are decoding when it is over."""
+            """Every sequence has its first token, and the step in flight, if any, is one of all of them."""
             self._clear()
-            engine = self._llm.engine
-            asked = [self._ask(self._inputs.text(options.context), steps + 8) for _ in range(rows)]
+            asked = [self._ask(self._inputs.text(options.context), most) for _ in range(rows)]
             self._running = [request.id for request in asked]
+            told.clear()
+            told.update(dict.fromkeys(self._running, 0))
             for request in asked:
-                engine.submit(request)
-            begun: set[str] = set()
-            while len(begun) < rows:
-                begun |= {delta.request_id for delta in engine.step()}
-            engine.step()
+                self._llm.engine.submit(request)
+            while not self._all_decode(told):
+                pass
+            if max(told.values()) + steps + 1 > most:  # 1: the step in flight afterwards
+                raise ConfigError(_apart(rows))
 
-        def run() -> int:
+        def run() -> Ran:
+            before = sum(told.values())
             for _ in range(steps):
-                self._llm.engine.step()
-            return steps
+                with record_function(STEP):
+                    whole = self._all_decode(told)
+                if not whole:
+                    raise ConfigError(_apart(rows))
+            return self._steps_of(rows, options.context + before / rows + (steps - 1) / 2)
 
-        floors, middle = self._floors, options.context + steps // 2
-        parts = {"products": floors.products(rows), "attention": floors.reading(rows * middle)}
-        what = f"{rows} sequences of about {middle} tokens, one step"
-        return Section("decode", what, prepare, run, floors.decode(rows, middle), parts)
+        return Section("decode", prepare, run, steady=True)
+
+    def _all_decode(self, told: dict[str, int]) -> bool:
+        """One step; whether the one just learnt gave every sequence a token. Then the next, which may be in
+        flight, does that and nothing else: no prompt waits, and no answer ends yet."""
+        deltas = [delta for delta in self._llm.engine.step() if delta.request_id in told]
+        if any(delta.finish is not None for delta in deltas):
+            raise ConfigError(_apart(len(told)))
+        for delta in deltas:
+            told[delta.request_id] += len(delta.tokens)
+        return sum(1 for delta in deltas if delta.tokens) == len(told)
+
+    def _steps_of(self, rows: int, context: float) -> Ran:
+        """Decode steps of so many sequences, each of so many tokens on average."""
+        floors, tokens = self._floors, round(context)
+        parts = {"products": floors.products(rows), "attention": floors.reading(rows * tokens)}
+        what = f"{rows} sequences of {tokens} tokens on average, one step"
+        return Ran(self._options.steps, what, floors.decode(rows, tokens), parts)
 
     def _require(self, tokens: int, rows: int) -> None:
         info = self._llm.engine.info
@@ -154,6 +192,13 @@ class Workbench:
                 f" {info.max_model_len} and {info.num_blocks} blocks together; lower --batch, --context or"
                 " --image-size"
             )
+
+
+def _apart(rows: int) -> str:
+    return (
+        f"{rows} sequences did not decode all in one step, step after step: some ended or gave way before the"
+        " last had begun; lower --batch or --context, or give the engine more blocks"
+    )
 
 
 class Clock:

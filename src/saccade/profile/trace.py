@@ -1,21 +1,27 @@
 """What torch's profiler recorded, section by section: kernels, gaps between them, ranges.
 
 takes   the profiler's events
-gives   `Found` of each section
+gives   `Found` of each section; a kernel belongs to where it was launched, not to what the host did when it
+        ran: a captured step runs long after its launch
 never   guesses: on a device without kernel events (a CPU) it tells operators by their own time, and no gaps
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 LONG_GAP = 50.0  # us the device may stand between two kernels of a steady loop
 RANGE = "saccade."
+STEP = "saccade.step"  # the range of one call of the engine's step
+LAUNCH = re.compile(r"cu(da)?[A-Z]")  # the host's calls of CUDA: cudaGraphLaunch, cuLaunchKernelEx, ...
 # What a kernel does, by its name; the first that fits.
 KINDS = {
-    "products": r"gemm|gemv|cutlass|nvjet|skinny|splitk|matmul|aten::(mm|addmm|bmm|linear)|mkldnn|onednn",
-    "attention": r"attention|fmha|flash|sdpa|_split_kernel|paged|_combine",
+    "products": r"gemm|gemv|cutlass|nvjet|skinny|many_kernel|^reduce_kernel|splitk|matmul"
+    r"|aten::(mm|addmm|bmm|linear)|mkldnn|onednn",
+    "attention": r"attention|fmha|flash|sdpa|_split_kernel|_prefill_kernel|paged|_combine",
     "copies": r"memcpy|memset|aten::(copy_|_to_copy|cat|index_select|index|index_put)",
 }
 
@@ -30,13 +36,18 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Found:
-    """One section of the trace. Times are of the whole section."""
+    """One section of the trace: what was launched in it, whenever it ran. Times are of the whole section."""
 
     kernels: tuple[Kernel, ...]  # longest first
     busy: float | None  # ms in which any kernel ran; None without kernel events
     idle: float | None  # ms between the first kernel and the last in which none ran
     gaps: tuple[float, ...]  # us, longest first
-    ranges: dict[str, float]  # ms of named ranges: of their kernels, or of the host without kernel events
+    ranges: dict[
+        str, float
+    ]  # ms of named ranges: of what they launched, or of the host without kernel events
+    elsewhere: float  # the same of what is in no range
+    between: tuple[float, ...] = ()  # us from the last kernel of a step to the first of the next, in order
+    lost: int = 0  # kernels whose launch is not in the trace: placed by when they began
 
     def of_kind(self, kind: str) -> float:
         """Milliseconds."""
@@ -60,41 +71,107 @@ def short_name(name: str) -> str:
 def read(events: Iterable[Any], sections: Sequence[str]) -> dict[str, Found]:
     """`events`: of torch.profiler, after it has stopped."""
     every = list(events)
-    windows = {
-        event.name.removeprefix(RANGE): (event.time_range.start, event.time_range.end)
-        for event in every
-        if event.name in {RANGE + name for name in sections} and _on_host(event)
-    }
-    on_device = any(_is_kernel(event) for event in every)
-    return {
-        name: _found([event for event in every if low <= event.time_range.start <= high], on_device, name)
-        for name, (low, high) in windows.items()
-    }
+    hosts = [event for event in every if _on_host(event)]
+    kernels = _runs(every, hosts)
+    found = {}
+    for event in hosts:
+        name = event.name.removeprefix(RANGE)
+        if event.name != RANGE + name or name not in sections:
+            continue
+        low, high = event.time_range.start, event.time_range.end
+        inside = [one for one in hosts if low <= one.time_range.start <= high and one is not event]
+        launched = [one for one in kernels if low <= one.launched <= high]
+        found[name] = _on_device(launched, inside) if kernels else _on_cpu(inside, high - low)
+    return found
 
 
-def _is_kernel(event: Any) -> bool:
-    return not _on_host(event) and not event.name.startswith(RANGE)
+@dataclass(frozen=True)
+class _Run:
+    """A kernel or copy that ran on the device; us."""
+
+    name: str
+    start: float
+    end: float
+    launched: float  # when the host began to launch it, or the graph it is of
+    lost: bool  # no launch is known: `launched` is `start`
+
+
+def _runs(every: Sequence[Any], hosts: Sequence[Any]) -> list[_Run]:
+    """All kernels with their launches. Their events share an id, one launch of a graph with all its kernels;
+    only those of launches: operators are numbered by themselves."""
+    launches = {event.id: event.time_range.start for event in hosts if LAUNCH.match(event.name)}
+    runs = []
+    for event in every:
+        if not _on_host(event) and not event.name.startswith(RANGE):
+            start, end = event.time_range.start, event.time_range.end
+            known = launches.get(event.id)
+            runs.append(_Run(event.name, start, end, start if known is None else known, known is None))
+    return sorted(runs, key=lambda one: (one.start, one.end))
 
 
 def _on_host(event: Any) -> bool:
     return bool(event.device_type.name == "CPU")
 
 
-def _found(events: Sequence[Any], on_device: bool, section: str) -> Found:
-    inner = [event for event in events if event.name.startswith(RANGE) and event.name != RANGE + section]
+def _on_cpu(events: Sequence[Any], whole: float) -> Found:
     ranges: dict[str, float] = {}
-    for event in inner:
-        if _on_host(event):
-            spent = event.device_time_total if on_device else event.cpu_time_total
-            ranges[event.name] = ranges.get(event.name, 0.0) + spent / 1e3
-    if not on_device:
-        ops = [event for event in events if not event.name.startswith(RANGE)]
-        return Found(_gathered((one.name, one.self_cpu_time_total) for one in ops), None, None, (), ranges)
-    kernels = [event for event in events if _is_kernel(event)]
-    spans = sorted((one.time_range.start, one.time_range.end) for one in kernels)
-    busy, gaps = _busy_and_gaps(spans)
-    named = _gathered((one.name, one.time_range.end - one.time_range.start) for one in kernels)
-    return Found(named, busy / 1e3, sum(gaps) / 1e3, tuple(sorted(gaps, reverse=True)), ranges)
+    for event in events:
+        if event.name.startswith(RANGE):
+            ranges[event.name] = ranges.get(event.name, 0.0) + event.cpu_time_total / 1e3
+    named = [(event.name, event.self_cpu_time_total) for event in events if not event.name.startswith(RANGE)]
+    covered, _ = _busy_and_gaps(sorted(_span(event) for event in events if event.name.startswith(RANGE)))
+    return Found(_gathered(named), None, None, (), ranges, (whole - covered) / 1e3)
+
+
+def _span(event: Any) -> tuple[float, float]:
+    return event.time_range.start, event.time_range.end
+
+
+def _on_device(runs: Sequence[_Run], hosts: Sequence[Any]) -> Found:
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for event in hosts:
+        if event.name.startswith(RANGE):
+            spans.setdefault(event.name, []).append(_span(event))
+    places = {name: [_place(sorted(each), one.launched) for one in runs] for name, each in spans.items()}
+    ranges = {
+        name: _busy([one for one, place in zip(runs, where, strict=True) if place is not None])
+        for name, where in places.items()
+    }
+    outside = [one for index, one in enumerate(runs) if all(at[index] is None for at in places.values())]
+    busy, gaps = _busy_and_gaps([(one.start, one.end) for one in runs])
+    return Found(
+        kernels=_gathered((one.name, one.end - one.start) for one in runs),
+        busy=busy / 1e3,
+        idle=sum(gaps) / 1e3,
+        gaps=tuple(sorted(gaps, reverse=True)),
+        ranges=ranges,
+        elsewhere=_busy(outside),
+        between=_between(runs, places.get(STEP, ())),
+        lost=sum(one.lost for one in runs),
+    )
+
+
+def _place(spans: Sequence[tuple[float, float]], moment: float) -> int | None:
+    """Which of the spans, sorted and disjoint, a moment lies in."""
+    index = bisect_right(spans, moment, key=lambda span: span[0]) - 1
+    return index if index >= 0 and moment <= spans[index][1] else None
+
+
+def _busy(runs: Sequence[_Run]) -> float:
+    """Milliseconds in which any of them ran."""
+    return _busy_and_gaps([(one.start, one.end) for one in runs])[0] / 1e3
+
+
+def _between(runs: Sequence[_Run], steps: Sequence[int | None]) -> tuple[float, ...]:
+    """Copies are not counted: those of the next step may run beside this one."""
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for one, step in zip(runs, steps, strict=bool(steps)):
+        if step is not None and kind_of(one.name) != "copies":
+            first[step] = min(first.get(step, one.start), one.start)
+            last[step] = max(last.get(step, one.end), one.end)
+    order = sorted(first)
+    return tuple(max(0.0, first[after] - last[one]) for one, after in pairwise(order))
 
 
 def _gathered(times: Iterable[tuple[str, float]]) -> tuple[Kernel, ...]:
