@@ -2,8 +2,8 @@
 
 takes   the times of every case, and which parts were wrong
 gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT, AHEAD and NORMED_ROWS (kernels/skinny.py),
-        LAST_ROWS (kernels/paged_decode.py), GAPS (kernels/draw.py); with --write, those files, where
-        something was measured
+        LAST_ROWS (kernels/paged_decode.py), GAPS and GUESS (kernels/draw.py); with --write, those files,
+        where something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -179,25 +179,25 @@ LAST = "LAST_ROWS", LaunchWay("decode", "512, attention in one", split)
 NORMED = "NORMED_ROWS", LaunchWay("products", "512, norms in one", lambda rows: rows <= skinny.MOST_LAST)
 
 
-def gaps_line(results: list[Result], failed: set[str]) -> str | None:
-    """Whether draws by gaps are quicker: the best of each kind of variants, over all draws."""
+def draw_line(results: list[Result], failed: set[str], name: str, prefix: str) -> str | None:
+    """Whether draws of one kind of variants are quicker than all others: the best of each, over all draws."""
     if "sample" in failed:
-        return "GAPS = False  # wrong on this chip"
+        return f"{name} = False  # wrong on this chip"
     ratios = []
     for found in results:
         times = {
-            gaps: min(
-                (time for name, time in found.kernels.items() if name.startswith("by gaps") == gaps),
+            mine: min(
+                (time for variant, time in found.kernels.items() if variant.startswith(prefix) == mine),
                 default=0,
             )
-            for gaps in (False, True)
+            for mine in (False, True)
         }
         if found.part == "sample" and times[True] and times[False]:
             ratios.append(times[False] / times[True])
     if not ratios:
         return None
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return f"GAPS = {mean > 1}  # {mean:.2f}x dividing, {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{name} = {mean > 1}  # {mean:.2f}x the others, {min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def rewrite_rows(text: str, name: str, line: str | None) -> str:
@@ -289,10 +289,11 @@ def report(
     for line in (*tuned, *left, *([lines.ahead] if lines.ahead else ())):
         show(line)
     last, normed = (rows_line(results, failed, *switch) for switch in (LAST, NORMED))
-    gaps = gaps_line(results, failed)
-    show("\nLAST_ROWS in kernels/paged_decode.py, NORMED_ROWS in kernels/skinny.py, GAPS in kernels/draw.py:")
+    gaps, guess = (draw_line(results, failed, *one) for one in (("GAPS", "by gaps"), ("GUESS", "by guess")))
+    show("\nLAST_ROWS in kernels/paged_decode.py, NORMED_ROWS in kernels/skinny.py, GAPS and GUESS in"
+         " kernels/draw.py:")  # fmt: skip
     for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured",
-                 gaps or "GAPS: not measured"):  # fmt: skip
+                 gaps or "GAPS: not measured", guess or "GUESS: not measured"):  # fmt: skip
         show(line)
     if write:
         table, tunings, decode = (Path(str(room.__file__)) for room in (choice, skinny, paged_decode))
@@ -302,5 +303,5 @@ def report(
         tunings.write_text(rewrite_rows(text, "NORMED_ROWS", normed))
         decode.write_text(rewrite_rows(decode.read_text(), "LAST_ROWS", last))
         drawing = Path(str(draw.__file__))
-        drawing.write_text(rewrite_rows(drawing.read_text(), "GAPS", gaps))
+        drawing.write_text(rewrite_rows(rewrite_rows(drawing.read_text(), "GAPS", gaps), "GUESS", guess))
         show(f"written: {drawing}, {table}, {tunings}, {decode}")

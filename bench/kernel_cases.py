@@ -16,6 +16,7 @@ from saccade.kernels import activation, add_norm, device_rows, draw, greedy, pat
 from saccade.kernels.attention import paged_attention_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.compact import FORMATS, Compact
+from saccade.kernels.draw_by_guess import GuessTuning
 from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
 from saccade.kernels.paged_decode import default_tuning as decode_tuning
@@ -710,7 +711,7 @@ def sorted_draw(d: Draw) -> Tensor:
     return (x - noise.log_exponential(bits)).argmax(-1)
 
 
-DRAWS = {
+DRAWS: dict[str, greedy.DrawTuning | GuessTuning] = {
     "8192 w4": greedy.DrawTuning(8192),
     "8192 w8": greedy.DrawTuning(8192, 2048, warps=8),
     "8192 tile 2048": greedy.DrawTuning(8192, 2048),
@@ -723,14 +724,26 @@ DRAWS = {
     "by gaps, 4096 w4": greedy.DrawTuning(4096, gaps=True),
     "by gaps, 2048 w4": greedy.DrawTuning(2048, gaps=True),
     "by gaps, 8192 block 256": greedy.DrawTuning(8192, block=256, gaps=True),
+    "by guess": GuessTuning(),
+    "by guess, tile 512": GuessTuning(tile=512),
+    "by guess, tile 2048": GuessTuning(tile=2048),
+    "by guess, 1024": GuessTuning(1024),
+    "by guess, 4096": GuessTuning(4096),
+    "by guess, 4096 w2": GuessTuning(4096, 2048, warps=2),
+    "by guess, 4096 w4": GuessTuning(4096, 4096, warps=4),
+    "by guess, every 20": GuessTuning(every=20),
+    "by guess, block 1024": GuessTuning(block=1024),
+    "by guess, block 4096": GuessTuning(block=4096),
 }
+BESTS = {name: greedy.DrawTuning(size, warps=warps) for name, size, warps in (
+    ("8192 w4", 8192, 4), ("8192 w8", 8192, 8), ("2048 w4", 2048, 4))}  # fmt: skip
 
 
 def sample_cases() -> Iterator[Case]:
     def best(tuning: greedy.DrawTuning, d: Draw) -> Any:
         return greedy.greedy_triton(d.logits, tuning)
 
-    def drawn(tuning: greedy.DrawTuning, d: Draw) -> Any:
+    def drawn(tuning: greedy.DrawTuning | GuessTuning, d: Draw) -> Any:
         return draw.draw_triton(d.logits, d.rows, d.parameters, d.outputs, tuning)
 
     for rows in (1, 32, 256):
@@ -740,7 +753,7 @@ def sample_cases() -> Iterator[Case]:
             f"greedy {rows}",
             partial(make_draw, rows, 1.0, 0, 1.0),
             copies(nbytes),
-            {name: partial(best, DRAWS[name]) for name in ("8192 w4", "8192 w8", "2048 w4")},
+            {name: partial(best, tuning) for name, tuning in BESTS.items()},
             {"twin": lambda d: (d.logits.argmax(-1), d.logits.sum(-1).isfinite())},
             nbytes / READ,
         )

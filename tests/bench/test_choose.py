@@ -17,7 +17,7 @@ from bench.choose import (
     Result,
     choice_lines,
     choices,
-    gaps_line,
+    draw_line,
     rewrite_choice,
     rewrite_rows,
     rewrite_skinny,
@@ -130,12 +130,17 @@ def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker(
     assert {WITHOUT, way.variant} <= set(LAYERS)
 
 
-def test_draws_go_by_gaps_where_that_is_quicker_over_all() -> None:
+@pytest.mark.parametrize(("name", "prefix"), [("GAPS", "by gaps"), ("GUESS", "by guess")])
+def test_draws_go_the_way_that_is_quicker_over_all(name: str, prefix: str) -> None:
     text = Path(str(draw.__file__)).read_text()
-    times = {"a": 4.0, "b": 3.0, "by gaps, a": 2.0}, {"a": 3.0, "by gaps, a": 3.3}
+    times = {"a": 4.0, "b": 3.0, f"{prefix}, a": 2.0}, {"a": 3.0, f"{prefix}, a": 3.3}
     results = [Result("sample", "top-p", one, {}) for one in times]
-    assert "\nGAPS = True  # 1.17x" in rewrite_rows(text, "GAPS", gaps_line(results, set()))
-    assert "\nGAPS = False  # 0.91x" in rewrite_rows(text, "GAPS", gaps_line(results[1:], set()))
-    assert "\nGAPS = False  # wrong" in rewrite_rows(text, "GAPS", gaps_line(results, {"sample"}))
-    assert rewrite_rows(text, "GAPS", gaps_line([], set())) == text
-    assert any(name.startswith("by gaps") for name in DRAWS)
+    for given, failed, said in (
+        (results, "", "True  # 1.17x"),
+        (results[1:], "", "False  # 0.91x"),
+        (results, "sample", "False  # wrong"),
+    ):
+        made = rewrite_rows(text, name, draw_line(given, {failed}, name, prefix))
+        assert f"\n{name} = {said}" in made
+    assert rewrite_rows(text, name, draw_line([], set(), name, prefix)) == text
+    assert any(variant.startswith(prefix) for variant in DRAWS)

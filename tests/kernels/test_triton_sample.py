@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.kernels import draw_by_guess
 from saccade.kernels.bound import edge_of
 from saccade.kernels.draw import draw_triton
+from saccade.kernels.draw_by_guess import GuessTuning
 from saccade.kernels.greedy import DrawTuning, greedy, greedy_triton
 from saccade.kernels.jit import jit, tl
 from saccade.runtime import noise
@@ -17,6 +19,7 @@ from tests.kernels.places import EXACT, PLACES, Place, poison
 # Pieces, tiles and lists so small that a line of 150 tokens has several of each.
 SMALL = DrawTuning(piece=64, tile=64, block=64, sample=64, room=256)
 NO_ROOM = SMALL._replace(room=8)  # every list overflows: whole lines are searched
+GUESS = GuessTuning(piece=64, tile=64, every=5, room=256, block=64)
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 1000])
@@ -43,9 +46,10 @@ def test_lines_that_are_no_numbers_are_told(place: Place) -> None:
     words = torch.zeros(5, 9, dtype=torch.float64, device=place.device)
     words[:, :3] = torch.tensor([1.0, 0.0, 0.9])
     rows = torch.arange(5, dtype=torch.int32, device=place.device)
-    tokens, sound = draw_triton(logits, rows, words, torch.zeros_like(rows).long(), SMALL)
-    assert sound.tolist() == [True, False, False, True, False]
-    assert bool(((tokens >= 0) & (tokens < 130)).all())
+    for tuning in (SMALL, GUESS):
+        tokens, sound = draw_triton(logits, rows, words, torch.zeros_like(rows).long(), tuning)
+        assert sound.tolist() == [True, False, False, True, False]
+        assert bool(((tokens >= 0) & (tokens < 130)).all())
 
 
 def parameters(settings: Tensor, seeds: list[int]) -> Tensor:
@@ -65,7 +69,7 @@ def twin(logits: Tensor, kind: str, table: Tensor, outputs: Tensor) -> Tensor:
     return scaled.sub_(noise.log_exponential(bits)).argmax(-1)
 
 
-def run(logits: Tensor, table: Tensor, outputs: Tensor, tuning: DrawTuning | None) -> Tensor:
+def run(logits: Tensor, table: Tensor, outputs: Tensor, tuning: DrawTuning | GuessTuning | None) -> Tensor:
     """The lines' parameters stand in reversed order in the table, one of nobody's among them."""
     count, device = len(logits), logits.device
     rows = torch.arange(count, 0, -1, dtype=torch.int32, device=device)
@@ -86,7 +90,9 @@ KINDS = {
 }
 
 
-CASES = [(kind, 0.3 if number % 2 else 3.0, SMALL) for number, kind in enumerate(KINDS)]
+CASES: list[tuple[str, float, DrawTuning | GuessTuning]] = [
+    (kind, 0.3 if number % 2 else 3.0, SMALL) for number, kind in enumerate(KINDS)
+]
 CASES += [("top_p", 0.3, SMALL), ("top_p", 0.0, SMALL), ("top_k", 3.0, SMALL)]
 CASES += [("top_p", 0.3, NO_ROOM), ("top_k top_p", 0.3, NO_ROOM)]
 GAPS = SMALL._replace(gaps=True)
@@ -97,12 +103,15 @@ CASES += [
     ("top_k top_p", 0.3, GAPS),
 ]
 CASES += [("top_p", 0.3, NO_ROOM._replace(gaps=True))]
+CASES += [(kind, 3.0 if number % 2 else 0.3, GUESS) for number, kind in enumerate(KINDS)]
+CASES += [("top_p", 3.0, GUESS), ("top_p", 0.0, GUESS), ("top_k one", 0.0, GUESS)]
+CASES += [("top_p", 0.3, GUESS._replace(room=8)), ("top_k top_p", 0.3, GUESS._replace(room=8))]
 
 
 @pytest.mark.parametrize(("kind", "spread", "tuning"), CASES)
 @pytest.mark.parametrize("place", EXACT)
 def test_draws_are_the_sampler_s(
-    place: Place, kind: str, spread: float, tuning: DrawTuning, monkeypatch: pytest.MonkeyPatch
+    place: Place, kind: str, spread: float, tuning: DrawTuning | GuessTuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, vocab = 4, 150
     top_k, top_p, min_p = KINDS[kind]
@@ -127,6 +136,68 @@ def test_gaps_draw_the_tokens_that_keys_draw(place: Place) -> None:
     table, outputs = parameters(settings, [5, 6, 7]), torch.arange(3)
     wanted = run(logits, table, outputs, by_keys)
     assert torch.equal(run(logits, table, outputs, by_keys._replace(gaps=True)), wanted)
+
+
+class Searched:
+    """Stands for the kernel that searches whole lines; knows which ones it was told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._kernel, self.late = draw_by_guess._search_kernel, torch.empty(0)
+        monkeypatch.setattr(draw_by_guess, "_search_kernel", self)
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        def launch(
+            logits: Tensor, frame: Tensor, numbers: Tensor, late: Tensor, *args: object, **more: object
+        ):
+            self.late = late.clone()
+            self._kernel[grid](logits, frame, numbers, late, *args, **more)
+
+        return launch
+
+
+@pytest.mark.parametrize("place", EXACT)
+def test_guessed_lines_and_searched_ones_stand_side_by_side(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of any form: who is listed and who is searched is what the line is like, not its neighbours."""
+    logits = place.randn(10, 2000)
+    misled = torch.arange(2000, device=place.device) % 512 % 10 == 0  # the sampled ones
+    logits[1] *= 8  # peaked
+    logits[2] = 1.5  # all alike: no list has room
+    logits[3, ::3] = -torch.inf
+    logits[4] = -9.0 + logits[4] * 0.01
+    logits[4, 77] = 9.0  # one hot
+    logits[5] = torch.where(misled, -20.0, logits[5])  # much is nearer than it seems
+    logits[6] = torch.where(misled, logits[6], -20.0)  # and nothing
+    logits[7] = (logits[7] * 3).round()  # ties, at the bound too
+    settings = torch.tensor([[0.9, 0, 0.5, 0.0]] * 10, dtype=torch.float64)
+    settings[8] = torch.tensor([1.1, 400, 0.8, 0.0])
+    settings[9] = torch.tensor([1.3, 0, 1.0, 0.0])
+    table, outputs = parameters(settings, list(range(10))), torch.arange(10)
+    expected = [
+        int(twin(logits[row : row + 1], kind, table[row : row + 1], outputs[row : row + 1]))
+        for row, kind in enumerate(["top_p"] * 8 + ["top_k", "free"])
+    ]
+    tuning, searched = GuessTuning(512, 512, 10, 1024, 512), Searched(monkeypatch)
+    poison(monkeypatch)
+    assert run(logits, table, outputs, tuning).tolist() == expected
+    assert searched.late.tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0]
+    some = slice(7, 9)
+    assert run(logits[some], table[some], outputs[some], tuning).tolist() == expected[some]
+
+
+@pytest.mark.parametrize("place", EXACT)
+def test_few_are_listed_of_the_many_that_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token whose noise cannot win is not listed, and the winner always is: many draws of one line."""
+    draws, room = 12, 64
+    logits = place.randn(1, 2000).repeat(draws, 1) * 0.5
+    settings = torch.tensor([[1.0, 0, 1.0, 0.0]] * draws, dtype=torch.float64)
+    table, outputs = parameters(settings, list(range(draws))), torch.arange(draws)
+    searched = Searched(monkeypatch)
+    tokens = run(logits, table, outputs, GuessTuning(512, 512, 4, room, 64))
+    assert tokens.tolist() == twin(logits, "free", table, outputs).tolist()
+    assert len(set(tokens.tolist())) > draws // 2
+    assert not searched.late.any()
 
 
 @jit
@@ -184,8 +255,11 @@ def test_draws_over_a_real_vocabulary(place: Place) -> None:
                 torch.tensor([[0.9, top_k, top_p, min_p]] * rows, dtype=torch.float64), list(range(rows))
             )
             expected = twin(logits, kind.split()[0], table, outputs)
-            agree = (run(logits, table, outputs, None) == expected).float().mean()
-            assert float(agree) >= 0.98, f"{kind} at {size}: sums round differently on the very edge alone"
+            for tuning in (DrawTuning(), GuessTuning()):
+                agree = (run(logits, table, outputs, tuning) == expected).float().mean()
+                assert float(agree) >= 0.98, (
+                    f"{kind} at {size}: sums round differently on the very edge alone"
+                )
 
 
 def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:

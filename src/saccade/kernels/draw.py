@@ -47,50 +47,21 @@ from saccade.kernels.bound import (
     tally_line,
 )
 from saccade.kernels.choice import mode
+from saccade.kernels.draw_by_guess import GuessTuning, draw_by_guess
+from saccade.kernels.draw_noise import log_exponential, log_waiting, uniform, words_of
 from saccade.kernels.greedy import DrawTuning, best_of_line, best_of_pieces
 from saccade.kernels.jit import constant, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 # Whole lines are compared by their gaps, without a division (`bound`), and scored where they may win; or
 # every value is divided. Written by `python -m bench.kernels --choose --write`.
 GAPS = False
+# By `draw_by_guess`, in two passes; or by the five kernels here. Written as GAPS is.
+GUESS = False
 COLUMNS = 9  # of the parameter table; `runtime.bars` names them
 # u lies between 2^-32 and 1 - 2^-24, so log(E) between -22.2 and 2.812: the best token scores at least this,
 SURE = constant(-2.85)
 # and what is further away than that cannot win.
 HOPELESS = constant(26.0)
-
-
-@jit
-def _mixed(bits):
-    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
-    bits = (bits ^ (bits >> 15)) * 0x846CA68B
-    return bits ^ (bits >> 16)
-
-
-@jit
-def _uniform(token, first, second):
-    """`runtime.noise`: the hash of a token id under two words, between 0 and 1."""
-    bits = (_mixed(token.to(tl.uint32) * 0x9E3779B9) ^ first) * 0x7FEB352D
-    bits = ((bits ^ (bits >> 15)) + second) * 0x846CA68B
-    bits = (bits ^ (bits >> 13)) * 0x2C1B3C6D
-    bits = bits ^ (bits >> 16)
-    u = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
-    return tl.minimum(u, 1.0 - 2.0**-24)
-
-
-@jit
-def _log_exponential(token, first, second):
-    """That hash as log of an exponential variable."""
-    return _log_waiting(_uniform(token, first, second))
-
-
-@jit
-def _log_waiting(u):
-    rest = 1.0 - u
-    # -log(1 - u), exact also where 1 - u rounds: log(rest) * u / (1 - rest)
-    lost = 1.0 - rest
-    waiting = tl.where(lost > 0, -tl.log(rest) * (u / tl.where(lost > 0, lost, 1.0)), u)
-    return tl.log(waiting)
 
 
 @jit
@@ -109,14 +80,12 @@ def _pivot_kernel(logits, values, places, sounds, rows, parameters, outputs, tok
     keys, their edges, the edge of what is too far."""
     row = tl.program_id(0).to(tl.int64)
     wait_for_previous(PDL)
-    best = best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP)
+    best, _ = best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP)
     asked = parameters + tl.maximum(tl.load(rows + row), 0).to(tl.int64) * 9
     temperature = tl.load(asked).to(tl.float32)
     k = tl.load(asked + 1).to(tl.int32)
     p = tl.load(asked + 2).to(tl.float32)
-    spot = tl.load(outputs + row).to(tl.uint32) * 0x9E3779B9
-    first = _mixed(tl.load(asked + 7).to(tl.int64).to(tl.uint32) ^ spot)
-    second = _mixed(tl.load(asked + 8).to(tl.int64).to(tl.uint32) ^ spot)
+    first, second = words_of(asked, tl.load(outputs + row))
     by_k = (k > 0) & (k < vocab)
     kind = tl.where(by_k, 3, tl.where(p < 1, 2, 1))
     kind = tl.where((temperature > 0) & (tl.load(rows + row) >= 0), kind, 0)
@@ -127,8 +96,8 @@ def _pivot_kernel(logits, values, places, sounds, rows, parameters, outputs, tok
     tl.store(frame + row * 4 + 3, farthest)
     tl.store(numbers + row * 4, kind)
     tl.store(numbers + row * 4 + 1, k)
-    tl.store(numbers + row * 4 + 2, _mixed(first ^ (second * 0x2C1B3C6D)).to(tl.int32, bitcast=True))
-    tl.store(numbers + row * 4 + 3, _mixed(second ^ (first * 0x2C1B3C6D)).to(tl.int32, bitcast=True))
+    tl.store(numbers + row * 4 + 2, first.to(tl.int32, bitcast=True))
+    tl.store(numbers + row * 4 + 3, second.to(tl.int32, bitcast=True))
     tl.store(counters + row, 0)
     if GAPS:
         tl.store(pivots + row * 17 + 16, edge_of(farthest.to(tl.int32, bitcast=True) + 1, temperature))
@@ -217,16 +186,16 @@ def _scored(x, kept, token, first, second, top, at, hope, scale, temperature, GA
     """The best score of each place and its token, with those of one more tile; GAPS: x is a gap, and a token
     is scored only where it may win. -log(E) is at most -log(u), and `hope` is what the best so far has; the
     bound is a hundredth wider than that, rounding far less: nothing better is missed."""
-    u = _uniform(token, first, second)
+    u = uniform(token, first, second)
     if GAPS:
         kept = kept & (u < tl.exp2(x * scale - hope * 1.4426950408889634) * 1.01)
         if tl.max(kept.to(tl.int32), 0) > 0:
-            score = tl.where(kept, -tl.div_rn(x, temperature) - _log_waiting(u), float("-inf"))
+            score = tl.where(kept, -tl.div_rn(x, temperature) - log_waiting(u), float("-inf"))
             at = tl.where(score > top, token, at)
             top = tl.maximum(top, score)
             hope = tl.maximum(hope, tl.max(score, 0))
     else:
-        score = tl.where(kept, -x - _log_waiting(u), float("-inf"))
+        score = tl.where(kept, -x - log_waiting(u), float("-inf"))
         at = tl.where(score > top, token, at)
         top = tl.maximum(top, score)
     return top, at, hope
@@ -309,7 +278,7 @@ def _settle_kernel(logits, frame, numbers, pivots, partial, counters, keys, spar
                 place = start + tl.arange(0, BLOCK)
                 key = tl.load(mine + place, mask=place < count, other=0x7FFFFFFF)
                 one = tl.load(listed + row * ROOM + place, mask=place < count, other=2147483647)
-                noise = _log_exponential(one, first, second)
+                noise = log_exponential(one, first, second)
                 value = tl.where(key <= most, -key.to(tl.float32, bitcast=True) - noise, float("-inf"))
                 # The list is in any order: of equal scores the first token, as argmax has it.
                 better = (value > bests) | ((value == bests) & (one < at))
@@ -322,7 +291,7 @@ def _settle_kernel(logits, frame, numbers, pivots, partial, counters, keys, spar
                 far = far_of(line, one, one < vocab, best, temperature)
                 key = far.to(tl.int32, bitcast=True)
                 kept = (one < vocab) & (key >= low) & (key <= most)
-                value = tl.where(kept, -far - _log_exponential(one, first, second), float("-inf"))
+                value = tl.where(kept, -far - log_exponential(one, first, second), float("-inf"))
                 at = tl.where(value > bests, one, at)
                 bests = tl.maximum(bests, value)
         late = tl.max(bests, 0)
@@ -336,7 +305,7 @@ def draw_triton(
     rows: Tensor,  # [S] int32: lines of the parameters; negative: nobody's, which is as good as greedy
     parameters: Tensor,  # [any, 9] float64, as `runtime.bars` names them; temperature 0: greedy
     outputs: Tensor,  # [S] int64: output positions
-    tuning: DrawTuning | None = None,
+    tuning: DrawTuning | GuessTuning | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The drawn (or greedy) token of each line, [S] int64; and whether the line was of numbers, [S] bool."""
     lines, vocab = logits.shape
@@ -349,7 +318,10 @@ def draw_triton(
             raise ValueError(
                 f"{name} must be contiguous {shape} of {dtype}, not {tuple(tensor.shape)} {tensor.dtype}"
             )
-    t = tuning or DrawTuning(pdl=mode().early, gaps=GAPS)
+    early = mode().early
+    t = tuning or (GuessTuning(pdl=early) if GUESS else DrawTuning(pdl=early, gaps=GAPS))
+    if isinstance(t, GuessTuning):
+        return draw_by_guess(logits, rows, parameters, outputs, t)
 
     def made(kind: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(lines, *shape, dtype=kind, device=logits.device)

@@ -52,7 +52,8 @@ def _best_kernel(logits, values, places, sounds, vocab, stride, pieces, PIECE: t
 
 @jit
 def best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP: tl.constexpr):
-    """Best of the pieces: writes the token and whether the line was of numbers; gives the best logit."""
+    """Best of the pieces: writes the token and whether the line was of numbers; gives the best logit and its
+    token."""
     piece = tl.arange(0, UP)
     there = piece < pieces
     value = tl.load(values + row * pieces + piece, mask=there, other=float("-inf"))
@@ -60,9 +61,10 @@ def best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP: 
     best = tl.max(value, 0)
     token = tl.min(tl.where(value == best, place, 2147483647), 0)
     ok = tl.min(tl.load(sounds + row * pieces + piece, mask=there, other=1), 0)
-    tl.store(tokens + row, tl.minimum(token, vocab - 1).to(tl.int64))  # a line of NaN has no best
+    token = tl.minimum(token, vocab - 1)  # a line of NaN has no best
+    tl.store(tokens + row, token.to(tl.int64))
     tl.store(sound + row, ok != 0)
-    return best
+    return best, token
 
 
 @jit
