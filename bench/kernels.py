@@ -3,6 +3,7 @@
     PYTHONPATH=src python3 -m bench.kernels                      everything, under 3 minutes on an H200
     PYTHONPATH=src python3 -m bench.kernels --parts decode,products --rows 1,8,32,64
     PYTHONPATH=src python3 -m bench.kernels --parts many --choose --write    128 and 256 rows alone
+    PYTHONPATH=src python3 -m bench.kernels --parts sample --inside          and by kernel
     PYTHONPATH=src python3 -m bench.kernels --check              no times; what compute-sanitizer should run
     PYTHONPATH=src python3 -m bench.kernels --choose --write     everything; the winners become the defaults
 
@@ -33,6 +34,7 @@ from bench.many_rows import many_cases
 
 PARTS = tuple(CHECKS)
 BUDGET_S = 0.02  # of device time for each timing
+ROUNDS = 5  # over the inputs, where kernels are told apart
 
 
 def every_case(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
@@ -114,7 +116,27 @@ def seconds(call: Callable[[Any], Any], inputs: list[Any]) -> float:
     return statistics.median(taken) / calls
 
 
-def measure(case: Case, device: torch.device) -> Result:
+def inside(call: Callable[[Any], Any], inputs: list[Any]) -> str:
+    """Microseconds of one call by kernel, in the order they start; what is between them is left out."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for item in inputs * ROUNDS:
+            call(item)
+        torch.cuda.synchronize()
+    spans: dict[str, float] = {}
+    for event in profile.events():
+        name = event.name.strip("_").removesuffix("_kernel")
+        spans[name] = spans.get(name, 0.0) + event.device_time_total
+    return ", ".join(f"{name} {spent / len(inputs) / ROUNDS:.1f}" for name, spent in spans.items() if spent)
+
+
+def show_inside(case: Case, times: dict[str, float], inputs: list[Any]) -> None:
+    """Of the quickest variant of each kind: kinds are what names have before their comma."""
+    kinds = groupby(sorted(times, key=lambda name: name.split(",")[0]), key=lambda name: name.split(",")[0])
+    for name in (min(names, key=lambda name: times[name]) for _, names in kinds):
+        print(f"{case.part:9} {case.name:26}   {name:22} {inside(case.kernels[name], inputs)}", flush=True)
+
+
+def measure(case: Case, device: torch.device, *, by_kernel: bool = False) -> Result:
     inputs = [case.make(device, i) for i in range(case.copies)]
     times: dict[str, float] = {}
     for name, call in (case.others | case.kernels).items():
@@ -131,11 +153,14 @@ def measure(case: Case, device: torch.device) -> Result:
             f"{case.part:9} {case.name:26} {mark} {name:22} {times[name] * 1e6:9.1f} us  "
             f"{case.ceiling / times[name]:6.1%} of ceiling  {base:5.2f}x"
         )
+    found = {name: times[name] for name in case.kernels if name in times}
+    if by_kernel:
+        show_inside(case, found, inputs)
     print(flush=True)
     return Result(
         case.part,
         case.name,
-        {name: times[name] for name in case.kernels if name in times},
+        found,
         {name: times[name] for name in case.others if name in times},
     )
 
@@ -150,6 +175,7 @@ def main() -> None:
     parser.add_argument("--time", action="store_true", help="no checks")
     parser.add_argument("--choose", action="store_true", help="print the lines the winners' tables need")
     parser.add_argument("--write", action="store_true", help="with --choose: change those tables")
+    parser.add_argument("--inside", action="store_true", help="also the time of each kernel of a variant")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--workers", type=int, default=12, help="compiling processes; 0: compile when first used"
@@ -178,7 +204,7 @@ def main() -> None:
         results = []
         with torch.inference_mode():
             for case in every_case(set(parts) - failed, rows):
-                results.append(measure(case, device))
+                results.append(measure(case, device, by_kernel=options.inside))
                 torch.cuda.empty_cache()
         if options.choose:
             chip = torch.cuda.get_device_name().removeprefix("NVIDIA ")

@@ -37,8 +37,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.bound import bound_of_line, edge_of, far_of
+from saccade.kernels.bound import edge_of, far_of
 from saccade.kernels.bound_listed import ENDLESS, NONE, UNIT, bound_among, entries, heft_of_list
+from saccade.kernels.bound_searched import bound_searched
 from saccade.kernels.draw_noise import hashed, log_exponential, words_of
 from saccade.kernels.greedy import best_of_line
 from saccade.kernels.jit import constant, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
@@ -306,7 +307,7 @@ def _search_kernel(logits, frame, numbers, late, tokens, vocab, stride, BLOCK: t
     first = tl.load(numbers + row * 10 + 2).to(tl.uint32, bitcast=True)
     second = tl.load(numbers + row * 10 + 3).to(tl.uint32, bitcast=True)
     line = logits + row * stride
-    most = bound_of_line(line, vocab, best, temperature, k, p, kind, BLOCK)
+    most = bound_searched(line, vocab, best, temperature, k, p, kind, BLOCK)
     most = tl.minimum(most, tl.load(frame + row * 6 + 5).to(tl.int32, bitcast=True))
     bests = tl.full([BLOCK], float("-inf"), tl.float32)
     at = tl.full([BLOCK], NONE, tl.int32)
@@ -363,6 +364,6 @@ def draw_by_guess(
         BLOCK=t.block, UP=ways, num_warps=8, **more,
     )  # fmt: skip
     _search_kernel[(lines,)](
-        logits, frame, numbers, late, tokens, vocab, logits.stride(0), BLOCK=t.block, num_warps=8, **more
+        logits, frame, numbers, late, tokens, vocab, logits.stride(0), BLOCK=t.block * 2, num_warps=16, **more
     )
     return tokens, sound
