@@ -82,16 +82,40 @@ class Chain:
         if first == stop:
             return
         packed = array("i", tokens[first * size : stop * size]).tobytes()
-        marks = self._views_in(first, stop)
+        width = size * ID_BYTES
+        contents = [packed[place : place + width] for place in range(0, len(packed), width)]
+        self._name_views(contents, first)
         key = self.before(first)
-        for index in range(first, stop):
-            place = (index - first) * size * ID_BYTES
-            content = packed[place : place + size * ID_BYTES]
-            if index in marks:
-                content = _marked(content, marks[index])
+        for content in contents:
             key = blake3(content, key=key).digest()
-            self.contents.append(content)
             self.keys.append(key)
+        self.contents += contents
+
+    def _name_views(self, contents: list[bytes], first: int) -> None:
+        """Mark the views in the packed ids of blocks from `first` on. Blocks with nothing but one view in
+        them, nearly all of a picture's, differ in one number."""
+        size, stop = self._block_size, first + len(contents)
+        shared: dict[int, list[tuple[int, bytes]]] = {}
+        for span in overlapping(self._spans, first * size, stop * size):
+            framed = self._framed(span)
+            inner = range(max(-(-span.start // size), first), min(span.stop // size, stop))
+            ids = opening = rest = b""
+            for index in inner:
+                if contents[index - first] != ids:
+                    ids = contents[index - first]
+                    opening, rest = ids[:ID_BYTES].translate(_INVERTED) + framed, ids[ID_BYTES:]
+                offset = index * size - span.start
+                contents[index - first] = opening + offset.to_bytes(8, "little") + rest
+            for index in {span.start // size, (span.stop - 1) // size}.difference(inner):
+                if first <= index < stop:
+                    shared.setdefault(index, []).append(_mark(span, framed, index, size))
+        for index, marks in shared.items():
+            contents[index - first] = _marked(contents[index - first], marks)
+
+    def _framed(self, span: Span) -> bytes:
+        """What names a view."""
+        name = span.key + span.place + (b"apart" if span.role in self._roles else b"")
+        return len(name).to_bytes(8, "little") + name
 
     def cells(self, tokens: Sequence[int], index: int) -> tuple[bytes, Sequence[int]]:
         """What block `index` is computed from, token by token, and where in it each token ends.
@@ -101,26 +125,19 @@ class Chain:
         their first tokens exactly if they agree in the bytes of those.
         """
         inside = tokens[index * self._block_size : (index + 1) * self._block_size]
-        views = self._views_in(index, index + 1).get(index, ())
-        marks = [one for one in views if one[0] < len(inside)]
+        start = index * self._block_size
+        views = overlapping(self._spans, start, start + len(inside))
+        marks = [_mark(span, self._framed(span), index, self._block_size) for span in views]
         ends = list(range(ID_BYTES, ID_BYTES * len(inside) + 1, ID_BYTES))
         for place, name in marks:
             ends[place:] = [end + len(name) for end in ends[place:]]
         return _marked(array("i", inside).tobytes(), marks), ends
 
-    def _views_in(self, first: int, stop: int) -> dict[int, list[tuple[int, bytes]]]:
-        """Of blocks first .. stop with views in them: the place in the block where each begins or goes on,
-        and what names that part of the view."""
-        size = self._block_size
-        found: dict[int, list[tuple[int, bytes]]] = {}
-        for span in overlapping(self._spans, first * size, stop * size):
-            name = span.key + span.place + (b"apart" if span.role in self._roles else b"")
-            framed = len(name).to_bytes(8, "little") + name
-            for index in range(max(span.start // size, first), min(-(-span.stop // size), stop)):
-                place = max(span.start, index * size)
-                mark = place - index * size, framed + (place - span.start).to_bytes(8, "little")
-                found.setdefault(index, []).append(mark)
-        return found
+
+def _mark(span: Span, framed: bytes, index: int, size: int) -> tuple[int, bytes]:
+    """The place in block `index` where a view begins or goes on, and what names that part of it."""
+    place = max(span.start, index * size)
+    return place - index * size, framed + (place - span.start).to_bytes(8, "little")
 
 
 def _marked(content: bytes, marks: Sequence[tuple[int, bytes]]) -> bytes:
