@@ -148,16 +148,15 @@ class LLM:
         show = self._progress if progress is None else progress
         with (
             _Now() if len(asked) == 1 else _preparers() as pool,
-            _bar(show and len(asked) > 1) as bar,
+            _bar(len(asked), show=show and len(asked) > 1) as advance,
             nothing_older(),
         ):
-            task = bar.add_task("answering", total=len(asked))
             window = 2 * self.engine.info.max_num_seqs
             ahead = _Ahead(pool, prepare, list(zip(asked, each, names, strict=True)), window)
             answers: dict[str, Answer] = {}
             prompts: dict[str, tuple[int, ...]] = {}
             try:
-                for request in self._run(ahead, answers, len(asked), partial(bar.advance, task)):
+                for request in self._run(ahead, answers, len(asked), advance):
                     answers[request.id] = self.front.answer(request, ahead.params[request.id])
                     prompts[request.id] = request.prompt
             finally:  # an interrupt or a refusal leaves nothing behind, in the engine or in the threads
@@ -265,9 +264,15 @@ class _Ahead:
             future.cancel()
 
 
-def _bar(show: bool) -> Progress:
+@contextmanager
+def _bar(total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
+    """To be called with how many more are done."""
+    if not show:
+        yield lambda done: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, disable=not show, transient=True)
+    with Progress(*columns, transient=True) as bar:
+        yield partial(bar.advance, bar.add_task("answering", total=total))
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

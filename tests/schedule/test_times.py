@@ -97,3 +97,19 @@ def test_a_look_is_what_went_before_the_choice_of_views(overlap: bool) -> None:
     assert 0 < seen.look < spent
     assert seen.look + seen.encode < spent
     assert text.look == 0.0
+
+
+def test_what_a_step_took_is_learnt_when_there_is_time_or_with_the_next_step() -> None:
+    """Who waits for a token does not wait for that."""
+    engine = Engine()
+    learnt = engine.scheduler._cost
+    engine.add(question("a", TEXT, max_tokens=3, **ENDLESS))
+    engine.step()
+    assert learnt.observations == 0
+    engine.scheduler.study()
+    assert learnt.observations == 1
+    engine.scheduler.study()
+    assert learnt.observations == 1
+    engine.step()
+    engine.step()
+    assert learnt.observations == 2

@@ -124,9 +124,9 @@ class Chain:
         view's key and the place in the view; that says the same of those behind it. So two blocks agree in
         their first tokens exactly if they agree in the bytes of those.
         """
-        inside = tokens[index * self._block_size : (index + 1) * self._block_size]
         start = index * self._block_size
-        views = overlapping(self._spans, start, start + len(inside))
+        inside = tokens[start : start + self._block_size]
+        views = overlapping(self._spans, start, start + len(inside)) if inside else ()
         marks = [_mark(span, self._framed(span), index, self._block_size) for span in views]
         ends = list(range(ID_BYTES, ID_BYTES * len(inside) + 1, ID_BYTES))
         for place, name in marks:
@@ -175,6 +175,7 @@ class PrefixCache:
         self._pool = pool
         self._block_size = block_size
         self.editions = Editions()
+        self.changes = 0  # blocks registered or given up so far: while it stands still, so does what is found
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
         # By the key of the block before: what follows it, in order of content. In this order the block with
@@ -234,6 +235,7 @@ class PrefixCache:
         if known is not None:
             return known
         self._pool.seal(block)
+        self.changes += 1
         self._blocks[key] = block
         entry = _Entry(key, chain.before(index), index == 0, chain.contents[index])
         self._entries[block] = entry
@@ -245,6 +247,7 @@ class PrefixCache:
     def _forget(self, block: int) -> None:
         for follower in reversed(self._behind(self._entries[block].key)):
             self._pool.give_up(follower)
+        self.changes += 1
         entry = self._entries.pop(block)
         del self._blocks[entry.key]
         following = self._following[entry.parent]

@@ -80,6 +80,7 @@ class Turns:
             return None, told + _give_up(self._scheduler, plan)
         if self._steps is not None:
             self._steps.launched(plan, captured=launched.captured)
+        self._scheduler.study()
         return launched, told
 
     def learn(self, launched: Launched | None) -> list[Delta]:

@@ -7,6 +7,7 @@ never   looks at the host while it runs: the same call does the same work whatev
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -49,37 +50,29 @@ def _sizes(tokens: int, chunks: int) -> list[int]:
 
 def pack(rows: Sequence[Row], shape: Shape) -> Ints:
     """The rows of a step's prompts as one array."""
-    counts = np.array([row.count for row in rows], dtype=np.int32)
-    used, spare = int(counts.sum()), shape.chunks - len(rows)
-
-    def padded(values: Sequence[int] | Ints, size: int, filler: int) -> Ints:
-        out = np.full(size, filler, dtype=np.int32)
-        out[: len(values)] = values
-        return out
-
-    positions = np.zeros((3, shape.tokens), dtype=np.float32)
-    positions[:, :used] = np.concatenate([row.positions for row in rows], axis=1)
-    ends = shape.decodes + np.concatenate(([0], np.cumsum(counts), [used] * spare)).astype(np.int32)
-    parts = (
-        padded([token for row in rows for token in row.tokens], shape.tokens, 0),
-        positions.reshape(-1).view(np.int32),
-        padded(np.repeat([row.row for row in rows], counts).astype(np.int32), shape.tokens, -1),
-        padded([place for row in rows for place in range(row.start, row.start + row.count)], shape.tokens, 0),
-        padded([row.row for row in rows], shape.chunks, -1),
-        padded([row.start + row.count for row in rows], shape.chunks, 0),
-        ends,
-        padded([row.output_position for row in rows], shape.chunks, 0),
-        padded(positions[0, np.cumsum(counts) - 1].view(np.int32), shape.chunks, 0),
-        _seen(rows, shape.tokens),
-    )
-    return np.concatenate(parts)
-
-
-def _seen(rows: Sequence[Row], size: int) -> Ints:
-    out = np.zeros(size, dtype=np.int32)
+    sizes = _sizes(shape.tokens, shape.chunks)
+    packed = np.zeros(sum(sizes), dtype=np.int32)
+    ends = accumulate(sizes)
+    cut = [packed[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen = cut
+    axes = positions.view(np.float32).reshape(3, -1)
+    owners.fill(-1)
+    chunks.fill(-1)
+    used = 0
+    for line, row in enumerate(rows):
+        some = slice(used, used + row.count)
+        tokens[some] = row.tokens
+        axes[:, some] = row.positions
+        owners[some] = row.row
+        places[some] = np.arange(row.start, row.start + row.count)
+        chunks[line], lengths[line], outputs[line] = row.row, row.start + row.count, row.output_position
+        used = some.stop
+        ends_at[line + 1 :] = used
+        last[line] = positions[used - 1]  # bits of the first axis
+    ends_at += shape.decodes
     for _, _, count, place in visible(rows):
-        out[place : place + count] = 1
-    return out
+        seen[place : place + count] = 1
+    return packed
 
 
 class FixedStep:

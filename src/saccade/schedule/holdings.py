@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from saccade.cache.blocks import BlockPool
 from saccade.cache.kinds import Kinds
 from saccade.cache.pins import Pins
-from saccade.cache.prefix import PrefixCache
+from saccade.cache.prefix import Chain, PrefixCache
 from saccade.plan import Span
 from saccade.request import Pixels
 from saccade.schedule.making import Making
@@ -88,8 +88,7 @@ class Holdings:
 
     def frees(self, sequence: Sequence, *, vision: bool = False) -> bool:
         """Whether the pool may gain a block of that kind if the sequence gives way, alone or with others."""
-        pool = self._pool
-        return not pool.split or any(pool.in_vision(block) == vision for block in sequence.blocks)
+        return not self._pool.split or any(self._pool.in_vision(one) == vision for one in sequence.blocks)
 
     def competes(self, sequence: Sequence, head: Sequence, *, rows: int) -> bool:
         """Whether a sequence that enters could take what `head` waits for: with two pools not if that is the
@@ -195,10 +194,16 @@ class Holdings:
         those of a view, whose features they would need."""
         if self._prefix is None or sequence.chain is None:
             return [], 0
-        sequence.chain.grow(sequence.tokens)
-        blocks = self._prefix.match(sequence.chain)
+        state = self._prefix.changes, len(sequence.tokens)  # it is asked thrice on its way in
+        if sequence.known is None or sequence.known[0] != state:
+            sequence.known = state, self._find(self._prefix, sequence, sequence.chain)
+        return sequence.known[1]
+
+    def _find(self, prefix: PrefixCache, sequence: Sequence, chain: Chain) -> tuple[list[int], int]:
+        chain.grow(sequence.tokens)
+        blocks = prefix.match(chain)
         shared = len(blocks) * self._size
-        part = self._prefix.partial(sequence.chain, len(blocks), sequence.tokens)
+        part = prefix.partial(chain, len(blocks), sequence.tokens)
         if part and self._pool.split:  # the other pool's blocks may be of another precision
             alike = self._pool.in_vision(part.block) == (len(blocks) in self.kinds(sequence.group))
             part = part if alike else None

@@ -228,6 +228,10 @@ class Scheduler:
         """For the loop, when there was nothing to plan: somebody may wait for features on disk."""
         self._store.wait()
 
+    def study(self) -> None:
+        """For the loop, when a step has been launched and there is time: learn what the last one took."""
+        self._totals.study(self._cost)
+
     def _send_off(self, step: Step) -> StepPlan | None:
         planned = step.planned
         if not planned:

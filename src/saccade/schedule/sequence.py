@@ -99,6 +99,8 @@ class Sequence:
     pending: int = 0  # tokens sampled by steps whose results are not known yet
     ended: bool = False
     awaits: bytes = b""  # key of a block for which it is to wait while another computes it
+    # What the prefix cache had of it (blocks, tokens) when it was last asked, and how things stood then.
+    known: tuple[tuple[int, int], tuple[list[int], int]] | None = None
     epoch: int = 0  # grows whenever it leaves its row, so that results of an earlier stay are told apart
 
     # While it has a row:

@@ -50,6 +50,7 @@ class Totals(Counters):
     # By request id, longest waiting first.
     _unstarted: OrderedDict[str, Group] = field(default_factory=OrderedDict)
     _untimed: tuple[float, ...] | None = None  # quantities of steps whose time is part of the next one's
+    _lesson: tuple[tuple[float, ...], float] | None = None  # quantities and ms, not learnt from yet
 
     def counted(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -111,7 +112,7 @@ class Totals(Counters):
         self.encode_slices -= sum(encode.first > 0 or encode.stop is not None for encode in lost)
 
     def time(self, cost: CostModel, step: Step, seconds: float | None) -> None:
-        """A step is over: compare, and let the model learn, as soon as its time is known."""
+        """A step is over: compare, as soon as its time is known. The model learns when there is time."""
         if step.spoiled or step.brief:  # the model knows whole steps
             self.forget_untimed()
             return
@@ -123,10 +124,17 @@ class Totals(Counters):
             self.timed_steps += 1
             self.step_seconds += seconds
             self.step_seconds_predicted += cost.price(quantities) / 1e3
-            cost.observe(quantities, seconds * 1e3)
+            self.study(cost)
+            self._lesson = quantities, seconds * 1e3
         if step.encodes:
             expected = cost.price(quantities) / 1e3
             _charge(step, cost.encoding(step.work) / 1e3 * ((seconds or expected) / (expected or 1.0)))
+
+    def study(self, cost: CostModel) -> None:
+        """Let the model learn from the step timed last."""
+        lesson, self._lesson = self._lesson, None
+        if lesson is not None:
+            cost.observe(*lesson)
 
     def forget_untimed(self) -> None:
         self._untimed = None
