@@ -187,6 +187,17 @@ def test_guessed_lines_and_searched_ones_stand_side_by_side(
 
 
 @pytest.mark.parametrize("place", EXACT)
+def test_zeros_of_either_sign_are_alike(place: Place) -> None:
+    logits = -place.randn(6, 150).abs() * 0.1
+    logits[:, 3] = -0.0  # the best, as no 0 of a later tile is more
+    logits[:, 70:80] = 0.0
+    table = parameters(torch.tensor([[1.0, 9, 1.0, 0.0]] * 6, dtype=torch.float64), list(range(6)))
+    outputs = torch.arange(6)
+    expected = twin(logits, "top_k", table, outputs)
+    assert torch.equal(run(logits, table, outputs, GUESS._replace(piece=128)), expected)
+
+
+@pytest.mark.parametrize("place", EXACT)
 def test_few_are_listed_of_the_many_that_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token whose noise cannot win is not listed, and the winner always is: many draws of one line."""
     draws, room = 12, 64

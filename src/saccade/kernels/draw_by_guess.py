@@ -148,6 +148,7 @@ def _guess_kernel(values, places, sounds, masses, sample, rows, parameters, outp
     row = tl.program_id(0).to(tl.int64)
     wait_for_previous(PDL)
     best, greedy = best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP)
+    best = tl.where(best == 0.0, 0.0, best)  # never -0: from that, 0 would be a negative gap away
     user = tl.load(rows + row)
     asked = parameters + tl.maximum(user, 0).to(tl.int64) * 9
     temperature = tl.load(asked).to(tl.float32)
