@@ -4,7 +4,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from saccade.front import Front
 from saccade.lod.values import LodParams, Region
 from saccade.media.detail import Wishes
 from saccade.plan import Row, StepPlan
-from saccade.request import Request, Zoomed
+from saccade.request import Pixels, Request, Zoomed
 from saccade.runtime import build
 from saccade.runtime.engine import Engine
 from saccade.runtime.lookout import HostLooks, Lookout
 from saccade.runtime.runner import Launched
 from saccade.vision.layout import lay_out, zoomed
 from saccade.vision.preprocess import Preprocessor, ResampleTables
+from saccade.vision.uploads import Uploads
 from tests.parity.oracle import Oracle, picture
 from tests.parity.test_engine import IMAGE, SITUATIONS, run
 
@@ -379,6 +380,30 @@ def test_brief_looks_choose_and_answer_alike(
     assert [boxes(one) for one in together] == [boxes(one) for one in plain]
 
 
+def test_a_picture_goes_up_while_a_brief_look_runs(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when its pixels are sent only once the views are chosen, with the device waiting, or sent twice."""
+    peers = bench("stock")
+    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    engine = peers.engine(overlap=True)
+    sent: list[int] = []
+
+    def send(pixels: Pixels) -> torch.Tensor:
+        sent.append(len(brief))
+        return torch.from_numpy(pixels.copy())
+
+    assert engine._runner._encoder is not None
+    engine._runner._encoder._uploads = Uploads(send)
+    brief = brief_steps(engine, monkeypatch)
+    check_looks(peers, engine, LOOKS[:1])
+    before = engine.stats().encodes
+    check_looks(peers, engine, [replace(LOOKS[1], text=TURN.format("Where is the small white cat now?"))])
+    assert engine.stats().encodes > before, "all views were found: nothing was to be sent"
+    assert sent == [0, 0], "once for each request; the second time before its look was over"
+    assert len(brief) == 1
+
+
 @pytest.mark.parametrize("situation", ["few blocks, small chunks", "few rows"])
 def test_brief_looks_give_way_and_are_cut_like_all_others(
     bench: Callable[[str], Bench], situation: str, monkeypatch: pytest.MonkeyPatch
@@ -396,6 +421,29 @@ def test_brief_looks_give_way_and_are_cut_like_all_others(
     assert brief
     if "few blocks" in situation:
         assert engine.stats().preemptions > 0
+
+
+def test_many_questions_at_once_look_in_one_captured_step(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More prompts than the smaller captured steps hold: each gets its own look and its own answer."""
+    peers = bench("stock")
+    questions = [
+        Question(TURN.format(f"{word}?"), [LARGE[0]], None, 56, 3, gate=False) for word in "abcdefghij"
+    ]
+    engine = peers.engine(graphs="on", overlap=True)
+    check_looks(peers, engine, questions[:1])
+    runner, launch = engine._runner, engine._runner.launch
+    looking: list[tuple[int, bool]] = []
+
+    def noted(plan: StepPlan) -> Launched:
+        launched = launch(plan)
+        looking.append((sum(bool(row.sights) for row in plan.rows), launched.captured))
+        return launched
+
+    monkeypatch.setattr(runner, "launch", noted)
+    check_looks(peers, engine, questions)
+    assert max(looking) == (len(questions), True)
 
 
 def brief_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:

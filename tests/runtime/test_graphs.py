@@ -62,7 +62,7 @@ def row(number: int, start: int, count: int = 1, *, sample: bool = True, **other
 
 @given(
     st.lists(st.integers(0, 70_000), max_size=600),
-    st.lists(st.tuples(st.integers(0, 300), st.integers(2, 300)), max_size=10),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(2, 40) | st.integers(2, 300)), max_size=40),
     st.integers(1, 600),
 )
 def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
@@ -76,13 +76,13 @@ def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
     if shape is None:
         tokens = sum(count for _, count in prompts)
         beyond = len(starts) > 256 if prompts else len(starts) > min(512, most)
-        assert len(prompts) > CHUNKS or tokens > TOKENS[-1] or beyond or len(starts) > most
+        assert len(prompts) > CHUNKS[-1] or tokens > TOKENS[-1] or beyond or len(starts) > most
         return
     assert shape.decodes >= len(starts)
     assert shape.longest > max(starts, default=0)
     assert (shape.chunks, shape.tokens) == (0, 0) if not prompts else shape.chunks >= len(prompts)
     assert shape.tokens >= sum(count for _, count in prompts)
-    assert not prompts or shape.tokens in TOKENS
+    assert not prompts or (shape.tokens in TOKENS and shape.chunks in CHUNKS)
     assert prompts or shape.decodes in DECODES
 
 
@@ -116,7 +116,7 @@ def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None
 
 
 def test_later_shapes_are_the_rest_and_all_fit() -> None:
-    first, later = first_shapes(256, 9000), later_shapes(256, 9000, vision=True)
+    first, later = first_shapes(256, 9000), later_shapes(256, 9000, vision=True, looks=True)
     assert not set(first) & set(later)
     assert len(set(later)) == len(later)
     assert len(first) + len(later) <= MOST

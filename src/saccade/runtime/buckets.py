@@ -14,7 +14,7 @@ from saccade.plan import Row
 DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BESIDE = (0, 8, 32, 64, 128, 256)
 TOKENS = (64, 128, 256, 384, 512)  # of short prompts, all rows together
-CHUNKS = 8  # rows of prompts
+CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
 MOST = 144  # captured steps
@@ -88,7 +88,7 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
     decodes, chunks = divided
     tokens = sum(row.count for row in chunks)
     rows = _least(row_sizes(most_rows, prompts=bool(chunks)), len(decodes))
-    if rows is None or len(chunks) > CHUNKS:
+    if rows is None:
         return None
     context = max((row.start + 1 for row in decodes), default=1)
     tier = _least(tiers(longest), context)
@@ -96,24 +96,26 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
         return None
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
-    padded = _least(TOKENS, tokens)
-    return None if padded is None else Shape(rows, padded, CHUNKS, tier, ending, divided.sighted)
+    padded, prompts = _least(TOKENS, tokens), _least(CHUNKS, len(chunks))
+    if padded is None or prompts is None:
+        return None
+    return Shape(rows, padded, prompts, tier, ending, divided.sighted)
 
 
 def first_shapes(most_rows: int, longest: int) -> list[Shape]:
     """What is captured before serving begins, the largest first: the others then fit into its memory."""
     tier = tiers(longest)[0]
     sizes = [size for size in row_sizes(most_rows, prompts=False) if size <= SMALL]
-    prompts = [Shape(0, tokens, CHUNKS, tier, "greedy") for tokens in reversed(TOKENS)]
+    prompts = [Shape(0, tokens, CHUNKS[0], tier, "greedy") for tokens in reversed(TOKENS)]
     return prompts + [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
 
 
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [Shape(0, TOKENS[0], CHUNKS, tier, "look")] if looks else []
+    brief = [Shape(0, TOKENS[0], CHUNKS[0], tier, "look")] if looks else []
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
-    beside = [(size, tokens, CHUNKS) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
+    beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
     shapes = [
         Shape(*sizes, tier, ending, sighted)

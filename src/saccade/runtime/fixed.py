@@ -93,10 +93,11 @@ class FixedStep:
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
         self._device, self._early = device, early
-        lines = most_lines(most_rows) + CHUNKS
-        self.step_rows = torch.full((lines - CHUNKS,), -1, dtype=torch.int32, device=device)
+        most_chunks = CHUNKS[-1]
+        lines = most_lines(most_rows) + most_chunks
+        self.step_rows = torch.full((lines - most_chunks,), -1, dtype=torch.int32, device=device)
         self.held: tuple[int, ...] | None = None  # what step_rows begins with, as far as the host knows
-        self.feed = torch.zeros(sum(_sizes(TOKENS[-1], CHUNKS)), dtype=torch.int32, device=device)
+        self.feed = torch.zeros(sum(_sizes(TOKENS[-1], most_chunks)), dtype=torch.int32, device=device)
         self.tokens = torch.zeros(lines, dtype=torch.int64, device=device)
         self.sound = torch.zeros(lines, dtype=torch.bool, device=device)
         self._logits: Tensor | None = None  # [lines, vocab] of the model's dtype; made when first needed
@@ -107,12 +108,14 @@ class FixedStep:
             self.visual = torch.zeros(size, dtype=next(model.parameters()).dtype, device=device)
         self._watched = watched if self.sees else ()
         dtype = next(model.parameters()).dtype
-        # Of the ends of prompts, for looks: [watched layers, CHUNKS, hidden], [3, CHUNKS]
-        self.ends = torch.zeros(len(self._watched), CHUNKS, model.hidden_size, dtype=dtype, device=device)
-        self.ends_at = torch.zeros(3, CHUNKS, device=device)
+        # Of the ends of prompts, for looks: [watched layers, chunks, hidden], [3, chunks]
+        self._ends = torch.zeros(
+            len(self._watched), most_chunks, model.hidden_size, dtype=dtype, device=device
+        )
+        self._ends_at = torch.zeros(3, most_chunks, device=device)
         # Kernels count here who of them comes last; 0 between launches (`Mode.arrivals`)
         self.arrivals = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
-        self._places = torch.arange(lines - CHUNKS + TOKENS[-1], device=device)
+        self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
 
     @property
     def sees(self) -> bool:
@@ -192,6 +195,11 @@ class FixedStep:
         decodes = self.step_rows[: shape.decodes]
         return torch.cat((decodes, self._cut(self.feed, shape).chunks)) if shape.chunks else decodes
 
+    def ends(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        """The stream before the watched layers at the ends of prompts [layers, chunks, hidden], and their
+        positions [3, chunks]."""
+        return self._ends[:, : shape.chunks], self._ends_at[:, : shape.chunks]
+
     def outputs(self, shape: Shape) -> Tensor:
         """[lines] int64: output positions of the last step that ended in logits."""
         return self._outputs[: shape.decodes + shape.chunks]
@@ -233,8 +241,9 @@ class FixedStep:
         stop = self._watched[-1] if shape.ending == "look" else None
         hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop)
         if watch is not None:
-            torch.stack([watch.seen[layer] for layer in self._watched], out=self.ends)
-            self.ends_at.copy_(positions[:, at])
+            ends, places = self.ends(shape)
+            ends.copy_(torch.stack([watch.seen[layer] for layer in self._watched]))
+            places.copy_(positions[:, at])
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 

@@ -198,7 +198,9 @@ def graph_bytes(model: LanguageModel, rows: int, longest: int, dtype: torch.dtyp
     splits = default_splits(rows, kv.kv_heads, longest, DecodeTuning().chunk)
     attention = rows * splits * model.hidden_size * 4 * 2  # float32 sums; heads may be wider than the stream
     activations = 16 * (rows + TOKENS[-1]) * model.hidden_size * dtype.itemsize
-    logits = 2 * (rows + CHUNKS) * model.vocab_size * dtype.itemsize  # one of them for rows that ask for more
+    logits = (
+        2 * (rows + CHUNKS[-1]) * model.vocab_size * dtype.itemsize
+    )  # one of them for rows that ask for more
     return attention + activations + logits + MOST * GRAPH_BYTES
 
 

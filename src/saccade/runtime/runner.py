@@ -121,8 +121,15 @@ class Runner:
                 step, graphs = self._captured
                 found = graphs.find(plan.rows, brief=plan.brief)
                 if found is not None:
-                    return self._replay(plan, step, *found)
-            return self._ordinary(plan)
+                    return self._await_zooms(self._replay(plan, step, *found))
+            return self._await_zooms(self._ordinary(plan))
+
+    def _await_zooms(self, launched: Launched) -> Launched:
+        """While a step runs that does nothing but look, pictures go up that views may be cut from next."""
+        if launched.plan.brief and self._encoder is not None:
+            for sight in [sight for row in launched.plan.rows for sight in row.sights]:
+                self._encoder.expect(sight.pixels)
+        return launched
 
     @torch.inference_mode()
     def prepare(self) -> bool:
@@ -178,7 +185,7 @@ class Runner:
         self.replays += 1
         looks = None
         if self._lookout is not None and divided.looking:
-            looks = self._lookout.see_ends(divided.chunks, step.ends, step.ends_at, self._rows.state.tables)
+            looks = self._lookout.see_ends(divided.chunks, *step.ends(shape), self._rows.state.tables)
         sampled = [row for row in plan.rows if row.sample]
         if shape.ending == "logits":
             return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks, captured=True)

@@ -8,6 +8,7 @@ never   keeps features, or decides what to encode; what is between two slices is
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
@@ -228,6 +229,13 @@ class Encoder:
         own = contiguous(pixels)
         # A read-only array is not one torch would wrap.
         return torch.from_numpy(own.copy() if own is pixels else own)
+
+    def expect(self, pixels: Pixels) -> None:
+        """Views of these may come next: where copies are kept, have one ready. The host copies them while the
+        device does something else. Who needs what could not be sent now sends it then."""
+        if self._uploads is not None and pixels.size:
+            with suppress(torch.OutOfMemoryError):
+                self._uploads.send(pixels)
 
     def _patches(self, frames: Tensor, encode: Encode) -> Tensor:
         preprocessor = self._preprocessors.get(encode.view.processing)
