@@ -60,7 +60,7 @@ class GuessTuning(NamedTuple):
     pdl: bool = False
 
 
-@jit
+@jit_for_any("rows")
 def _look_kernel(logits, rows, parameters, values, places, sounds, masses, sample, vocab, stride, pieces,
                  PIECE: tl.constexpr, TILE: tl.constexpr, EVERY: tl.constexpr, MANY: tl.constexpr,
                  PDL: tl.constexpr):  # fmt: skip
