@@ -192,6 +192,12 @@ class FakeEngine:
         self.then: list[Callable[[], None]] = []
         self.taken: list[str] = []
         self.cancelled: list[str] = []
+        self.stepped: list[tuple[str, ...]] = []  # at each step: whose requests were taken by then
+        self.naps_until = 0  # requests taken
+
+    @property
+    def spare(self) -> float:
+        return 30.0 if len(self.taken) < self.naps_until else 0.0
 
     def submit(self, request: Request) -> None:
         if request.id == "odd":
@@ -211,6 +217,8 @@ class FakeEngine:
         return False
 
     def step(self) -> list[Delta]:
+        self.stepped.append(tuple(self.taken))
+        self.idle = True
         return []
 
     def stats(self) -> EngineStats:
@@ -247,6 +255,22 @@ def test_a_request_that_breaks_something_is_refused_alone() -> None:
     assert (engine.taken, engine.cancelled) == (["good"], ["odd"])
     ours.close()
     theirs.close()
+
+
+def test_what_comes_while_the_device_is_busy_goes_with_the_next_step() -> None:
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    engine = FakeEngine()
+    engine.idle, engine.naps_until = False, 2
+    worker = threading.Thread(target=serve, args=(engine, Inbox(theirs), theirs), daemon=True)
+    worker.start()
+    for name in ("one", "two"):
+        ours.send(Submit(question(name)))
+    assert isinstance(ours.receive(ToFront), News)
+    assert engine.stepped == [("one", "two")]
+    ours.send(Stop())
+    worker.join(10)
+    assert not worker.is_alive()
+    ours.close()
 
 
 def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:

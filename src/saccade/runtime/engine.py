@@ -8,6 +8,7 @@ never   goes on with a device that has failed; a step that cannot be computed en
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ from saccade.plan import StepPlan
 from saccade.request import Delta, Request
 from saccade.runtime.build import build_machine
 from saccade.runtime.marks import CudaMark
+from saccade.runtime.pace import Pace
 from saccade.runtime.runner import Launched, Runner
 from saccade.runtime.step_log import StepLog
 from saccade.runtime.stopwatch import DeviceStopwatch, Stopwatch, Watch
@@ -35,17 +37,33 @@ log = logging.getLogger(__name__)
 class Loop(Protocol):
     def step(self) -> list[Delta]: ...
 
+    @property
+    def spare(self) -> float:
+        """Seconds for which the next step need not be planned."""
+
 
 class Turns:
     """What both loops do with a step: plan it, launch it, learn its result."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, watch: Watch, steps: StepLog | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        watch: Watch,
+        steps: StepLog | None = None,
+        pace: Pace | None = None,  # None: the next step is always planned at once
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._watch = watch
         self._steps = steps
+        self._pace = pace
+
+    def spare(self, launched: Launched | None) -> float:
+        """Seconds for which the step that follows a launched one need not be planned."""
+        if self._pace is None or launched is None or launched.ended:
+            return 0.0
+        return self._pace.spare
 
     def rest(self) -> None:
         """Nobody has asked for anything for a while: that is no step's time."""
@@ -75,6 +93,8 @@ class Turns:
                 plan, told = self._scheduler.fail_views(plan, failed)
             launched = self._runner.launch(plan)
             self._watch.launched()
+            if self._pace is not None:
+                self._pace.launched(plan.expected)
         except Exception:
             self._watch.reset()
             return None, told + _give_up(self._scheduler, plan)
@@ -86,12 +106,18 @@ class Turns:
     def learn(self, launched: Launched | None) -> list[Delta]:
         if launched is None:
             return []
+        began = time.perf_counter()
         try:
             result = launched.wait()
         except Exception:
             self._watch.reset()
+            if self._pace is not None:
+                self._pace.result(None)
             return _give_up(self._scheduler, launched.plan)
-        seconds = self._watch.result(waited=bool(result.tokens or result.looks))
+        ended = bool(result.tokens or result.looks)  # else its end was not seen
+        seconds = self._watch.result(waited=ended)
+        if self._pace is not None:
+            self._pace.result(time.perf_counter() - began if ended else None)
         if self._steps is not None:
             self._steps.learnt(launched.plan, seconds)
         return self._scheduler.apply(launched.plan, result, seconds)
@@ -106,6 +132,10 @@ class SerialLoop:
     def step(self) -> list[Delta]:
         launched, failed = self._turns.launch(self._turns.plan())
         return self._turns.learn(launched) + failed
+
+    @property
+    def spare(self) -> float:
+        return 0.0
 
 
 class OverlappedLoop:
@@ -124,6 +154,10 @@ class OverlappedLoop:
         self._ahead, failed = self._turns.launch(plan)
         # Apologies go out at once: the engine may be idle from here on, and nobody steps an idle one.
         return self._turns.learn(behind) + failed
+
+    @property
+    def spare(self) -> float:
+        return self._turns.spare(self._ahead)
 
 
 def _check_device() -> None:
@@ -148,8 +182,11 @@ class Engine:
         self._store = machine.store
         self._runner = machine.runner
         self._steps = None if config.step_log is None else StepLog(Path(config.step_log))
-        watch: Watch = DeviceStopwatch(CudaMark) if self.info.device.startswith("cuda") else Stopwatch()
-        self._turns = Turns(machine.scheduler, machine.runner, watch, self._steps)
+        on_gpu = self.info.device.startswith("cuda")
+        watch: Watch = DeviceStopwatch(CudaMark) if on_gpu else Stopwatch()
+        # A CPU computes a step while it is launched: there is nothing to be late for.
+        pace = Pace() if on_gpu and machine.overlap else None
+        self._turns = Turns(machine.scheduler, machine.runner, watch, self._steps, pace)
         self._loop: Loop = OverlappedLoop(self._turns) if machine.overlap else SerialLoop(self._turns)
 
     def submit(self, request: Request) -> None:
@@ -164,6 +201,12 @@ class Engine:
 
     def step(self) -> list[Delta]:
         return self._scheduler.end_lost() + self._loop.step()
+
+    @property
+    def spare(self) -> float:
+        """Seconds for which whoever may get more requests had better listen than step: the device is busy,
+        and what comes meanwhile goes with the next step. To be asked again when they are over."""
+        return self._loop.spare
 
     def prepare(self) -> bool:
         """For an idle engine: a moment's work that makes later steps faster; gives whether there was any."""

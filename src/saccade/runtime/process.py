@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterable
 from functools import partial
 from typing import NoReturn
 
@@ -76,36 +77,46 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
         if idle and not messages and heap is not None:
             heap.trim()  # it has been quiet for a while: what the last requests used is given back
             continue
-        for message in messages:
-            match message:
-                case Stop():
-                    return
-                case Submit(request):
-                    try:
-                        engine.submit(request)
-                    except RequestError as error:
-                        refusal = Refused(request.id, error.code or "", error.message, error.param)
-                        channel.send(refusal)
-                    except Exception:  # whatever is wrong with it, the others are to be answered
-                        log.exception("request %s could not be taken", request.id)
-                        engine.cancel([request.id])
-                        channel.send(Refused(request.id, "", UNFORESEEN, None))
-                case Cancel(request_id):
-                    engine.cancel([request_id])
-                case Recall(number, content, drop):
-                    tell = partial(_tell, channel, Recalled(number, engine.picture(content)))
-                    if drop:
-                        engine.forget(content, tell)
-                    else:
-                        tell()
-                case Start():
-                    log.warning("a second start message was ignored")
+        if not hear(engine, channel, messages):
+            return
+        while (seconds := engine.spare) > 0:
+            if not hear(engine, channel, inbox.take(wait=True, seconds=seconds)):
+                return
         deltas = engine.step()
         channel.send(News(tuple(deltas), engine.stats()))
         if heap is not None:
             heap.used = True
             if heap.due:
                 heap.trim()
+
+
+def hear(engine: Engine, channel: Channel, messages: Iterable[ToEngine]) -> bool:
+    """Do as told; whether the front wants the engine any longer."""
+    for message in messages:
+        match message:
+            case Stop():
+                return False
+            case Submit(request):
+                try:
+                    engine.submit(request)
+                except RequestError as error:
+                    refusal = Refused(request.id, error.code or "", error.message, error.param)
+                    channel.send(refusal)
+                except Exception:  # whatever is wrong with it, the others are to be answered
+                    log.exception("request %s could not be taken", request.id)
+                    engine.cancel([request.id])
+                    channel.send(Refused(request.id, "", UNFORESEEN, None))
+            case Cancel(request_id):
+                engine.cancel([request_id])
+            case Recall(number, content, drop):
+                tell = partial(_tell, channel, Recalled(number, engine.picture(content)))
+                if drop:
+                    engine.forget(content, tell)
+                else:
+                    tell()
+            case Start():
+                log.warning("a second start message was ignored")
+    return True
 
 
 def _tell(channel: Channel, message: Recalled) -> None:

@@ -46,6 +46,11 @@ class Launched:
     looks: HostLooks | None = None  # None when no row looked
     captured: bool = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether the device is known to be done with it."""
+        return self.sample is not None and self.sample.there
+
     def wait(self) -> StepResult:
         looks = () if self.looks is None else self.looks.wait()
         if self.sample is None:

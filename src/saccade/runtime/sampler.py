@@ -327,6 +327,11 @@ class HostSample:
         self._done = done
         self._lines = lines
 
+    @property
+    def there(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Tokens and log-probabilities of the S rows, in their order; blocks until the device is done."""
         if self._done is not None:
