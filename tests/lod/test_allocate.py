@@ -117,6 +117,24 @@ def test_a_row_is_seen_in_a_long_window_where_the_checkpoint_takes_them() -> Non
     assert [r.grid for r in allocate([field], 64, ViewRule(square=True), 1e-3)[0]] == [(8, 8)]
 
 
+@given(st.floats(0, 12), st.floats(0, 12), st.sampled_from([16, 64]))
+@settings(max_examples=100, deadline=None)
+def test_windows_stand_on_a_lattice_and_hold_the_cells_they_are_chosen_for(
+    y: float, x: float, tokens: int
+) -> None:
+    """So that questions which look at one place find its window again: 16 pixels where a token has 32."""
+    rows = np.arange(13)
+    mass = np.exp(-((rows[:, None] - y) ** 2 + (rows[None] - x) ** 2)).astype(np.float32)
+    field = Field(mass / mass.sum(), (1024, 1024), (32, 32), most=2)
+    chosen = allocate([field], 2 * tokens, ViewRule(zoom_tokens=(tokens,)), 0.0)[0]
+    assert chosen
+    for region in chosen:
+        assert all(edge % 16 == 0 for edge in region.box)
+    first = max(chosen, key=lambda region: region.score)
+    held = field.relevance[covered(field, (first,)) > 0]
+    assert float(held.sum()) >= first.score - 1e-5
+
+
 def test_the_picture_that_matters_more_gets_the_tokens() -> None:
     one = np.full((4, 4), 0.01, np.float32)
     two = np.full((4, 4), 0.05, np.float32)

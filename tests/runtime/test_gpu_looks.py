@@ -59,15 +59,19 @@ def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[i
 def test_captured_looks_choose_as_ordinary_ones(tmp_path: Path) -> None:
     """In the deterministic mode, where padding changes no bit. The pictures are of one size, so the maps of
     all but the first come from a captured call. Captured towers take another attention than those that are
-    not, so features differ by rounding, and a window may move by a pixel or two."""
+    not, so features differ by rounding: most windows are the same, and one may move by half a token, which is
+    how far windows stand apart."""
     folder = checkpoints.qwen3_vl(tmp_path / "checkpoint")
     ordinary, none = looks(folder, "off")
     captured, some = looks(folder, "on")
     assert none == 0
     assert some > 2 * len(WORDS)
     assert sum(len(regions) for _, chosen in captured for regions in chosen.regions) > 2
+    moved: list[int] = []  # pixels
     for (_, one), (_, other) in zip(captured, ordinary, strict=True):
         for here, there in zip(one.regions, other.regions, strict=True):
             assert [region.grid for region in here] == [region.grid for region in there]
             for region, like in zip(here, there, strict=True):
-                assert max(abs(a - b) for a, b in zip(region.box, like.box, strict=True)) <= 2
+                moved.append(max(abs(a - b) for a, b in zip(region.box, like.box, strict=True)))
+    assert max(moved) <= 17
+    assert sum(far == 0 for far in moved) >= 0.75 * len(moved)

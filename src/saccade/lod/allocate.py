@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from saccade.lod.values import Grid, Map, Region, ViewRule
 
 UNITS = 1 << 24  # of relevance 1
+LATTICE = 0.5  # tokens of the frame: windows begin at multiples of it, where the cells they cover allow that
+TINY = 1e-9  # of a side
 # rows and columns of tokens of each level: square, and as many tokens in a long row
 SHAPES: dict[int, tuple[Grid, ...]] = {
     16: ((4, 4), (2, 8)),
@@ -159,26 +161,37 @@ def _best(
 
 def _region(field: Field, pick: _Pick) -> Region:
     """The window in source pixels, inside the picture; its middle is as near to that of the relevance as the
-    centres of the covered cells let it be."""
+    centres of the covered cells and the lattice let it be: of questions that look at one place, however
+    differently, many get the same window."""
     (row, column), (high, wide) = pick.at, pick.window.cells
     seen = field.relevance[row : row + high, column : column + wide].astype(np.float64)
     down, across = seen.sum(1).tolist(), seen.sum(0).tolist()
-    x0, x1 = _along(across, column, field.relevance.shape[1], pick.window.share[1], field.size[0])
-    y0, y1 = _along(down, row, field.relevance.shape[0], pick.window.share[0], field.size[1])
+    (tall, broad), (cells_down, cells_across) = field.frame, field.relevance.shape
+    x0, x1 = _along(across, column, cells_across, pick.window.share[1], field.size[0], broad)
+    y0, y1 = _along(down, row, cells_down, pick.window.share[0], field.size[1], tall)
     return Region((x0, y0, x1, y1), pick.window.grid, pick.gain / UNITS)
 
 
-def _along(profile: list[float], at: int, cells: int, share: float, length: int) -> tuple[int, int]:
+def _along(
+    profile: list[float], at: int, cells: int, share: float, length: int, tokens: int
+) -> tuple[int, int]:
     """First pixel of a window along one side, and the one after its last. `profile`: relevance of the cells
     it covers, which begin at cell `at`. A few numbers: plain Python is quicker than arrays."""
     count = len(profile)
     slack = max(0.0, (share * cells - (count - 1)) / 2)  # to either side, in cells
     moment = sum([mass * (place + 0.5) for place, mass in enumerate(profile)])
     off = moment / max(sum(profile), 1e-12) - count / 2
-    middle = (at + count / 2 + min(max(off, -slack), slack)) / cells
-    first = min(max(middle - share / 2, 0.0), 1.0 - share)
-    low = min(int(first * length + 0.5), length - 1)
-    return low, min(max(int((first + share) * length + 0.5), low + 1), length)
+    middle, end = at + count / 2, 1.0 - share
+    low, first, high = (
+        min(max((middle + move) / cells - share / 2, 0.0), end)
+        for move in (-slack, min(max(off, -slack), slack), slack)
+    )
+    point = LATTICE / tokens
+    near = int(first / point + 0.5) * point
+    near += point * ((near < low - TINY) - (near > high + TINY))  # the next one, if that is out of reach
+    first = min(max(near, low), high)
+    begin = min(int(first * length + 0.5), length - 1)
+    return begin, min(max(int((first + share) * length + 0.5), begin + 1), length)
 
 
 def _in_reading_order(regions: Iterator[Region]) -> tuple[Region, ...]:
