@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.compact import Compact, check_compact, read_slots
@@ -300,11 +299,7 @@ def _attend_chunk(q: Tensor, stored: Stored, chunk: Chunk, scale: float) -> Tens
     group = heads // kv_heads
     k, v = (x.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for x in stored.read(chunk.slots))
     grouped = q.reshape(count, kv_heads, group, dim).permute(1, 2, 0, 3)
-    if chunk.causal and q.is_cuda:  # a mask that is only a rule: kernels skip the hidden half
-        rule = causal_lower_right(count, len(chunk.slots))
-        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=rule, scale=scale)
-    else:
-        out = F.scaled_dot_product_attention(
-            grouped, k, v, attn_mask=chunk.mask, is_causal=chunk.causal, scale=scale
-        )
+    out = F.scaled_dot_product_attention(
+        grouped, k, v, attn_mask=chunk.mask, is_causal=chunk.causal, scale=scale
+    )
     return out.permute(2, 0, 1, 3).reshape(count, heads, dim)

@@ -26,8 +26,8 @@ class Chunk(NamedTuple):
     start: int  # its queries are start .. stop of the step's tokens
     stop: int
     slots: Tensor  # [context] int64
-    causal: bool  # the last query sees everything, each one before it one token less
-    mask: Tensor | None  # [queries, context] bool, where `causal` alone does not say it or is slower
+    causal: bool  # a prompt from its beginning: each query sees itself and what is before it
+    mask: Tensor | None  # [queries, context] bool, where `causal` does not say it
 
 
 class Reads(NamedTuple):
@@ -135,8 +135,7 @@ class Rows:
         slots += places % self.block_size
         if count == 1:  # `low` has already cut what the window hides
             return Chunk(start, stop, slots, False, None)
-        unhidden = window is None or window >= context
-        if unhidden and (first == 0 or slots.is_cuda):
+        if first == 0 and (window is None or window >= context):
             return Chunk(start, stop, slots, True, None)
         queries = places[first - low :, None]
         mask = places <= queries
