@@ -128,11 +128,34 @@ def test_windows_stand_on_a_lattice_and_hold_the_cells_they_are_chosen_for(
     field = Field(mass / mass.sum(), (1024, 1024), (32, 32), most=2)
     chosen = allocate([field], 2 * tokens, ViewRule(zoom_tokens=(tokens,)), 0.0)[0]
     assert chosen
-    for region in chosen:
-        assert all(edge % 16 == 0 for edge in region.box)
+    for x0, y0, x1, y1 in (region.box for region in chosen):  # windows that show more have other ends
+        assert x0 % 16 == 0 or x1 == 1024
+        assert y0 % 16 == 0 or y1 == 1024
     first = max(chosen, key=lambda region: region.score)
     held = field.relevance[covered(field, (first,)) > 0]
     assert float(held.sum()) >= first.score - 1e-5
+
+
+def test_between_two_levels_a_window_takes_all_that_is_left() -> None:
+    row = np.zeros((28, 28), np.float32)
+    row[12, 4:18] = 1 / 14
+    field = Field(row, (896, 896), (28, 28))
+    rule = ViewRule(zoom_tokens=(16, 64))
+    assert [r.grid for r in allocate([field], 28, rule, 1e-5)[0]] == [(2, 14)]
+    assert [r.grid for r in allocate([field], 16, rule, 1e-5)[0]] == [(2, 8)]
+    square = ViewRule(zoom_tokens=(16, 64), square=True)
+    assert [r.grid for r in allocate([field], 28, square, 1e-5)[0]] == [(4, 4)]
+
+
+def test_what_is_a_little_too_long_is_seen_less_sharply_and_a_spot_as_it_is() -> None:
+    field = Field(np.zeros((28, 28), np.float32), (896, 896), (28, 28))
+    field.relevance[12, 4:13] = 1 / 9  # 288 pixels; a window of 2 x 8 tokens shows 256, or 307
+    (long,) = allocate([field], 16, ViewRule(zoom_tokens=(16,)), 1e-5)[0]
+    assert (long.grid, long.box[2] - long.box[0]) == ((2, 8), 307)
+    field.relevance[:] = 0
+    field.relevance[12, 4:8] = 1 / 4
+    (spot,) = allocate([field], 16, ViewRule(zoom_tokens=(16,)), 1e-5)[0]
+    assert spot.box[2] - spot.box[0] == spot.grid[1] * 32
 
 
 def test_the_picture_that_matters_more_gets_the_tokens() -> None:

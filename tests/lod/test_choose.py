@@ -1,14 +1,17 @@
 """The whole decision: looks in, views out, never above the budget."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.lod.balance import finer
 from saccade.lod.choose import choose
 from saccade.lod.glance import divide, glance, shrink
 from saccade.lod.values import (
     DETAILS,
+    FINE,
     SCORERS,
     Choice,
     Detail,
@@ -46,6 +49,7 @@ def look(grid: Grid, seed: int, strength: float = 0.0) -> Look:
         perspectival=values(),
         participatory=values(),
         lost=rng.random(grid).astype(np.float32),
+        fine=rng.random((grid[0] * FINE, grid[1] * FINE)).astype(np.float32) if rng.integers(2) else None,
         strength=strength,
     )
 
@@ -138,6 +142,42 @@ def test_the_zoom_is_where_the_question_looks() -> None:
     x0, y0, x1, y1 = region.box
     assert x0 <= 6.5 / 12 * 1024 <= x1
     assert y0 <= 6.5 / 12 * 1024 <= y1
+
+
+@given(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_a_cell_keeps_its_relevance_wherever_in_it_something_stands(grid: Grid, seed: int) -> None:
+    one = look(grid, seed)
+    for fine in (one.fine, None, np.zeros((grid[0] * FINE, grid[1] * FINE), np.float32)):
+        found = finer(one.lost, fine)
+        assert found.shape == (grid[0] * FINE, grid[1] * FINE)
+        cells = found.reshape(grid[0], FINE, grid[1], FINE).sum((1, 3))
+        assert np.allclose(cells, one.lost, rtol=1e-4, atol=1e-6)
+
+
+def test_a_window_is_put_over_the_writing_of_the_cell_that_matters() -> None:
+    """Cells are 128 pixels high; a window of 2 rows is 64: it must find the line in the cell."""
+    for place in range(FINE):
+        fine = np.zeros((6 * FINE, 6 * FINE), np.float32)
+        fine[2 * FINE + place] = 1.0
+        seen = peaked((6, 6), 0.9)
+        row = np.zeros((6, 6), np.float32)
+        row[2, 2:4] = 0.5
+        seen = msgspec.structs.replace(seen, participatory=row, fine=fine)
+        picture = Picture(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
+        asked = LodParams(budget=52, scorers=("participatory",))
+        (region,) = choose([picture], 52, asked, ViewRule(zoom_tokens=(16,)))[0].regions
+        middle = (2 * FINE + place + 0.5) * 32
+        assert region.box[1] <= middle - 15
+        assert middle + 15 <= region.box[3]
+        assert (region.box[0], region.box[2]) == (256, 512)
+
+
+def test_a_fine_map_of_another_size_is_refused() -> None:
+    seen = msgspec.structs.replace(peaked((6, 6), 0.9), fine=np.ones((6, 6), np.float32))
+    picture = Picture(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
+    with pytest.raises(ValueError, match="fine map"):
+        choose([picture], 100, LodParams(budget=100), EMBEDDED)
 
 
 def test_a_lone_scorer_has_all_the_weight_and_none_chooses_nothing() -> None:

@@ -1,10 +1,20 @@
 """The question's coupling, as shares over the view's tokens."""
 
+import numpy as np
 import pytest
 import torch
 
-from saccade.lod.relevance import from_attention, from_head, score, side_by_side, still, to_look
+from saccade.lod.relevance import (
+    from_attention,
+    from_head,
+    propositional,
+    score,
+    side_by_side,
+    still,
+    to_look,
+)
 from saccade.lod.texture import texture
+from saccade.lod.values import FINE
 
 
 def test_the_head_is_the_softmax_of_scaled_products() -> None:
@@ -64,6 +74,17 @@ def test_a_look_has_every_map_in_its_place() -> None:
     assert look.strength == 1.5
     assert look.propositional.shape == look.perspectival.shape == look.lost.shape == (3, 2)
     assert look.propositional.min() > 0
+
+
+def test_the_fine_map_is_the_texture_at_a_quarter_of_a_token() -> None:
+    page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
+    page[40:48, 16:24] = (torch.arange(64).view(8, 8, 1) * 37 % 256).to(torch.uint8)
+    made = texture(page)
+    look = to_look(score(still(made, (3, 2)), torch.ones(6), torch.tensor(0.0)), (3, 2))
+    assert look.fine is not None
+    assert look.fine.shape == (3 * FINE, 2 * FINE)
+    assert np.allclose(look.fine, propositional(made, (3 * FINE, 2 * FINE)).numpy())
+    assert divmod(int(look.fine.argmax()), 2 * FINE) == (5, 2)  # places of 8 x 8 pixels
 
 
 def test_parts_run_in_order_where_there_are_no_streams() -> None:

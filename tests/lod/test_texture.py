@@ -32,7 +32,7 @@ def test_any_size_has_thirteen_finite_channels_of_bounded_size(size: tuple[int, 
     assert max(found.shape[1:]) <= LONGEST
     for grid in ((1, 1), (3, 5)):
         maps = relevance.still(found, grid)
-        assert maps.shape == (3, *grid)
+        assert maps.shape == (relevance.STILL_MAPS, *grid)
         assert maps.isfinite().all()
         assert (maps >= 0).all()
 

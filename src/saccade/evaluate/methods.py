@@ -101,14 +101,14 @@ class Bench:
         if (x1 - x0) * (y1 - y0) > EVERYWHERE * width * height:
             return ()
         field = Field(np.ones(grid, np.float32), size, frame)
-        fitting = [one for one in windows(field, self.rule) if one.tokens <= left]
+        fitting = [one for one in windows(field, self.rule, left) if one.tokens <= left]
         if not fitting:
             return ()
 
         def held(share: tuple[float, float]) -> float:
             return min(1.0, share[0] * height / (y1 - y0)) * min(1.0, share[1] * width / (x1 - x0))
 
-        best = max(fitting, key=lambda one: (round(held(one.share), 3), -one.tokens))
+        best = max(fitting, key=lambda one: (round(held(one.share), 3), one.sharp, -one.tokens))
         spans = []
         for low, high, length, share in ((x0, x1, width, best.share[1]), (y0, y1, height, best.share[0])):
             side = max(1, round(share * length))

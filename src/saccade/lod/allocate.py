@@ -4,12 +4,12 @@ takes   relevance over the cells of each picture, a budget, what a token must be
 gives   windows in reading order; together they never cost more than the budget
 never   imports torch; looks at pixels; normalises relevance: more of it somewhere only ever helps that place
 
-A window is a level's token grid laid over the frame (the picture as the plain processor would size it) so
-that one token covers what it covers at full detail, times `scale`. It covers the cells whose centres it
-holds. Windows are taken one after the other, each time the one whose newly covered relevance exceeds its
-price the most. So a cell that gains relevance is never uncovered by it: every window that holds the cell
-gains the same, the others nothing. Relevance is counted in whole units of 2^-24, so sums are exact and ties
-fall to the smaller level, then to the earlier picture and place.
+A window is a token grid laid over the frame (the picture as the plain processor would size it) so that one
+token covers what it covers at full detail, times `scale`, or a little more: relevance seen less sharply
+counts for less. It covers the cells whose centres it holds. Windows are taken one after the other, each time
+the one whose newly covered relevance exceeds its price the most. So a cell that gains relevance is never
+uncovered by it: every window that holds the cell gains, the others nothing. Relevance is counted in whole
+units of 2^-24, so sums are exact and ties fall to the smaller level, then to the earlier picture and place.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,6 +31,12 @@ SHAPES: dict[int, tuple[Grid, ...]] = {
     196: ((14, 14), (7, 28)),
     400: ((20, 20), (10, 40)),
 }
+# Of windows that take all that is left of a budget between the first two levels: the step is fourfold there.
+ROWS = (2, 3, 4, 5, 6, 8, 10, 12)
+# Pixels of the frame that one pixel of a window shows, and what relevance seen so counts, in 64ths: seeing
+# less sharply is worth it where much more is seen.
+SCALES = ((1.0, 64), (1.2, 57))
+WHOLE = 64
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Window:
     share: tuple[float, float]  # of the picture's height and width
     cells: Grid  # rows, columns of cells covered
     tokens: int
+    sharp: int = WHOLE  # what relevance counts that is seen through it, in 64ths
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,13 @@ def allocate(
     if not (price >= 0):
         raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
     rests = [_whole(field.relevance) for field in fields]
-    shapes = [windows(field, rule) for field in fields]
-    bounds = [[UNITS << 20] * len(some) for some in shapes]
+    bounds: list[dict[Window, int]] = [{} for _ in fields]
     picks: list[_Pick] = []
     cost, left = round(price * UNITS), budget
     most = [field.most for field in fields]
     while True:
         open_ = [i for i, more in enumerate(most) if more > 0]
+        shapes = [windows(field, rule, left) if i in open_ else () for i, field in enumerate(fields)]
         best = _best(rests, shapes, bounds, open_, left, cost)
         if best is None:
             break
@@ -91,24 +98,33 @@ def allocate(
     )
 
 
-def windows(field: Field, rule: ViewRule) -> tuple[Window, ...]:
-    """The distinct windows of a picture, cheapest first. One that is larger than the frame is cut to it."""
+def windows(field: Field, rule: ViewRule, left: int) -> tuple[Window, ...]:
+    """The distinct windows of a picture, cheapest first: of the ladder and, where `left` is between its first
+    two levels, of all that is left. One that is larger than the frame is cut to it."""
     cells_down, cells_across = field.relevance.shape
-    return _windows(field.frame, (cells_down, cells_across), field.scale, rule)
+    first, second = (*sorted(rule.zoom_tokens), 0, 0)[:2]
+    between = left if first <= left < second and not rule.square else 0
+    return _windows(field.frame, (cells_down, cells_across), field.scale, rule, between)
 
 
 @lru_cache(maxsize=256)  # pictures of one size have the same
-def _windows(frame: Grid, cells: Grid, scale: float, rule: ViewRule) -> tuple[Window, ...]:
+def _windows(frame: Grid, cells: Grid, scale: float, rule: ViewRule, between: int) -> tuple[Window, ...]:
     high, wide = frame[0] * rule.unit, frame[1] * rule.unit
-    step = rule.unit * scale
-    found: dict[Grid, Window] = {}
-    for level in rule.zoom_tokens:
-        for tall, long in SHAPES[level][: 1 if rule.square else None]:
+    found: dict[tuple[Grid, int], Window] = {}
+    for times, sharp in SCALES:
+        step = rule.unit * scale * times
+        for tall, long in _grids(rule, between):
             grid = min(tall, _tokens(high, step)), min(long, _tokens(wide, step))
             share = min(grid[0] * step / high, 1.0), min(grid[1] * step / wide, 1.0)
             covered = _covered(share[0], cells[0]), _covered(share[1], cells[1])
-            found.setdefault(grid, Window(grid, share, covered, grid[0] * grid[1]))
-    return tuple(sorted(found.values(), key=lambda window: (window.tokens, window.grid)))
+            found.setdefault((grid, sharp), Window(grid, share, covered, grid[0] * grid[1], sharp))
+    return tuple(sorted(found.values(), key=lambda one: (one.tokens, -one.sharp, one.grid)))
+
+
+def _grids(rule: ViewRule, between: int) -> Iterator[Grid]:
+    for level in rule.zoom_tokens:
+        yield from SHAPES[level][: 1 if rule.square else None]
+    yield from ((rows, between // rows) for rows in ROWS if between // rows > 1)
 
 
 def _tokens(pixels: float, step: float) -> int:
@@ -130,7 +146,7 @@ def _whole(relevance: Map) -> NDArray[np.int64]:
 def _best(
     rests: list[NDArray[np.int64]],
     shapes: list[tuple[Window, ...]],
-    bounds: list[list[int]],
+    bounds: list[dict[Window, int]],
     open_: list[int],
     left: int,
     cost: int,
@@ -143,16 +159,17 @@ def _best(
         sums = np.zeros((rests[i].shape[0] + 1, rests[i].shape[1] + 1), np.int64)
         np.cumsum(rests[i].cumsum(0), 1, out=sums[1:, 1:])
         whole = int(sums[-1, -1])
-        for number, window in enumerate(shapes[i]):
+        for window in shapes[i]:
             if window.tokens > left:
                 break  # they are sorted by cost
-            if min(bounds[i][number], whole) - cost * window.tokens <= least:
+            most = min(bounds[i].get(window, whole), whole)
+            if most * window.sharp // WHOLE - cost * window.tokens <= least:
                 continue
             high, wide = window.cells
             gains = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
             place = int(gains.argmax())  # the first of equals
-            gain = bounds[i][number] = int(gains.flat[place])
-            worth = gain - cost * window.tokens
+            gain = bounds[i][window] = int(gains.flat[place])
+            worth = gain * window.sharp // WHOLE - cost * window.tokens
             if worth > least:
                 least = worth
                 best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.lod.values import SCORERS, Look, Map, Scorer, Weights
+from saccade.lod.values import FINE, SCORERS, Look, Map, Scorer, Weights
 
 NEIGHBOURHOOD = 3  # cells along the side of the square that counts as one place
+BLANK = 0.2  # of the mean: what a place without anything on it counts beside others of its cell
 
 
 class Balanced(NamedTuple):
@@ -76,6 +77,20 @@ def balance(look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = Fals
         scorers=(given["propositional"], given["perspectival"], given["participatory"]),
     )
     return Balanced(shares(np.asarray(mixed, np.float32)), weights)
+
+
+def finer(relevance: Map, fine: Map | None) -> Map:
+    """Relevance over FINE times as many rows and columns: what a cell has lies where something stands in it.
+    A view's token is coarser than a row of writing; which token matters is the question's, where in it the
+    texture's."""
+    rows, columns = relevance.shape
+    if fine is None:
+        return np.repeat(np.repeat(relevance / np.float32(FINE * FINE), FINE, 0), FINE, 1)
+    stands = np.maximum(fine, 0) + np.float32(BLANK) * fine.mean(dtype=np.float32) + np.float32(1e-9)
+    stands = stands.reshape(rows, FINE, columns, FINE)
+    share = stands / stands.sum((1, 3), keepdims=True)
+    found: Map = (share * relevance[:, None, :, None]).reshape(rows * FINE, columns * FINE)
+    return found.astype(np.float32)
 
 
 def _tensions(maps: dict[Scorer, Map], lost: Map, usable: list[Scorer]) -> Weights:

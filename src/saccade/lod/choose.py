@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from saccade.lod.allocate import Field, allocate
-from saccade.lod.balance import Balanced, balance, shares, spread
-from saccade.lod.values import Choice, LodParams, Picture, ViewRule
+from saccade.lod.balance import Balanced, balance, finer, shares, spread
+from saccade.lod.values import FINE, Choice, LodParams, Picture, ViewRule
 
 PRICE = (2e-3, 5e-4)  # relevance a token must bring in: when compressing, when particularising
 SHOWN = 0.05  # writing where the question looks, by how much smaller the global view makes it: less suffices
@@ -31,7 +31,8 @@ def choose(pictures: Sequence[Picture], budget: int, params: LodParams, rule: Vi
     for one, found, why, part in zip(pictures, balanced, gated, share, strict=True):
         most = 0 if why else max(1, round(rule.most_views * (0.5 + 0.5 * found.weights.diversify)))
         most = min(most, rule.most_views)
-        fields.append(Field(found.relevance * np.float32(part), one.size, one.frame, most=most))
+        relevance = finer(found.relevance * np.float32(part), one.look.fine)
+        fields.append(Field(relevance, one.size, one.frame, most=most))
         prices.append(PRICE[0] + (PRICE[1] - PRICE[0]) * found.weights.particularise)
     regions = allocate(fields, left, rule, min(prices, default=0.0))
     return tuple(
@@ -76,6 +77,9 @@ def _check(picture: Picture) -> None:
             raise ValueError(
                 f"the {name} map is {getattr(look, name).shape}; the view is {picture.grid} tokens"
             )
+    wanted = (picture.grid[0] * FINE, picture.grid[1] * FINE)
+    if look.fine is not None and look.fine.shape != wanted:
+        raise ValueError(f"the fine map is {look.fine.shape}; {wanted} are needed")
     if min(*picture.size, *picture.frame, *picture.grid) < 1:
         raise ValueError(
             f"a picture of {picture.size}, frame {picture.frame}, view {picture.grid}: all need 1"

@@ -17,7 +17,7 @@ AUTO = (0.25, 0.5)  # of the tokens of full detail: the first look's, and the mo
 PLAIN = 1.25  # a picture of at most so many times its budget is not worth two views
 LEAST_LOOK = 32  # tokens below which a global view no longer tells where things are
 # tokens kept for zooming, from so large a budget on; what is not kept goes into the global view
-RESERVES = ((512, 256), (128, 64), (0, 16))
+RESERVES = ((512, 256), (128, 64), (60, 24), (0, 16))
 
 
 class Glance(msgspec.Struct, frozen=True):

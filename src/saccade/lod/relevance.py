@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
-from saccade.lod.values import Grid, Look
+from saccade.lod.values import FINE, Grid, Look
 
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
-STILL = ("propositional", "perspectival", "lost")  # rows of `still`
+STILL = ("propositional", "perspectival", "lost", "fine")  # parts of `still`
+STILL_MAPS = len(STILL) - 1 + FINE * FINE  # maps of a token's size they come to
 
 
 def pooled(texture: Tensor, grid: Grid) -> Tensor:
@@ -60,15 +61,19 @@ def lost(texture: Tensor, grid: Grid) -> Tensor:
 
 
 def still(texture: Tensor, grid: Grid, streams: Sequence[torch.cuda.Stream] = ()) -> Tensor:
-    """What does not depend on the question [3, rows, columns], in the order of `STILL`; worth keeping with
-    the picture. With streams (inside a captured call, where they become branches) the three run side by
-    side; without, one after the other: launched one by one they are done before the host has changed
+    """What does not depend on the question [STILL_MAPS, rows, columns], in the order of `STILL`; worth
+    keeping with the picture. With streams (inside a captured call, where they become branches) the parts run
+    side by side; without, one after the other: launched one by one they are done before the host has changed
     streams."""
-    found = texture.new_empty(3, *grid)
+    rows, columns = grid
+    found = texture.new_empty(STILL_MAPS, rows, columns)
+    places = found[3:].view(FINE, FINE, rows, columns).permute(2, 0, 3, 1)  # row, place in it, column, place
+    finer = (rows * FINE, columns * FINE)
     parts: list[Callable[[], object]] = [
         lambda: found[0].copy_(propositional(texture, grid)),
         lambda: found[1].copy_(perspectival(texture, grid)),
         lambda: found[2].copy_(lost(texture, grid)),
+        lambda: places.copy_(propositional(texture, finer).view(rows, FINE, columns, FINE)),
     ]
     side_by_side(parts, streams)
     return found
@@ -116,19 +121,27 @@ def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.
 
 
 def score(maps: Tensor, share: Tensor, strength: Tensor) -> Tensor:
-    """All of one look, [4 * tokens + 1] on the device: what `still` gave, then what `from_head` or
+    """All of one look, `numbers_of(grid)` numbers on the device: what `still` gave, then what `from_head` or
     `from_attention` gave."""
     return torch.cat([maps.flatten(), share.flatten(), strength.reshape(1)])
 
 
+def numbers_of(grid: Grid) -> int:
+    """Numbers of one look at a view of that many rows and columns."""
+    return (STILL_MAPS + 1) * grid[0] * grid[1] + 1
+
+
 def to_look(scores: Tensor, grid: Grid) -> Look:
     """A look out of `score`'s numbers; brings them to the host."""
+    rows, columns = grid
     numbers = scores.float().cpu().numpy()
-    maps = numbers[:-1].reshape(4, *grid)
+    maps = numbers[:-1].reshape(STILL_MAPS + 1, rows, columns)
+    fine = maps[3:-1].reshape(FINE, FINE, rows, columns).transpose(2, 0, 3, 1)
     return Look(
         propositional=maps[0],
         perspectival=maps[1],
         lost=maps[2],
-        participatory=maps[3],
+        fine=fine.reshape(rows * FINE, columns * FINE),
+        participatory=maps[-1],
         strength=float(numbers[-1]),
     )

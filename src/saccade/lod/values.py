@@ -20,6 +20,7 @@ Map = NDArray[np.float32]  # [rows, columns] over the global view's tokens
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 LADDER = (16, 64, 196, 400)  # tokens of a zoomed view; skipping a region costs none
+FINE = 4  # places along a token's side at which it is known where in it something stands
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     participatory: Map
     lost: Map  # what a coarse view loses first: how much writing there is
     strength: float = 0.0  # log of the summed raw participatory scores: compares pictures of one request
+    fine: Map | None = None  # propositional, FINE times as many rows and columns; None: as if flat
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.lod.allocate import Field, windows
+from saccade.lod.allocate import WHOLE, Field, windows
 from saccade.lod.glance import glance
 from saccade.lod.values import Grid, LodParams, ViewRule
 from saccade.media.geometry import ImageProcessing
@@ -77,7 +77,8 @@ def zoom_grids(processing: ImageProcessing, rule: ViewRule) -> Counter[Grid]:
     for size in SOURCES:
         frame = processing.token_grid(*size)
         field = Field(np.zeros(frame, dtype=np.float32), size, frame)
-        found.update(window.grid for window in windows(field, rule))
+        ladder = windows(field, rule, max(rule.zoom_tokens, default=0))
+        found.update(window.grid for window in ladder if window.sharp == WHOLE)
     return found
 
 

@@ -27,7 +27,7 @@ from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
 from saccade.kernels.choice import mode
 from saccade.kernels.compact import read_slots
-from saccade.lod.relevance import from_attention, from_head, score, to_look
+from saccade.lod.relevance import from_attention, from_head, numbers_of, score, to_look
 from saccade.lod.values import Grid, Look
 from saccade.models.layers import LanguageModel, Watch
 from saccade.plan import Row, Sight, Span
@@ -36,7 +36,7 @@ from saccade.runtime.stills import Stills
 from saccade.views import RelevanceHead
 from saccade.vision.splice import visible
 
-STILLS = 4096  # pictures; three maps of at most 256 tokens each: 12 MB
+STILLS = 1024  # pictures; 19 maps of at most 256 tokens each: 20 MB
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
 HEAD_EPS = 1e-6
 TOGETHER = 16  # looks coupled at once: keys of 256 tokens at three layers of Qwen3-VL-8B are 50 MB in float32
@@ -98,7 +98,7 @@ class HostLooks:
     def wait(self) -> tuple[tuple[Look, ...], ...]:
         if self.done is not None:
             self.done.synchronize()
-        sizes = [4 * rows * columns + 1 for grids in self.grids for rows, columns in grids]
+        sizes = [numbers_of(grid) for grids in self.grids for grid in grids]
         parts = iter(torch.split(self.numbers, sizes))
         return tuple(tuple(to_look(next(parts), grid) for grid in grids) for grids in self.grids)
 

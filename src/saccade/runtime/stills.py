@@ -1,7 +1,7 @@
-"""What pictures say by themselves, as captured calls: the texture and the three maps made of it.
+"""What pictures say by themselves, as captured calls: the texture and the maps made of it.
 
 takes   a picture on the device, the token grid of its global view
-gives   maps [3, rows, columns], as `lod.relevance.still` gives them
+gives   maps [STILL_MAPS, rows, columns], as `lod.relevance.still` gives them
 owns    a captured call for each shape that came before (least recently used ones go), the buffer all of them
         read, the streams their branches are recorded on
 never   lets a capture that fails end a request: such a shape takes the ordinary way, for good
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.record import CudaRecorder, PlainRecorder, Recorder, Replay
-from saccade.lod.relevance import STILL, still
+from saccade.lod.relevance import STILL, STILL_MAPS, still
 from saccade.lod.texture import LONGEST, channels, working
 from saccade.lod.values import Grid
 
@@ -45,7 +45,7 @@ class Still:
         high, wide = shape.size
         self._grid, self._streams = shape.grid, streams
         self._colour = pixels[: 3 * high * wide].view(3, high, wide)
-        self._maps = pixels.new_zeros(len(STILL), *shape.grid)
+        self._maps = pixels.new_zeros(STILL_MAPS, *shape.grid)
         self.replay: Replay | None = None
 
     def __call__(self, colour: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Stills:
         *,
         sightings: int = SIGHTINGS,
         most_shapes: int = MOST_SHAPES,
-        branches: bool = True,  # the three maps side by side; False: to see what that is worth
+        branches: bool = True,  # the maps side by side; False: to see what that is worth
     ) -> None:
         self._device, self._recorder, self._branches = device, recorder, branches
         self._sightings, self._most_shapes = sightings, most_shapes
