@@ -31,7 +31,7 @@ SHAPES: dict[int, tuple[Grid, ...]] = {
     196: ((14, 14), (7, 28)),
     400: ((20, 20), (10, 40)),
 }
-# Of windows that take all that is left of a budget between the first two levels: the step is fourfold there.
+# Of windows that take all of a budget between the first two levels: the step is fourfold there.
 ROWS = (2, 3, 4, 5, 6, 8, 10, 12)
 # Pixels of the frame that one pixel of a window shows, and what relevance seen so counts, in 64ths: seeing
 # less sharply is worth it where much more is seen.
@@ -77,13 +77,13 @@ def allocate(
     if not (price >= 0):
         raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
     rests = [_whole(field.relevance) for field in fields]
-    bounds: list[dict[Window, int]] = [{} for _ in fields]
+    shapes = [windows(field, rule, budget) for field in fields]
+    bounds = [[UNITS << 20] * len(some) for some in shapes]
     picks: list[_Pick] = []
     cost, left = round(price * UNITS), budget
     most = [field.most for field in fields]
     while True:
         open_ = [i for i, more in enumerate(most) if more > 0]
-        shapes = [windows(field, rule, left) if i in open_ else () for i, field in enumerate(fields)]
         best = _best(rests, shapes, bounds, open_, left, cost)
         if best is None:
             break
@@ -98,12 +98,12 @@ def allocate(
     )
 
 
-def windows(field: Field, rule: ViewRule, left: int) -> tuple[Window, ...]:
-    """The distinct windows of a picture, cheapest first: of the ladder and, where `left` is between its first
-    two levels, of all that is left. One that is larger than the frame is cut to it."""
+def windows(field: Field, rule: ViewRule, budget: int) -> tuple[Window, ...]:
+    """The distinct windows of a picture, cheapest first: of the ladder and, where the budget is between its
+    first two levels, of all of that. One that is larger than the frame is cut to it."""
     cells_down, cells_across = field.relevance.shape
     first, second = (*sorted(rule.zoom_tokens), 0, 0)[:2]
-    between = left if first <= left < second and not rule.square else 0
+    between = budget if first <= budget < second and not rule.square else 0
     return _windows(field.frame, (cells_down, cells_across), field.scale, rule, between)
 
 
@@ -146,7 +146,7 @@ def _whole(relevance: Map) -> NDArray[np.int64]:
 def _best(
     rests: list[NDArray[np.int64]],
     shapes: list[tuple[Window, ...]],
-    bounds: list[dict[Window, int]],
+    bounds: list[list[int]],
     open_: list[int],
     left: int,
     cost: int,
@@ -159,16 +159,16 @@ def _best(
         sums = np.zeros((rests[i].shape[0] + 1, rests[i].shape[1] + 1), np.int64)
         np.cumsum(rests[i].cumsum(0), 1, out=sums[1:, 1:])
         whole = int(sums[-1, -1])
-        for window in shapes[i]:
+        for number, window in enumerate(shapes[i]):
             if window.tokens > left:
                 break  # they are sorted by cost
-            most = min(bounds[i].get(window, whole), whole)
+            most = min(bounds[i][number], whole)
             if most * window.sharp // WHOLE - cost * window.tokens <= least:
                 continue
             high, wide = window.cells
             gains = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
             place = int(gains.argmax())  # the first of equals
-            gain = bounds[i][window] = int(gains.flat[place])
+            gain = bounds[i][number] = int(gains.flat[place])
             worth = gain * window.sharp // WHOLE - cost * window.tokens
             if worth > least:
                 least = worth
