@@ -2,8 +2,7 @@
 
 takes   the times of every case, and which parts were wrong
 gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT, AHEAD and NORMED_ROWS (kernels/skinny.py),
-        LAST_ROWS (kernels/paged_decode.py), GAPS and GUESS (kernels/draw.py); with --write, those files,
-        where something was measured
+        LAST_ROWS (kernels/paged_decode.py); with --write, those files, where something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from bench.candidates import CANDIDATES
 from bench.choose_many import ManyLines, many_lines, written
-from saccade.kernels import choice, draw, paged_decode, skinny
+from saccade.kernels import choice, paged_decode, skinny
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, default_splits
 
 
@@ -179,27 +178,6 @@ LAST = "LAST_ROWS", LaunchWay("decode", "512, attention in one", split)
 NORMED = "NORMED_ROWS", LaunchWay("products", "512, norms in one", lambda rows: rows <= skinny.MOST_LAST)
 
 
-def draw_line(results: list[Result], failed: set[str], name: str, prefix: str) -> str | None:
-    """Whether draws of one kind of variants are quicker than all others: the best of each, over all draws."""
-    if "sample" in failed:
-        return f"{name} = False  # wrong on this chip"
-    ratios = []
-    for found in results:
-        times = {
-            mine: min(
-                (time for variant, time in found.kernels.items() if variant.startswith(prefix) == mine),
-                default=0,
-            )
-            for mine in (False, True)
-        }
-        if found.part == "sample" and times[True] and times[False]:
-            ratios.append(times[False] / times[True])
-    if not ratios:
-        return None
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return f"{name} = {mean > 1}  # {mean:.2f}x the others, {min(ratios):.2f} to {max(ratios):.2f}"
-
-
 def rewrite_rows(text: str, name: str, line: str | None) -> str:
     if line is None:
         return text
@@ -289,11 +267,8 @@ def report(
     for line in (*tuned, *left, *([lines.ahead] if lines.ahead else ())):
         show(line)
     last, normed = (rows_line(results, failed, *switch) for switch in (LAST, NORMED))
-    gaps, guess = (draw_line(results, failed, *one) for one in (("GAPS", "by gaps"), ("GUESS", "by guess")))
-    show("\nLAST_ROWS in kernels/paged_decode.py, NORMED_ROWS in kernels/skinny.py, GAPS and GUESS in"
-         " kernels/draw.py:")  # fmt: skip
-    for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured",
-                 gaps or "GAPS: not measured", guess or "GUESS: not measured"):  # fmt: skip
+    show("\nLAST_ROWS in kernels/paged_decode.py, NORMED_ROWS in kernels/skinny.py:")
+    for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured"):
         show(line)
     if write:
         table, tunings, decode = (Path(str(room.__file__)) for room in (choice, skinny, paged_decode))
@@ -302,6 +277,4 @@ def report(
         text = rewrite_skinny(tunings.read_text(), lines)
         tunings.write_text(rewrite_rows(text, "NORMED_ROWS", normed))
         decode.write_text(rewrite_rows(decode.read_text(), "LAST_ROWS", last))
-        drawing = Path(str(draw.__file__))
-        drawing.write_text(rewrite_rows(rewrite_rows(drawing.read_text(), "GAPS", gaps), "GUESS", guess))
-        show(f"written: {drawing}, {table}, {tunings}, {decode}")
+        show(f"written: {table}, {tunings}, {decode}")

@@ -16,7 +16,6 @@ from saccade.kernels import activation, add_norm, device_rows, draw, greedy, pat
 from saccade.kernels.attention import paged_attention_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.compact import FORMATS, Compact
-from saccade.kernels.draw_by_guess import GuessTuning
 from saccade.kernels.kv_write import kv_write_reference
 from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
 from saccade.kernels.paged_decode import default_tuning as decode_tuning
@@ -711,42 +710,28 @@ def sorted_draw(d: Draw) -> Tensor:
     return (x - noise.log_exponential(bits)).argmax(-1)
 
 
-DRAWS: dict[str, greedy.DrawTuning | GuessTuning] = {
-    "by keys, 8192 w4": greedy.DrawTuning(8192),
-    "by keys, 8192 w8": greedy.DrawTuning(8192, 2048, warps=8),
-    "by keys, 8192 tile 2048": greedy.DrawTuning(8192, 2048),
-    "by keys, 4096 w4": greedy.DrawTuning(4096),
-    "by keys, 2048 w4": greedy.DrawTuning(2048),
-    "by keys, 8192 block 256": greedy.DrawTuning(8192, block=256),
-    "by keys, 8192 block 1024 w8": greedy.DrawTuning(8192, 2048, 1024, warps=8),
-    "by gaps, 8192 w4": greedy.DrawTuning(8192, gaps=True),
-    "by gaps, 8192 w8": greedy.DrawTuning(8192, 2048, warps=8, gaps=True),
-    "by gaps, 4096 w4": greedy.DrawTuning(4096, gaps=True),
-    "by gaps, 2048 w4": greedy.DrawTuning(2048, gaps=True),
-    "by gaps, 8192 block 256": greedy.DrawTuning(8192, block=256, gaps=True),
-    "by guess": GuessTuning(),
-    "by guess, tile 512": GuessTuning(tile=512),
-    "by guess, tile 2048": GuessTuning(tile=2048),
-    "by guess, 1024": GuessTuning(1024),
-    "by guess, 4096": GuessTuning(4096),
-    "by guess, 4096 w2": GuessTuning(4096, 2048, warps=2),
-    "by guess, 4096 w4": GuessTuning(4096, 4096, warps=4),
-    "by guess, every 20": GuessTuning(every=20),
-    "by guess, block 1024": GuessTuning(block=1024),
-    "by guess, block 4096": GuessTuning(block=4096),
+DRAWS = {
+    "as set": draw.DrawTuning(),
+    "tile 512": draw.DrawTuning(tile=512),
+    "tile 2048": draw.DrawTuning(tile=2048),
+    "1024": draw.DrawTuning(1024),
+    "4096": draw.DrawTuning(4096),
+    "4096 w2": draw.DrawTuning(4096, 2048, warps=2),
+    "every 20": draw.DrawTuning(every=20),
+    "block 512": draw.DrawTuning(block=512),
+    "block 2048": draw.DrawTuning(block=2048),
 }
-BESTS = {name: greedy.DrawTuning(size, warps=warps) for name, size, warps in (
+BESTS = {name: greedy.GreedyTuning(size, warps=warps) for name, size, warps in (
     ("8192 w4", 8192, 4), ("8192 w8", 8192, 8), ("2048 w4", 2048, 4))}  # fmt: skip
 
 
 def sample_cases() -> Iterator[Case]:
-    """Of 256 rows by guess, predicted (no chip has run it): 81 us where peaked, 163 where flat; by kernel
-    look 30, guess 10, gather 30 or 95, settle 8 or 25, search 3. `--inside` shows them."""
+    """`kernels/draw.py` has the microseconds of each of its kernels; `--inside` shows them."""
 
-    def best(tuning: greedy.DrawTuning, d: Draw) -> Any:
+    def best(tuning: greedy.GreedyTuning, d: Draw) -> Any:
         return greedy.greedy_triton(d.logits, tuning)
 
-    def drawn(tuning: greedy.DrawTuning | GuessTuning, d: Draw) -> Any:
+    def drawn(tuning: draw.DrawTuning, d: Draw) -> Any:
         return draw.draw_triton(d.logits, d.rows, d.parameters, d.outputs, tuning)
 
     for rows in (1, 32, 256):

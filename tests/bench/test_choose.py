@@ -17,15 +17,14 @@ from bench.choose import (
     Result,
     choice_lines,
     choices,
-    draw_line,
     rewrite_choice,
     rewrite_rows,
     rewrite_skinny,
     rows_line,
     skinny_lines,
 )
-from bench.kernel_cases import DRAWS, LAYERS, PRODUCTS
-from saccade.kernels import choice, draw, paged_decode, skinny
+from bench.kernel_cases import LAYERS, PRODUCTS
+from saccade.kernels import choice, paged_decode, skinny
 from saccade.kernels.choice import CHOICE
 
 FAST, SLOW = CANDIDATES[0].name, CANDIDATES[3].name
@@ -128,19 +127,3 @@ def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker(
         assert f"\n{name} = {most}  # " in made
     assert rewrite_rows(text, name, rows_line([], set(), name, way)) == text
     assert {WITHOUT, way.variant} <= set(LAYERS)
-
-
-@pytest.mark.parametrize(("name", "prefix"), [("GAPS", "by gaps"), ("GUESS", "by guess")])
-def test_draws_go_the_way_that_is_quicker_over_all(name: str, prefix: str) -> None:
-    text = Path(str(draw.__file__)).read_text()
-    times = {"a": 4.0, "b": 3.0, f"{prefix}, a": 2.0}, {"a": 3.0, f"{prefix}, a": 3.3}
-    results = [Result("sample", "top-p", one, {}) for one in times]
-    for given, failed, said in (
-        (results, "", "True  # 1.17x"),
-        (results[1:], "", "False  # 0.91x"),
-        (results, "sample", "False  # wrong"),
-    ):
-        made = rewrite_rows(text, name, draw_line(given, {failed}, name, prefix))
-        assert f"\n{name} = {said}" in made
-    assert rewrite_rows(text, name, draw_line([], set(), name, prefix)) == text
-    assert any(variant.startswith(prefix) for variant in DRAWS)

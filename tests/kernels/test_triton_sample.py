@@ -6,20 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels import draw_by_guess
+from saccade.kernels import draw
 from saccade.kernels.bound import edge_of
-from saccade.kernels.draw import draw_triton
-from saccade.kernels.draw_by_guess import GuessTuning
-from saccade.kernels.greedy import DrawTuning, greedy, greedy_triton
+from saccade.kernels.draw import DrawTuning, draw_triton
+from saccade.kernels.greedy import GreedyTuning, greedy, greedy_triton
 from saccade.kernels.jit import jit, tl
 from saccade.runtime import noise
 from saccade.runtime.bars import scale_and_bar
 from tests.kernels.places import EXACT, PLACES, Place, poison
 
 # Pieces, tiles and lists so small that a line of 150 tokens has several of each.
-SMALL = DrawTuning(piece=64, tile=64, block=64, sample=64, room=256)
+SMALL = DrawTuning(piece=64, tile=64, every=5, room=256, block=64)
 NO_ROOM = SMALL._replace(room=8)  # every list overflows: whole lines are searched
-GUESS = GuessTuning(piece=64, tile=64, every=5, room=256, block=64)
+SMALL_GREEDY = GreedyTuning(piece=64, tile=64)
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 1000])
@@ -29,7 +28,7 @@ def test_greedy_is_the_first_of_the_best(place: Place, vocab: int, monkeypatch: 
     logits[1] = 7.0  # all equal
     logits[2, vocab // 2 :] = 9.0
     poison(monkeypatch)
-    tokens, sound = greedy_triton(logits, SMALL)
+    tokens, sound = greedy_triton(logits, SMALL_GREEDY)
     assert tokens.tolist()[1:3] == [0, vocab // 2]
     assert torch.equal(logits.gather(1, tokens[:, None]), logits.amax(-1, keepdim=True))
     assert torch.equal(greedy_triton(logits)[0], tokens)
@@ -40,16 +39,15 @@ def test_greedy_is_the_first_of_the_best(place: Place, vocab: int, monkeypatch: 
 def test_lines_that_are_no_numbers_are_told(place: Place) -> None:
     logits = place.randn(5, 130)
     logits[1, 120], logits[2, 0], logits[4] = torch.nan, torch.inf, -torch.inf
-    for tokens, sound in (greedy_triton(logits, SMALL), greedy(logits)):
+    for tokens, sound in (greedy_triton(logits, SMALL_GREEDY), greedy(logits)):
         assert sound.tolist() == [True, False, False, True, False]
         assert bool((tokens < 130).all())
     words = torch.zeros(5, 9, dtype=torch.float64, device=place.device)
     words[:, :3] = torch.tensor([1.0, 0.0, 0.9])
     rows = torch.arange(5, dtype=torch.int32, device=place.device)
-    for tuning in (SMALL, GUESS):
-        tokens, sound = draw_triton(logits, rows, words, torch.zeros_like(rows).long(), tuning)
-        assert sound.tolist() == [True, False, False, True, False]
-        assert bool(((tokens >= 0) & (tokens < 130)).all())
+    tokens, sound = draw_triton(logits, rows, words, torch.zeros_like(rows).long(), SMALL)
+    assert sound.tolist() == [True, False, False, True, False]
+    assert bool(((tokens >= 0) & (tokens < 130)).all())
 
 
 def parameters(settings: Tensor, seeds: list[int]) -> Tensor:
@@ -69,7 +67,7 @@ def twin(logits: Tensor, kind: str, table: Tensor, outputs: Tensor) -> Tensor:
     return scaled.sub_(noise.log_exponential(bits)).argmax(-1)
 
 
-def run(logits: Tensor, table: Tensor, outputs: Tensor, tuning: DrawTuning | GuessTuning | None) -> Tensor:
+def run(logits: Tensor, table: Tensor, outputs: Tensor, tuning: DrawTuning | None) -> Tensor:
     """The lines' parameters stand in reversed order in the table, one of nobody's among them."""
     count, device = len(logits), logits.device
     rows = torch.arange(count, 0, -1, dtype=torch.int32, device=device)
@@ -90,28 +88,15 @@ KINDS = {
 }
 
 
-CASES: list[tuple[str, float, DrawTuning | GuessTuning]] = [
-    (kind, 0.3 if number % 2 else 3.0, SMALL) for number, kind in enumerate(KINDS)
-]
-CASES += [("top_p", 0.3, SMALL), ("top_p", 0.0, SMALL), ("top_k", 3.0, SMALL)]
+CASES = [(kind, spread, SMALL) for kind in KINDS for spread in (0.3, 3.0)]
+CASES += [("top_p", 0.0, SMALL), ("top_k one", 0.0, SMALL)]  # all alike
 CASES += [("top_p", 0.3, NO_ROOM), ("top_k top_p", 0.3, NO_ROOM)]
-GAPS = SMALL._replace(gaps=True)
-CASES += [
-    ("free", 0.3, GAPS),
-    ("free min_p all", 3.0, GAPS),
-    ("top_p", 3.0, GAPS),
-    ("top_k top_p", 0.3, GAPS),
-]
-CASES += [("top_p", 0.3, NO_ROOM._replace(gaps=True))]
-CASES += [(kind, 3.0 if number % 2 else 0.3, GUESS) for number, kind in enumerate(KINDS)]
-CASES += [("top_p", 3.0, GUESS), ("top_p", 0.0, GUESS), ("top_k one", 0.0, GUESS)]
-CASES += [("top_p", 0.3, GUESS._replace(room=8)), ("top_k top_p", 0.3, GUESS._replace(room=8))]
 
 
 @pytest.mark.parametrize(("kind", "spread", "tuning"), CASES)
 @pytest.mark.parametrize("place", EXACT)
 def test_draws_are_the_sampler_s(
-    place: Place, kind: str, spread: float, tuning: DrawTuning | GuessTuning, monkeypatch: pytest.MonkeyPatch
+    place: Place, kind: str, spread: float, tuning: DrawTuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, vocab = 4, 150
     top_k, top_p, min_p = KINDS[kind]
@@ -128,22 +113,24 @@ def test_draws_are_the_sampler_s(
 
 
 @pytest.mark.parametrize("place", EXACT)
-def test_gaps_draw_the_tokens_that_keys_draw(place: Place) -> None:
-    """Lines of many tiles, so that most tokens are not scored."""
-    by_keys = DrawTuning(piece=512, tile=64, block=512, sample=64, room=1024)
+def test_lines_of_many_tiles_draw_the_sampler_s(place: Place) -> None:
     logits = place.randn(3, 800) * torch.tensor([[0.1], [1.0], [4.0]], device=place.device)
     settings = torch.tensor([[0.7, 0, 1.0, 0], [1.3, 0, 0.9, 0], [0.4, 30, 0.95, 0.001]], dtype=torch.float64)
     table, outputs = parameters(settings, [5, 6, 7]), torch.arange(3)
-    wanted = run(logits, table, outputs, by_keys)
-    assert torch.equal(run(logits, table, outputs, by_keys._replace(gaps=True)), wanted)
+    expected = [
+        int(twin(logits[row : row + 1], kind, table[row : row + 1], outputs[row : row + 1]))
+        for row, kind in enumerate(["free", "top_p", "top_k"])
+    ]
+    tuning = DrawTuning(piece=512, tile=64, every=10, room=1024, block=512)
+    assert run(logits, table, outputs, tuning).tolist() == expected
 
 
 class Searched:
     """Stands for the kernel that searches whole lines; knows which ones it was told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._kernel, self.late = draw_by_guess._search_kernel, torch.empty(0)
-        monkeypatch.setattr(draw_by_guess, "_search_kernel", self)
+        self._kernel, self.late = draw._search_kernel, torch.empty(0)
+        monkeypatch.setattr(draw, "_search_kernel", self)
 
     def __getitem__(self, grid: tuple[int, ...]):
         def launch(
@@ -178,7 +165,7 @@ def test_guessed_lines_and_searched_ones_stand_side_by_side(
         int(twin(logits[row : row + 1], kind, table[row : row + 1], outputs[row : row + 1]))
         for row, kind in enumerate(["top_p"] * 8 + ["top_k", "free"])
     ]
-    tuning, searched = GuessTuning(512, 512, 10, 1024, 512), Searched(monkeypatch)
+    tuning, searched = DrawTuning(512, 512, 10, 1024, 512), Searched(monkeypatch)
     poison(monkeypatch)
     assert run(logits, table, outputs, tuning).tolist() == expected
     assert searched.late.tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0]
@@ -194,7 +181,7 @@ def test_zeros_of_either_sign_are_alike(place: Place) -> None:
     table = parameters(torch.tensor([[1.0, 9, 1.0, 0.0]] * 6, dtype=torch.float64), list(range(6)))
     outputs = torch.arange(6)
     expected = twin(logits, "top_k", table, outputs)
-    assert torch.equal(run(logits, table, outputs, GUESS._replace(piece=128)), expected)
+    assert torch.equal(run(logits, table, outputs, SMALL._replace(piece=128)), expected)
 
 
 @pytest.mark.parametrize("place", EXACT)
@@ -205,7 +192,7 @@ def test_few_are_listed_of_the_many_that_are_kept(place: Place, monkeypatch: pyt
     settings = torch.tensor([[1.0, 0, 1.0, 0.0]] * draws, dtype=torch.float64)
     table, outputs = parameters(settings, list(range(draws))), torch.arange(draws)
     searched = Searched(monkeypatch)
-    tokens = run(logits, table, outputs, GuessTuning(512, 512, 4, room, 64))
+    tokens = run(logits, table, outputs, DrawTuning(512, 512, 4, room, 64))
     assert tokens.tolist() == twin(logits, "free", table, outputs).tolist()
     assert len(set(tokens.tolist())) > draws // 2
     assert not searched.late.any()
@@ -266,11 +253,8 @@ def test_draws_over_a_real_vocabulary(place: Place) -> None:
                 torch.tensor([[0.9, top_k, top_p, min_p]] * rows, dtype=torch.float64), list(range(rows))
             )
             expected = twin(logits, kind.split()[0], table, outputs)
-            for tuning in (DrawTuning(), GuessTuning()):
-                agree = (run(logits, table, outputs, tuning) == expected).float().mean()
-                assert float(agree) >= 0.98, (
-                    f"{kind} at {size}: sums round differently on the very edge alone"
-                )
+            agree = (run(logits, table, outputs, None) == expected).float().mean()
+            assert float(agree) >= 0.98, f"{kind} at {size}: sums round differently on the very edge alone"
 
 
 def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:

@@ -1,4 +1,4 @@
-"""Where a line is cut, by the list of those of its tokens that stand near the cut: `draw_by_guess` makes it.
+"""Where a line is cut, by the list of those of its tokens that stand near the cut: `draw` makes it.
 
 An entry is 64 bits: those of the gap, then the token. F of a list is a count, or a mass in units of 2 ** -40:
 whole numbers, whose sums are the same in any order. `bound` says what keys and gaps are.
@@ -66,7 +66,7 @@ def _quartered(listed, count, temperature, low, high, least, most, base, target,
 
 
 @jit
-def bound_among(listed, spare, count, temperature, low, high, base, target, most, MASS: tl.constexpr,
+def bound_of_list(listed, spare, count, temperature, low, high, base, target, most, MASS: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
     """The greatest key with F(below it) < target, at most `most`; F is `base` below low, and all keys from
     low to high are listed."""

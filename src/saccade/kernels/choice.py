@@ -37,7 +37,7 @@ CHOICE: dict[str, str] = {
     "gelu": KERNEL,  # H200: 1.00x the twin over 1 cases, 1.00 to 1.00
     "skinny_linear": KERNEL,  # H200: 1.03x the twin over 20 cases, 0.77 to 1.18
     "argmax": KERNEL,  # H200: 4.43x the twin over 3 cases, 3.18 to 6.03
-    "draw": KERNEL,  # H200: 8.83x the twin over 6 cases, 3.35 to 20.74
+    "draw": KERNEL,  # H200: 13.09x the twin over 6 cases, 3.25 to 50.36
     "device_rows": KERNEL,  # H200: 13.17x the twin over 2 cases, 12.62 to 13.75
     "patchify": KERNEL,  # H200: 29 us for 1024 x 1024 pixels; the twin, timed in an earlier form, took 455
 }

@@ -32,23 +32,13 @@ def hashed(token, first, second):
 
 
 @jit
-def uniform(token, first, second):
-    """Those bits as a number between 0 and 1."""
+def log_exponential(token, first, second):
+    """log(E), E = -log(1 - u) an exponential variable; u: those bits as a number between 0 and 1."""
     bits = hashed(token, first, second)
     u = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
-    return tl.minimum(u, 1.0 - 2.0**-24)
-
-
-@jit
-def log_waiting(u):
-    """log(E), E = -log(1 - u) an exponential variable."""
+    u = tl.minimum(u, 1.0 - 2.0**-24)
     rest = 1.0 - u
     # -log(1 - u), exact also where 1 - u rounds: log(rest) * u / (1 - rest)
     lost = 1.0 - rest
     waiting = tl.where(lost > 0, -tl.log(rest) * (u / tl.where(lost > 0, lost, 1.0)), u)
     return tl.log(waiting)
-
-
-@jit
-def log_exponential(token, first, second):
-    return log_waiting(uniform(token, first, second))

@@ -16,15 +16,11 @@ from saccade.kernels.choice import mode, runs_triton
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 
 
-class DrawTuning(NamedTuple):
+class GreedyTuning(NamedTuple):
     piece: int | None = None  # values of one program; None: 2,048 for few lines, 8,192 for many
-    tile: int = 1024  # values at once where they are looked at one by one
-    block: int = 512  # values tallied at once, against eight keys
-    sample: int = 2048  # values the eight keys are guessed from
-    room: int = 16384  # of a line's list
+    tile: int = 1024  # values at once
     warps: int = 4
     pdl: bool = False
-    gaps: bool = False  # draws compare gaps, `draw.GAPS`
 
 
 @jit
@@ -85,42 +81,27 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.argmax(dim=-1), logits.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
-class Pieces(NamedTuple):
-    """The best of each piece of each line."""
-
-    values: Tensor  # [S, pieces] float32
-    places: Tensor  # int32
-    sounds: Tensor  # int32
-
-
-def best_of_pieces(logits: Tensor, tuning: DrawTuning) -> tuple[Pieces, int]:
+def greedy_triton(logits: Tensor, tuning: GreedyTuning | None = None) -> tuple[Tensor, Tensor]:
+    t = tuning or GreedyTuning(pdl=mode().early)
     rows, vocab = logits.shape
-    if logits.dim() != 2 or logits.stride(1) != 1 or not logits.is_floating_point() or vocab < 1:
+    if logits.stride(1) != 1 or not logits.is_floating_point() or vocab < 1:
         raise ValueError(f"logits are dense lines of floats, not {logits.dtype} of strides {logits.stride()}")
-    size = tuning.piece or (2048 if rows <= 16 else 8192)
-    pieces, device = up(vocab, size), logits.device
-    made = Pieces(
-        torch.empty(rows, pieces, dtype=torch.float32, device=device),
-        torch.empty(rows, pieces, dtype=torch.int32, device=device),
-        torch.empty(rows, pieces, dtype=torch.int32, device=device),
-    )
+
+    def made(kind: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(rows, *shape, dtype=kind, device=logits.device)
+
+    tokens, sound = made(torch.int64), made(torch.bool)
+    if not rows:
+        return tokens, sound
+    size = t.piece or (2048 if rows <= 16 else 8192)
+    pieces = up(vocab, size)
+    values, places, sounds = (made(kind, pieces) for kind in (torch.float32, torch.int32, torch.int32))
+    more = {"PDL": t.pdl, **({"launch_pdl": True} if t.pdl else {})}
     _best_kernel[(rows, pieces)](
-        logits, *made, vocab, logits.stride(0), pieces, PIECE=size, TILE=min(tuning.tile, power_of_two(size)),
-        PDL=tuning.pdl, num_warps=tuning.warps, **({"launch_pdl": True} if tuning.pdl else {}),
+        logits, values, places, sounds, vocab, logits.stride(0), pieces, PIECE=size,
+        TILE=min(t.tile, power_of_two(size)), num_warps=t.warps, **more,
     )  # fmt: skip
-    return made, size
-
-
-def greedy_triton(logits: Tensor, tuning: DrawTuning | None = None) -> tuple[Tensor, Tensor]:
-    tuning = tuning or DrawTuning(pdl=mode().early)
-    rows, vocab = logits.shape
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    sound = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    if rows:
-        made, size = best_of_pieces(logits, tuning)
-        pieces = up(vocab, size)
-        _greedy_kernel[(rows,)](
-            *made, tokens, sound, pieces, vocab, UP=power_of_two(pieces), PDL=tuning.pdl, num_warps=1,
-            **({"launch_pdl": True} if tuning.pdl else {}),
-        )  # fmt: skip
+    _greedy_kernel[(rows,)](
+        values, places, sounds, tokens, sound, pieces, vocab, UP=power_of_two(pieces), num_warps=1, **more
+    )
     return tokens, sound
