@@ -35,7 +35,7 @@ from saccade.sampling import SamplingParams
 
 TIE = 2.0  # ulp: each of two logits is rounded by half of one, in either path
 NEAR = 16.0  # ulp: what rounding in every layer can add up to
-BESIDE = 5  # tokens the twin reports beside the sampled one
+BESIDE = 20  # tokens the twin reports beside the sampled one: of flat logits many lie within rounding
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from bench.candidates import FULL, TILES, candidates, filled
 from bench.kernel_cases import PRODUCTS
 from saccade.kernels import skinny
 from saccade.kernels.activation import silu_mul_reference
+from saccade.kernels.add_norm import add_rms_norm_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.parts import Parts
 from saccade.kernels.skinny import (
@@ -150,3 +151,20 @@ def test_candidates_fill_whole_waves_where_that_can_be(product: str, rows: int) 
     assert any(t.columns == 192 and t.lines == 128 for t in full)
     assert {t.lines for t in tried} == ({128} if rows == 128 else {128, 256})
     assert all(t.splits == 1 for t in tried if product == "head")
+
+
+@needs_triton
+def test_a_norm_is_not_left_to_the_last_program_of_a_kernel_that_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the switch for norms in one launch says: this kernel has no such end."""
+    monkeypatch.setattr(skinny, "NORMED_ROWS", 4)
+    monkeypatch.setattr(skinny, "runs_triton", lambda name, tensor: True)
+    monkeypatch.setattr(skinny, "TUNED", {(1, 48, 64, False): CUT._replace(lines=16)})
+    x, weight, residual = torch.randn(1, 64), torch.randn(48, 64) / 8, torch.randn(1, 48)
+    norm = Norm(torch.rand(48), 1e-6)
+    with running(Mode(arrivals=torch.zeros(1, dtype=torch.int32))):
+        made, stream = skinny_linear_normed(x, weight, residual, norm)
+    wanted, summed = add_rms_norm_reference(F.linear(x, weight), residual, norm.weight, norm.eps)
+    assert_near(made, wanted, torch.float32)
+    assert_near(stream, summed, torch.float32)

@@ -185,6 +185,7 @@ def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm
     if _by_kernel(x, weight) and columns <= WIDEST:
         tuning, now = default_tuning(rows, columns, depth, False), mode()
         last = rows <= min(NORMED_ROWS, MOST_LAST) and now.arrivals is not None and not now.deterministic
+        last = last and tuning.mode != "many"  # which has no such end
         return skinny_triton(x, weight, residual=residual, norm=norm, tuning=tuning._replace(last=last))
     return add_rms_norm(linear_reference(x, weight), residual, norm.weight, norm.eps)
 
