@@ -1,13 +1,15 @@
 """The open-loop load: its schedule, its clock, and what it makes of what it saw."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import httpx
 import numpy as np
 import pytest
 
+from saccade.bench.client import Client
 from saccade.bench.load import Arrival, Stream, follow, plan_phase, poisson, summarise
 from saccade.errors import SaccadeError
 
@@ -42,42 +44,66 @@ def chunk(content: str) -> bytes:
     return b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % content.encode()
 
 
-class Chunks(httpx.AsyncByteStream):
-    """A response that comes in pieces."""
+@asynccontextmanager
+async def answering(status: int, *pieces: bytes, whole: bool = True) -> AsyncIterator[Client]:
+    """A client of a server that gives every request these pieces, one at a time."""
 
-    def __init__(self, *pieces: bytes) -> None:
-        self._pieces = pieces
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0]))
+                writer.write(b"HTTP/1.1 %d Said\r\ntransfer-encoding: chunked\r\n\r\n" % status)
+                for piece in pieces:
+                    writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                if not whole:
+                    writer.close()
+                writer.write(b"0\r\n\r\n")
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            await asyncio.sleep(0)
-            yield piece
-
-
-def client(status: int, *pieces: bytes) -> httpx.AsyncClient:
-    transport = httpx.MockTransport(lambda request: httpx.Response(status, stream=Chunks(*pieces)))
-    return httpx.AsyncClient(transport=transport, base_url="http://test")
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/") as client:
+        yield client
 
 
 async def test_a_stream_is_timed_from_its_first_event_and_between_its_texts() -> None:
-    pieces = (chunk("") + chunk("a"), chunk("b"), chunk(""), chunk("c"), b"data: [DONE]\n\n")
-    async with client(200, *pieces) as some:
-        due = time.perf_counter() - 5  # it was due five seconds ago: the wait counts from then
-        stream = await follow(some, b"{}", "text", due)
-    assert stream.done
-    assert stream.first is not None
-    assert stream.first >= 5
-    assert len(stream.gaps) == 2
-    assert all(gap >= 0 for gap in stream.gaps)
+    text = chunk("") + chunk("a"), chunk("b")[:9], chunk("b")[9:], chunk(""), chunk("c"), b"data: [DONE]\n\n"
+    async with answering(200, *text) as client:
+        for _ in range(2):  # the second goes over the connection of the first
+            due = time.perf_counter() - 5  # it was due five seconds ago: the wait counts from then
+            stream = await follow(client, b"{}", "text", due)
+            assert stream.done
+            assert stream.first is not None
+            assert stream.first >= 5
+            assert len(stream.gaps) == 2
+            assert all(gap >= 0 for gap in stream.gaps)
 
 
 async def test_refusals_and_broken_streams_are_told() -> None:
-    async with client(503, b'{"error": "full"}') as some:
-        assert "503" in str((await follow(some, b"{}", "text", 0.0)).error)
-    async with client(200, b'data: {"error": {"message": "it broke"}}\n\n') as some:
-        assert (await follow(some, b"{}", "text", 0.0)).error == "it broke"
-    async with client(200, chunk("a")) as some:
-        assert not (await follow(some, b"{}", "text", 0.0)).done
+    async with answering(503, b'{"error": ', b'"full"}') as client:
+        assert (await follow(client, b"{}", "text", 0.0)).error == '503: {"error": "full"}'
+    async with answering(503) as client:
+        assert (await follow(client, b"{}", "text", 0.0)).error == "503"
+    async with answering(200, b'data: {"error": {"message": "it broke"}}\n\n') as client:
+        assert (await follow(client, b"{}", "text", 0.0)).error == "it broke"
+    async with answering(200, chunk("a")) as client:
+        assert not (await follow(client, b"{}", "text", 0.0)).done
+    for broken in (chunk("a"), b"data: no JSON\n\n"):
+        async with answering(200, broken, whole=broken != chunk("a")) as client:
+            stream = await follow(client, b"{}", "text", 0.0)
+            assert (stream.done, stream.error) == (False, "ConnectionBroke")
+    async with answering(200) as client:
+        pass
+    assert (await follow(client, b"{}", "text", 0.0)).error == "ConnectionRefusedError"
+
+
+async def test_who_is_no_longer_waited_for_leaves_no_answer_to_the_next() -> None:
+    text = *(chunk("late") for _ in range(50)), b"data: [DONE]\n\n"
+    async with answering(200, *text) as client:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(follow(client, b"{}", "text", 0.0), 0.01)
+        assert (await follow(client, b"{}", "text", 0.0)).done
 
 
 def test_waits_are_summed_up_in_milliseconds_and_losses_are_told() -> None:

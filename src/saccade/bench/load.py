@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import httpx
 import msgspec
 import numpy as np
+import uvloop
 from rich.progress import Progress, TaskID
 
 from saccade.bench.anchors import Scale, chosen_scale
+from saccade.bench.client import Client, ConnectionBroke
 from saccade.bench.figures import Row, percentile
 from saccade.bench.inputs import Inputs
 from saccade.bench.options import BenchOptions, Workload
@@ -27,11 +28,13 @@ from saccade.bench.server import SERVED_NAME, serving
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, SaccadeError
+from saccade.garbage import nothing_older
 from saccade.runtime.memory import resolve_device
 from saccade.text.tokens import Tokens
 
 Kind = Literal["text", "image"]
 IMAGE_QUESTION_TOKENS = 16
+ERROR_BYTES = 200  # of a refusal, told
 PATIENCE = 60.0  # seconds requests still open at the end of a phase get
 WARM_REQUESTS = 2  # of each kind, before the first phase
 SETTLING = 15.0  # seconds without requests after those, on a GPU: an idle engine captures the steps to come
@@ -54,6 +57,28 @@ class Stream:
     gaps: list[float] = field(default_factory=list)  # between pieces of text
     done: bool = False
     error: str | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Failure(msgspec.Struct):
+    message: str
+
+
+class _Event(msgspec.Struct):
+    """What is looked at of an event of a stream."""
+
+    choices: list[_Choice] = []
+    error: _Failure | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
 
 
 def poisson(rate: float, seconds: float, rng: np.random.Generator) -> list[float]:
@@ -106,40 +131,56 @@ class Bodies:
         )
 
 
-async def follow(client: httpx.AsyncClient, body: bytes, kind: Kind, due: float) -> Stream:
+class _Listener:
+    """The events of one answer as they are read."""
+
+    def __init__(self, seen: Stream, due: float) -> None:
+        self._seen = seen
+        self._due = due
+        self._last = 0.0
+        self._rest = b""  # of a line whose end is still to come
+
+    def hear(self, status: int, piece: bytes) -> None:
+        now = time.perf_counter()
+        if status != 200:
+            self._rest += piece[:ERROR_BYTES]
+            self._seen.error = f"{status}: {self._rest[:ERROR_BYTES].decode(errors='replace')}"
+            return
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: "):
+                self._take(line[6:].rstrip(b"\r"), now)
+
+    def _take(self, data: bytes, now: float) -> None:
+        seen = self._seen
+        if data == b"[DONE]":
+            seen.done = seen.error is None
+            return
+        event = _decode(data)
+        if event.error is not None:
+            seen.error = event.error.message
+            return
+        if seen.first is None:
+            seen.first = now - self._due
+        if event.choices and event.choices[0].delta.content:
+            seen.gaps += [now - self._last] if self._last else []
+            self._last = now
+
+
+async def follow(client: Client, body: bytes, kind: Kind, due: float) -> Stream:
     """Sends one request and times its stream; never raises."""
     seen = Stream(kind)
-    last = 0.0
     try:
-        async with client.stream("POST", "/v1/chat/completions", content=body) as response:
-            if response.status_code != 200:
-                seen.error = (
-                    f"{response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
-                )
-                return seen
-            async for line in response.aiter_lines():
-                if not line.startswith("data: "):
-                    continue
-                now = time.perf_counter()
-                if line == "data: [DONE]":
-                    seen.done = True
-                    return seen
-                event = msgspec.json.decode(line[6:])
-                if "error" in event:
-                    seen.error = str(event["error"].get("message"))
-                    return seen
-                if seen.first is None:
-                    seen.first = now - due
-                if event["choices"] and event["choices"][0]["delta"].get("content"):
-                    seen.gaps += [now - last] if last else []
-                    last = now
-    except httpx.HTTPError as error:
+        status = await client.post(body, _Listener(seen, due).hear)
+        if status != 200 and seen.error is None:
+            seen.error = str(status)
+    except (ConnectionBroke, OSError) as error:
         seen.error = type(error).__name__
     return seen
 
 
 async def run_phase(
-    client: httpx.AsyncClient,
+    client: Client,
     arrivals: Sequence[Arrival],
     bodies: Sequence[bytes],
     bar: Progress,
@@ -209,15 +250,11 @@ async def _phases(
 ) -> list[Row]:
     rates = (0.0, *options.image_rates)
     task = bar.add_task(workload.name, total=None)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(options.phase_seconds + 2 * PATIENCE)
     rows: list[Row] = []
-    headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(
-        base_url=url, limits=limits, timeout=timeout, headers=headers, trust_env=False
-    ) as client:
+    async with Client(url, "/v1/chat/completions") as client:
         for kind in ("text", "image") * WARM_REQUESTS:
-            warm = await follow(client, bodies.make(kind), kind, time.perf_counter())
+            asked = follow(client, bodies.make(kind), kind, time.perf_counter())
+            warm = await asyncio.wait_for(asked, options.phase_seconds + 2 * PATIENCE)
             if warm.error:
                 raise SaccadeError(f"mixed_load: the server refused a request: {warm.error}")
         await asyncio.sleep(settling)
@@ -227,7 +264,8 @@ async def _phases(
             ready = await asyncio.to_thread(bodies.make_all, arrivals)
             phase = f"+ {rate:g} images/s" if rate else "text only"
             bar.update(task, description=f"{workload.name} {phase}")
-            streams = await run_phase(client, arrivals, ready, bar, task)
+            with nothing_older():  # a search of all that torch has loaded takes longer than any wait
+                streams = await run_phase(client, arrivals, ready, bar, task)
             found = summarise(phase, arrivals, streams)
             tell(found)
             rows += found
@@ -248,5 +286,5 @@ def mixed_load(
     scale = chosen_scale(workload, options)
     bodies = Bodies(Inputs(checkpoint, Tokens.load(checkpoint), options.seed), scale)
     settling = SETTLING if resolve_device(config).type == "cuda" else 0.0
-    with serving(config) as url:
-        return asyncio.run(_phases(url, bodies, workload, options, bar, settling, tell))
+    with serving(config) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_phases(url, bodies, workload, options, bar, settling, tell))
