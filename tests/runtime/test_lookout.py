@@ -16,7 +16,9 @@ from saccade.lod.values import LodParams
 from saccade.media.detail import Wishes
 from saccade.plan import Layout
 from saccade.request import Request, Zoomed
+from saccade.runtime import build
 from saccade.runtime.engine import Engine
+from saccade.runtime.lookout import Lookout
 from saccade.vision.layout import lay_out
 from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, bench, patches_of
 
@@ -114,6 +116,29 @@ def test_without_a_head_attention_at_the_middle_layers_counts(bench: Callable[[s
     mixed = (share * (1 - entropy).clamp(min=1e-4).square()[..., None]).sum((0, 1))
     shown = (mixed / mixed.sum()).reshape(span.view.token_grid)
     assert np.allclose(told.looks[0].participatory, shown.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_captured_look_is_coupled_in_the_step(
+    bench: Callable[[str], Bench], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second look is brief, and sees what the first saw. One picture: the step itself has coupled it, and
+    nothing is launched behind it for that; of several pictures it has not."""
+    peers = bench("stock")
+    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    ways: list[str] = []
+    for name in ("_couple", "see_coupled"):
+        way = getattr(Lookout, name)
+
+        def noted(self: Lookout, *given: Any, name: str = name, way: Any = way) -> Any:
+            ways.append(name)
+            return way(self, *given)
+
+        monkeypatch.setattr(Lookout, name, noted)
+    request, _, _ = only_look(peers, number, overlap=True, graphs="on")
+    alone = len(request.media) == 1
+    assert ways[0] == "_couple", "the first computes its pictures: it is not brief"
+    assert ways[1:] == (["see_coupled"] if alone else ["_couple"])
 
 
 def test_a_head_of_another_shape_is_refused(bench: Callable[[str], Bench], tmp_path: Any) -> None:

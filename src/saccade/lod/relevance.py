@@ -21,6 +21,7 @@ from saccade.lod.values import FINE, Grid, Look
 
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
 STILL = ("propositional", "perspectival", "lost", "fine")  # parts of `still`
+NOTHING = -1e30  # a score without a share; finite, for its share of 0 is multiplied by it
 STILL_MAPS = len(STILL) - 1 + FINE * FINE  # maps of a token's size they come to
 
 
@@ -86,18 +87,24 @@ def from_head(question: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
-def from_attention(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+def from_attention(queries: Tensor, keys: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Without training: queries [..., layers, questions, heads, dim], keys [..., layers, tokens, kv_heads,
     dim], both as attention sees them (normed, turned) -> shares [..., tokens], and the scores' strength.
+    `real` [...]: how many of the tokens count, at least 1; those behind them have no share.
 
     A head that looks everywhere says nothing about the question: heads count by how concentrated they are."""
     *front, _, dim = queries.shape
     grouped = (queries.float() / dim**0.5).reshape(*front, keys.shape[-2], -1, dim)
     # [..., layers, kv_heads, heads of each, questions, tokens]
     scores = torch.einsum("...lqkgd,...ltkd->...lkgqt", grouped, keys.float())
+    flat: float | Tensor = math.log(max(2, keys.shape[-3]))  # entropy of a flat map
+    if real is not None:
+        behind = torch.arange(keys.shape[-3], device=keys.device) >= real[..., None]
+        scores = scores.masked_fill(behind[..., None, None, None, None, :], NOTHING)
+        flat = real.clamp(min=2).log()[..., None, None, None, None]
     logs = scores.log_softmax(-1)  # few kernels: on a GPU their launches are what a look costs
     share = logs.exp()
-    narrow = 1 + (share * logs).sum(-1) / math.log(max(2, share.shape[-1]))  # 1 - entropy over a flat map's
+    narrow = 1 + (share * logs).sum(-1) / flat  # 1 - entropy over a flat map's
     weight = narrow.clamp(min=1e-4).square().flatten(-4)
     mixed = (weight[..., None, :] @ share.flatten(-5, -2)).squeeze(-2)
     shares = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-9)

@@ -22,6 +22,7 @@ TOKENS = (
     512,
 )  # of short prompts, all rows together; an H200 takes 7.1 ms for 64, 9.8 for 256
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
+COUPLED = 256  # tokens of a view that a step which only looks couples with its prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
 MOST = 144  # captured steps

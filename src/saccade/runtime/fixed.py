@@ -21,7 +21,7 @@ from saccade.kernels.device_rows import advance_rows, gather_rows
 from saccade.kernels.greedy import greedy
 from saccade.models.layers import DeepVisual, LanguageModel, Watch
 from saccade.plan import Row
-from saccade.runtime.buckets import CHUNKS, TOKENS, Division, Shape, most_lines
+from saccade.runtime.buckets import CHUNKS, COUPLED, TOKENS, Division, Shape, most_lines
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.sampler import Sampler
 from saccade.vision.splice import visible
@@ -42,10 +42,17 @@ class Feed(NamedTuple):
     outputs: Tensor  # [R] output position of what it samples
     last: Tensor  # [R] position of the row's last token, bits of float32
     seen: Tensor  # [T] 1 where the token is visual: its embedding and deeper levels are in `FixedStep.visual`
+    looked: Tensor  # [2 * R] of the view a row looks at: where in the sequence it begins, its tokens or 0
+
+
+# ends [watched layers, R, hidden], positions [3, R], tables [R, blocks], starts [R], tokens [R] -> what looks
+# need of R prompts that look at one view each
+Couple = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def _sizes(tokens: int, chunks: int) -> list[int]:
-    return [tokens, 3 * tokens, tokens, tokens, chunks, chunks, chunks + 1, chunks, chunks, tokens]
+    line = chunks
+    return [tokens, 3 * tokens, tokens, tokens, line, line, line + 1, line, line, tokens, 2 * line]
 
 
 def pack(rows: Sequence[Row], shape: Shape) -> Ints:
@@ -54,7 +61,7 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
     packed = np.zeros(sum(sizes), dtype=np.int32)
     ends = accumulate(sizes)
     cut = [packed[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen = cut
+    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen, looked = cut
     axes = positions.view(np.float32).reshape(3, -1)
     owners.fill(-1)
     chunks.fill(-1)
@@ -69,6 +76,9 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
         used = some.stop
         ends_at[line + 1 :] = used
         last[line] = positions[used - 1]  # bits of the first axis
+        if len(row.sights) == 1:
+            span = row.sights[0].span
+            looked[line], looked[shape.chunks + line] = span.start, span.view.tokens
     ends_at += shape.decodes
     for _, _, count, place in visible(rows):
         seen[place : place + count] = 1
@@ -90,6 +100,7 @@ class FixedStep:
         watched: tuple[
             int, ...
         ] = (),  # layers before which the stream at the ends of prompts is kept, in order
+        couple: Couple | None = None,  # what a step that only looks ends in; None: it ends in those streams
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
         self._device, self._early = device, early
@@ -113,6 +124,8 @@ class FixedStep:
             len(self._watched), most_chunks, model.hidden_size, dtype=dtype, device=device
         )
         self._ends_at = torch.zeros(3, most_chunks, device=device)
+        self._couple = couple if self._watched else None
+        self.coupled = torch.zeros(CHUNKS[0], COUPLED + 1, device=device)  # what `couple` gave
         # Kernels count here who of them comes last; 0 between launches (`Mode.arrivals`)
         self.arrivals = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
         self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
@@ -130,6 +143,17 @@ class FixedStep:
     def holds(self, divided: Division) -> bool:
         """Whether it has all that these rows need."""
         return (self.sees or not divided.sighted) and (self.looks or not divided.looking)
+
+    def couples(self, divided: Division, shape: Shape) -> bool:
+        """Whether a step of these rows leaves their looks in `coupled`: one view each, none too large."""
+        if not self._ends_in_looks(shape):
+            return False
+        return all(
+            len(row.sights) == 1 and row.sights[0].span.view.tokens <= COUPLED for row in divided.chunks
+        )
+
+    def _ends_in_looks(self, shape: Shape) -> bool:
+        return self._couple is not None and shape.ending == "look" and shape.chunks == CHUNKS[0]
 
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
         """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
@@ -244,6 +268,12 @@ class FixedStep:
             ends, places = self.ends(shape)
             ends.copy_(torch.stack([watch.seen[layer] for layer in self._watched]))
             places.copy_(positions[:, at])
+            if self._couple is not None and self._ends_in_looks(shape):
+                tables = state.tables.index_select(0, feed.chunks.clamp(min=0).long())
+                starts, seen = feed.looked.view(2, -1).long()
+                real = seen.clamp(min=1, max=COUPLED)
+                with running(mode()._replace(early=False)):  # copies are among what goes before its kernels
+                    self.coupled.copy_(self._couple(ends, places, tables, starts, real))
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 

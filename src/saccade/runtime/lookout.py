@@ -32,6 +32,7 @@ from saccade.lod.values import Grid, Look
 from saccade.models.layers import LanguageModel, Watch
 from saccade.plan import Row, Sight, Span
 from saccade.request import Pixels
+from saccade.runtime.buckets import COUPLED
 from saccade.runtime.stills import Stills
 from saccade.views import RelevanceHead
 from saccade.vision.splice import visible
@@ -205,6 +206,31 @@ class Lookout:
         questions = self._queries(list(ends), positions)
         asking = [(row, tables[row.row], questions[..., i, :]) for i, row in enumerate(chunks) if row.sights]
         return self._looks(asking)
+
+    def couple_ends(
+        self, ends: Tensor, positions: Tensor, tables: Tensor, starts: Tensor, tokens: Tensor
+    ) -> Tensor:
+        """For a captured step: how its prompts, whose `ends` are as above, take hold of one view each, which
+        begins at `starts` and has `tokens` tokens (at least 1) by `tables` [prompts, blocks]. Gives shares of
+        COUPLED tokens, then the strength: [prompts, COUPLED + 1]. Nothing here looks at the host."""
+        size = self._pages.block_size
+        place = torch.arange(COUPLED, device=self._device)
+        index = starts[:, None] + torch.minimum(place, tokens[:, None] - 1)
+        slots = tables.gather(1, index // size).long() * size + index % size
+        questions = self._queries(list(ends), positions).permute(2, 0, 1, 3)
+        shares, strengths = from_attention(questions[:, :, None], self._keys(slots), tokens)
+        return torch.cat((shares, strengths[:, None]), 1)
+
+    def see_coupled(self, chunks: Sequence[Row], coupled: Tensor) -> HostLooks:
+        """After a captured step that coupled its prompts, one sight each: `coupled` as `couple_ends` gives
+        it, which the next such step writes again."""
+        parts: list[Tensor] = []
+        for row, found in zip(chunks, coupled, strict=False):
+            (sight,) = row.sights
+            share, strength = found[: sight.span.view.tokens], found[COUPLED:]
+            parts += [self._by_itself(sight).flatten(), share, strength]
+        grids = tuple((row.sights[0].span.view.token_grid,) for row in chunks)
+        return self._to_host(torch.cat(parts), grids)
 
     def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
         """Of rows with sights: each with its block table and its question. Views of equally many tokens are

@@ -189,7 +189,9 @@ class Runner:
         replay()
         self.replays += 1
         looks = None
-        if self._lookout is not None and divided.looking:
+        if self._lookout is not None and step.couples(divided, shape):
+            looks = self._lookout.see_coupled(divided.chunks, step.coupled)
+        elif self._lookout is not None and divided.looking:
             looks = self._lookout.see_ends(divided.chunks, *step.ends(shape), self._rows.state.tables)
         sampled = [row for row in plan.rows if row.sample]
         if shape.ending == "logits":
