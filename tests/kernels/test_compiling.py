@@ -33,12 +33,64 @@ print(kernels())
 """
 
 
+LAUNCHERS = """
+import torch, triton
+from bench.compile_kernels import pretend
+from saccade.kernels import activation
+from saccade.kernels.jit import compiled_ahead
+
+made = []
+def launcher(source, metadata):
+    made.append(source.name)
+    if source.signature["out"] == "*fp16":
+        raise RuntimeError("no C compiler")
+pretend()
+triton.runtime.driver.active.launcher_cls = launcher
+one, two = (torch.zeros(4, 64, dtype=kind, device="meta") for kind in (torch.bfloat16, torch.float16))
+with compiled_ahead():
+    for x in (one, one, two):
+        activation.silu_mul(x)
+    activation.silu_mul(one[:, :30])  # another kernel of the same types
+kernels = sum(len(cache[0]) for cache in activation._silu_mul_kernel.device_caches.values())
+print(len(made), kernels)
+"""
+START = """
+from bench.compile_start import count
+print(*count("qwen3-vl-8b").values())
+"""
+
+
+def run(program: str, folder: Path) -> list[str]:
+    """What it prints, in a process of its own that compiles for a chip."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    environment["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
 @needs_triton
 def test_numbers_of_rows_share_a_kernel_and_what_is_compiled_ahead_is_found_again(tmp_path: Path) -> None:
     """Red when a kernel is compiled for every number of rows, or when launching compiles a second time."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    environment["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["2", "False", "2"], done.stderr[-2000:]  # padded to 16 lines, and to 64
+    assert run(PROGRAM, tmp_path) == ["2", "False", "2"]  # padded to 16 lines, and to 64
+
+
+@needs_triton
+def test_a_launcher_is_made_once_for_each_list_of_types_and_its_failure_costs_no_kernel(
+    tmp_path: Path,
+) -> None:
+    """Red when launchers are left to the first launch, where they would be made one after the other."""
+    assert run(LAUNCHERS, tmp_path) == ["2", "3"]
+
+
+@needs_triton
+def test_a_start_leaves_no_kernel_to_be_compiled_when_prompts_pictures_and_captured_steps_run(
+    tmp_path: Path,
+) -> None:
+    """Red when a shape launches a kernel that `compile_first` or `Graphs.warm` did not think of."""
+    first, steps, *again = run(START, tmp_path)
+    assert int(first) > 10
+    assert int(steps) > 20
+    assert again == ["0", "0", "0"]

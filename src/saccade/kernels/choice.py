@@ -81,4 +81,6 @@ def runs_triton(name: str, tensor: Tensor) -> bool:
         return True
     if name in SIXTEEN_BITS and tensor.element_size() != 2:
         return False
-    return (chosen if asked == "auto" else asked) == KERNEL and tensor.is_cuda and TRITON
+    # On tensors without data a launch can still be compiled (`python -m bench.compile_start`).
+    there = tensor.is_cuda or tensor.is_meta
+    return (chosen if asked == "auto" else asked) == KERNEL and there and TRITON

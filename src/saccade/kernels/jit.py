@@ -8,8 +8,8 @@ never   decides which implementation runs: that is `choice`
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -83,10 +83,35 @@ def compiled_ahead() -> Iterator[None]:
         return
     token = _COMPILING.set(set())
     try:
-        with ThreadPoolExecutor(COMPILERS) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        with (
+            ThreadPoolExecutor(COMPILERS) as pool,
+            triton.AsyncCompileMode(_Compilers(pool), ignore_errors=True),
+        ):
             yield
     finally:
         _COMPILING.reset(token)
+
+
+class _Compilers:
+    """Threads that compile a kernel and then what launches it: up to Triton 3.6 that is C, compiled for each
+    list of argument types. Left to the first launch it takes a third of a second there, one after the other.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._types: set[Hashable] = set()  # argument types whose launcher there is, or soon will be
+
+    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:
+        return self._pool.submit(self._compile, compile_kernel)
+
+    def _compile(self, compile_kernel: Callable[[], Any]) -> Any:
+        kernel = compile_kernel()
+        types = tuple(kernel.src.signature.values())
+        if types not in self._types:
+            self._types.add(types)
+            with suppress(Exception):  # whoever launches it tries again, and says what is wrong
+                triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        return kernel
 
 
 if TYPE_CHECKING or not TRITON:

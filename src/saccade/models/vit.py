@@ -32,7 +32,7 @@ EPS = 1e-6
 PLANNED_PATCHES = 16384
 # Of grids whose tables are kept: about 40 MB at 72 channels a head. On a CPU making one is nothing beside the
 # tower.
-KEPT_PATCHES = {"cuda": 1 << 16, "cpu": 1 << 13}
+KEPT_PATCHES = {"cuda": 1 << 16, "cpu": 1 << 13}  # no other device keeps any
 
 
 class Run(NamedTuple):
@@ -207,7 +207,7 @@ class QwenVision(VisionTower):
         made = make_table(grid, self.merge, self._side, self._head_dim, self._theta, self._place.device)
         self._tables[grid] = made
         self._kept += grid[0] * grid[1]
-        while self._kept > KEPT_PATCHES[self._place.device.type] and len(self._tables) > 1:
+        while self._kept > KEPT_PATCHES.get(self._place.device.type, 0) and len(self._tables) > 1:
             (height, width), _ = self._tables.popitem(last=False)
             self._kept -= height * width
         return made

@@ -136,8 +136,12 @@ def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = Fa
 
 def unlike(shapes: Sequence[Shape]) -> list[Shape]:
     """One of each kind of which others launch the same kernels, but for their sizes."""
-    kinds = {(s.decodes > SMALL, bool(s.decodes), bool(s.chunks), s.ending, s.sighted): s for s in shapes}
-    return list(kinds.values())
+
+    def kind(s: Shape) -> tuple[object, ...]:
+        large = s.decodes > SMALL, s.decodes + s.tokens > SMALL
+        return *large, bool(s.decodes), bool(s.chunks), s.ending, s.sighted
+
+    return list({kind(shape): shape for shape in shapes}.values())
 
 
 def _least(sizes: Sequence[int], needed: int) -> int | None:

@@ -26,6 +26,7 @@ from saccade.models.load import load
 from saccade.runtime.ahead import Ahead, likely_shapes
 from saccade.runtime.batch import Batch
 from saccade.runtime.buckets import DECODES, TOKENS
+from saccade.runtime.compile import compile_first
 from saccade.runtime.features import build_store
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
@@ -77,6 +78,9 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
     laps.note("weights")
     way = resolve_way(config, device, dtype)
     with running(way.mode):
+        if device.type == "cuda":
+            compile_first(model, checkpoint.image, device, config.block_size, config.max_num_seqs)
+            laps.note("kernels")
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     laps.note("workspace")
     store = build_store(config, shares.feature_bytes, model, device)

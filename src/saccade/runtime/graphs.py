@@ -9,6 +9,7 @@ never   lets a capture that fails end a request: the step then takes the ordinar
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -76,16 +77,20 @@ class Graphs:
     def warm(self, progress: bool) -> None:
         """Capture the steps that nearly everybody meets."""
         shapes = first_shapes(self._most_rows, self._longest)
-        with compiled_ahead():
-            for shape in (*shapes, *unlike(list(self._later))):
-                self._step.clear(shape)
-                self._step.run(shape)
+        self._compile([*shapes, *unlike(list(self._later))])
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         shown = progress and console.is_terminal
         with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
             for shape in bar.track(shapes, description="decode steps"):
                 self._capture(shape)
+
+    def _compile(self, shapes: Sequence[Shape]) -> None:
+        """What these launch, side by side; nothing of it runs."""
+        with compiled_ahead():
+            for shape in shapes:
+                self._step.clear(shape)
+                self._step.run(shape)
 
     def go_on(self) -> bool:
         """While nobody waits: capture one more of the steps that may come; gives whether there was one."""

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import torch
 
 from saccade.cache.host import HostPages
-from saccade.cache.pages import Paged, Pages
+from saccade.cache.pages import Pages
 from saccade.cache.shares import Shares
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.errors import ConfigError
 from saccade.kernels.choice import runs_triton
-from saccade.kernels.jit import compiled_ahead
 from saccade.kernels.paged_decode import DecodeTuning, default_splits
 from saccade.kernels.rows import MOST_GATHERED
 from saccade.models.layers import LanguageModel
 from saccade.runtime.buckets import CHUNKS, MOST, TOKENS, most_lines
+from saccade.runtime.compile import lone_prompt
 from saccade.runtime.workspace import PictureBytes, picture_bytes
 from saccade.views import views_of
 
@@ -209,30 +209,15 @@ def _measure_workspace(
     model: LanguageModel, device: torch.device, tokens: int, rows: int, block_size: int
 ) -> int:
     """Peak bytes of the largest step beyond the weights: one long chunk, a full set of logits."""
-    dtype = next(model.parameters()).dtype
-    pages = Pages.allocate(model.kv_shape, 1, block_size, dtype, device)
-    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    paged = Paged(
-        pages=pages,
-        slots=zeros,
-        tables=torch.zeros(1, -(-tokens // block_size), dtype=torch.int32, device=device),
-        lengths=torch.tensor([tokens], dtype=torch.int32, device=device),
-        offsets=torch.tensor([0, tokens], dtype=torch.int32, device=device),
-        counts=(tokens,),
-        contexts=(tokens,),
-        decodes=0,
-    )
-    with compiled_ahead():
-        model(model.embed(zeros), zeros.expand(3, -1), paged, None)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    hidden = model(model.embed(zeros), zeros.expand(3, -1), paged, None)
+    hidden = lone_prompt(model, device, tokens, block_size)
     for _ in range(3):  # the sampler keeps up to three copies of the logits
         logits = model.logits(hidden[:rows])
         hidden = hidden + logits.mean() * 0
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    kv = model.kv_shape
+    kv, dtype = model.kv_shape, next(model.parameters()).dtype
     gathered = 2 * MOST_GATHERED * kv.kv_heads * kv.head_dim * dtype.itemsize  # of a decode step, one layer
     penalties = 5 * rows * model.vocab_size  # token counts and prompt marks, should every row ask for them
     slack = 512 * MIB  # the allocator's, and library handles

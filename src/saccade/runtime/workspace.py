@@ -16,7 +16,7 @@ from saccade.request import View
 from saccade.runtime import stills
 from saccade.vision import uploads
 from saccade.vision.graphs import MOST_PATCHES, MOST_SHAPES, Buffers
-from saccade.vision.preprocess import PixelProcessing, patches
+from saccade.vision.preprocess import PixelProcessing, Preprocessor
 
 GRAPH_BYTES = 10 << 20  # of the launch data of a captured shape, some 300 kernels
 LARGEST_SOURCE = 8000  # pixels along each side of what is resized: 64 million, what the front lets through
@@ -88,7 +88,7 @@ def _measure(
         side = LARGEST_SOURCE
         pixels = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=device)
         view = View(bytes(16), (0, 0, side, side), grid, tower.merge, processing.digest)
-        cut = patches(pixels, view, processing).to(dtype)
+        cut = Preprocessor(processing, device).patches(pixels, view, dtype)
         del pixels
     else:
         cut = torch.zeros(grid[0] * grid[1], tower.patch_dim, dtype=dtype, device=device)

@@ -1,0 +1,176 @@
+"""What a start compiles for an H200, kernel by kernel, on a machine without one.
+
+    PYTHONPATH=src python -m bench.compile_start [qwen3-vl-8b] [--keys]
+
+Needs Triton, no GPU: the model is of the "meta" device, which has shapes and no data, and every launch is
+turned into a compilation for compute capability 9.0. Set TRITON_CACHE_DIR to an empty folder, or what was
+compiled before is found again. Seconds are of this machine, one kernel at a time: "python" is what holds the
+interpreter's lock (source to IR), "rest" is LLVM and ptxas, which do not. `--keys` compiles nothing and only
+counts, in a second or two. `launchers`: lists of argument types, each of which Triton 3.6 has a C compiler
+make a launcher for.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from bench.compile_kernels import NoDevice, pretend
+from bench.shapes import write
+from saccade.cache.pages import Pages
+from saccade.checkpoint import Checkpoint, open_checkpoint
+from saccade.kernels import jit
+from saccade.kernels.choice import Mode, running
+from saccade.kernels.record import PlainRecorder
+from saccade.models.layers import LanguageModel, Place
+from saccade.models.registry import find_family
+from saccade.runtime import compile as first
+from saccade.runtime.buckets import later_shapes
+from saccade.runtime.fixed import FixedStep
+from saccade.runtime.graphs import Graphs
+from saccade.runtime.rows import DeviceRows
+from saccade.runtime.sampler import Sampler
+from saccade.runtime.warm import ODD_SIZES, SIZES
+
+META = torch.device("meta")
+ROWS, LONGEST, BLOCK = 256, 32768, 16
+LAYERS = 4  # of the language model: the others launch the same; three have deep levels added
+
+
+class Rooms(NamedTuple):
+    checkpoint: Checkpoint
+    model: LanguageModel
+    step: FixedStep
+
+
+def rooms(shapes: str) -> Rooms:
+    with tempfile.TemporaryDirectory() as folder:
+        write(shapes, Path(folder))
+        checkpoint = open_checkpoint(folder)
+    config = json.loads(json.dumps(checkpoint.config))
+    config["text_config"]["num_hidden_layers"] = LAYERS
+    model = find_family(checkpoint.architecture).build(config, Place(META, torch.bfloat16)).eval()
+    pages = Pages.allocate(model.kv_shape, 2 * ROWS, BLOCK, torch.bfloat16, META)
+    rows = DeviceRows(ROWS, -(-LONGEST // BLOCK), META)
+    sampler = Sampler(ROWS, model.vocab_size, META)
+    step = FixedStep(model, pages, rows, sampler, ROWS, META, early=True, watched=(1, 2))
+    return Rooms(checkpoint, model, step)
+
+
+def passes(made: Rooms) -> dict[str, Callable[[], None]]:
+    """A start in the order of `build_machine`, then what should find everything compiled."""
+    image, model, step = made.checkpoint.image, made.model, made.step
+    sampler = step._sampler
+    graphs = Graphs(step, PlainRecorder(), sampler, ROWS, LONGEST)
+
+    def pictures() -> None:
+        if image is not None and model.vision is not None:
+            first._pixels(image, META, torch.bfloat16, (*SIZES, *ODD_SIZES))
+            first._tower(model.vision, META, torch.bfloat16)
+
+    def later() -> None:
+        for shape in later_shapes(ROWS, LONGEST, vision=True, looks=True):
+            step.clear(shape)
+            step.run(shape)
+
+    return {
+        "kernels": lambda: first.compile_first(model, image, META, BLOCK, ROWS),
+        "steps": lambda: graphs.warm(progress=False),
+        "workspace again": lambda: _drop(first.lone_prompt(model, META, 8192, BLOCK)),
+        "pictures again": pictures,
+        "later steps": later,
+    }
+
+
+def _drop(value: object) -> None:
+    """A pass gives nothing."""
+
+
+@contextmanager
+def keys_only(found: Callable[[str, str], None]) -> Iterator[None]:
+    """Within: a launch that Triton would compile is told of, by its key, and nothing is compiled."""
+    real = JITFunction._do_compile
+
+    def note(function: Any, key: Any, *others: Any, **more: Any) -> None:
+        found(function.fn.__name__, str(key))
+
+    JITFunction._do_compile = note
+    try:
+        yield
+    finally:
+        JITFunction._do_compile = real
+
+
+@torch.inference_mode()
+def count(shapes: str) -> dict[str, int]:
+    """How many kernels each pass is the first to launch."""
+    triton.runtime.driver.set_active(NoDevice())
+    seen: set[tuple[str, str]] = set()
+    new: dict[str, int] = {}
+    with running(Mode()), keys_only(lambda name, key: seen.add((name, key))):
+        for name, run in passes(rooms(shapes)).items():
+            before = len(seen)
+            run()
+            new[name] = len(seen) - before
+    return new
+
+
+class Compiled(NamedTuple):
+    where: str
+    name: str
+    types: tuple[object, ...]
+    python: float
+    rest: float
+    constants: str
+
+
+@torch.inference_mode()
+def compile_all(shapes: str) -> list[Compiled]:
+    pretend()
+    jit.COMPILERS = 1
+    kernels: list[Compiled] = []
+    where = ""
+
+    def heard(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+        constants = " ".join(f"{src.fn.arg_names[at[0]]}={value}" for at, value in src.constants.items())
+        rest = sum(spent for _, spent in times.lowering_stages) / 1e6
+        types = tuple(src.signature.values())
+        kernels.append(Compiled(where, src.name, types, times.ir_initialization / 1e6, rest, constants))
+
+    triton.knobs.compilation.listener = heard
+    with running(Mode()):
+        for where, run in passes(rooms(shapes)).items():
+            began = time.perf_counter()
+            run()
+            print(f"{where}: {time.perf_counter() - began:.1f} s")
+    return kernels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shapes", nargs="?", default="qwen3-vl-8b")
+    parser.add_argument("--keys", action="store_true", help="only count kernels")
+    options = parser.parse_args()
+    if options.keys:
+        print(", ".join(f"{name} {new}" for name, new in count(options.shapes).items()))
+        return
+    kernels = compile_all(options.shapes)
+    for one in kernels:
+        print(f"{one.where:16} {one.name:18} {one.python:5.2f} {one.rest:5.2f}  {one.constants}")
+    python, rest = sum(one.python for one in kernels), sum(one.rest for one in kernels)
+    launchers = len({one.types for one in kernels})
+    print(f"{len(kernels)} kernels, {launchers} launchers; python {python:.1f} s, rest {rest:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

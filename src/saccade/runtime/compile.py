@@ -1,0 +1,81 @@
+"""What every start launches, compiled side by side before any of it runs: a prompt, pixels, the tower.
+
+takes   the model, what the checkpoint does to pictures
+gives   nothing; the first to launch these kernels finds them compiled
+never   runs one of them; what does not compile says so when it is launched for real
+
+Captured steps have theirs compiled by `graphs`, ordinary ones beside answers by an idle engine.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from saccade.cache.pages import Paged, Pages
+from saccade.kernels.choice import TORCH, mode
+from saccade.kernels.greedy import greedy
+from saccade.kernels.jit import compiled_ahead
+from saccade.media.geometry import ImageProcessing, plain_view
+from saccade.models.layers import LanguageModel, VisionTower
+from saccade.vision.preprocess import Preprocessor
+
+TOKENS = 513  # of the prompt: kernels are the same for any number that no captured step has
+# Width, height: between them they launch every kernel that pictures of other sizes launch.
+SIZES = ((1280, 720), (1023, 767), (1040, 767), (1023, 784))
+SIDE = 14  # tokens of the view that goes through the tower
+
+
+@torch.inference_mode()
+def compile_first(
+    model: LanguageModel, image: ImageProcessing | None, device: torch.device, block_size: int, rows: int
+) -> None:
+    """`rows`: the most that are sampled at once."""
+    if mode().kernels == TORCH:
+        return
+    with compiled_ahead():
+        hidden = lone_prompt(model, device, TOKENS, block_size)
+        for count in {1, rows}:
+            greedy(model.logits(hidden[:count]))
+        if model.vision is not None and image is not None:
+            dtype = next(model.parameters()).dtype
+            _pixels(image, device, dtype, SIZES)
+            _tower(model.vision, device, dtype)
+
+
+def lone_prompt(model: LanguageModel, device: torch.device, tokens: int, block_size: int) -> Tensor:
+    """The hidden states of a prompt of so many tokens in a step of its own, whose pages nobody reads."""
+    pages = Pages.allocate(model.kv_shape, 1, block_size, next(model.parameters()).dtype, device)
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
+    paged = Paged(
+        pages=pages,
+        slots=zeros,
+        tables=torch.zeros(1, -(-tokens // block_size), dtype=torch.int32, device=device),
+        lengths=torch.tensor([tokens], dtype=torch.int32, device=device),
+        offsets=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        counts=(tokens,),
+        contexts=(tokens,),
+        decodes=0,
+    )
+    hidden: Tensor = model(model.embed(zeros), zeros.expand(3, -1), paged, None)
+    return hidden
+
+
+def _pixels(
+    image: ImageProcessing, device: torch.device, dtype: torch.dtype, sizes: Iterable[tuple[int, int]]
+) -> None:
+    """Pictures to patches."""
+    preprocessor = Preprocessor(image, device)
+    for size in sizes:
+        pixels = torch.zeros(1, size[1], size[0], 3, dtype=torch.uint8, device=device)
+        preprocessor.patches(pixels, plain_view(bytes(16), size, image), dtype)
+
+
+def _tower(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> None:
+    """Patches to features, through the first layers alone: the others launch the same."""
+    grid = SIDE * tower.merge, SIDE * tower.merge
+    patches = torch.zeros(grid[0] * grid[1], tower.patch_dim, dtype=dtype, device=device)
+    last = tower.deep[0] if tower.deep else 0
+    first = max(last - 1, 0)  # a layer behind another, and one that has a deep level
+    stream, levels = tower.carry(tower.begin(patches, [grid]), [grid], first, last + 1)
+    tower.finish(stream, levels * tower.depth_levels)
