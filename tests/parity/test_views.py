@@ -383,25 +383,31 @@ def test_brief_looks_choose_and_answer_alike(
 def test_a_picture_goes_up_while_a_brief_look_runs(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Red when its pixels are sent only once the views are chosen, with the device waiting, or sent twice."""
+    """Red when its pixels are sent for every question, or, where there is no copy any more, only once the
+    views are chosen, with the device waiting."""
     peers = bench("stock")
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
     engine = peers.engine(overlap=True)
     sent: list[int] = []
 
     def send(pixels: Pixels) -> torch.Tensor:
-        sent.append(len(brief))
+        sent.append(engine.stats().looks)
         return torch.from_numpy(pixels.copy())
 
     assert engine._runner._encoder is not None
-    engine._runner._encoder._uploads = Uploads(send)
+    engine._runner._encoder._uploads = uploads = Uploads(send)
     brief = brief_steps(engine, monkeypatch)
     check_looks(peers, engine, LOOKS[:1])
-    before = engine.stats().encodes
-    check_looks(peers, engine, [replace(LOOKS[1], text=TURN.format("Where is the small white cat now?"))])
-    assert engine.stats().encodes > before, "all views were found: nothing was to be sent"
-    assert sent == [0, 0], "once for each request; the second time before its look was over"
-    assert len(brief) == 1
+    for turn, text in enumerate(("Where is the small white cat now?", "And the tower, how tall is it?")):
+        before = engine.stats().encodes
+        check_looks(peers, engine, [replace(LOOKS[1], text=TURN.format(text))])
+        assert engine.stats().encodes > before, "all views were found: nothing was to be sent"
+        assert sent == [[0], [0, 2]][turn], (
+            "for the first question; again before the look of the last was over"
+        )
+        assert len(brief) == turn + 1
+        uploads.check()
+        uploads._kept.clear()  # as if other pictures had come
 
 
 @pytest.mark.parametrize("situation", ["few blocks, small chunks", "few rows"])

@@ -1,4 +1,4 @@
-"""Pixels travel once while their array lives, and are not mistaken for those of another."""
+"""Pixels travel once for a picture, or while their array lives, and are not mistaken for those of another."""
 
 import numpy as np
 import torch
@@ -29,6 +29,35 @@ def test_one_array_is_sent_once_and_equal_ones_each() -> None:
     assert uploads.send(one) is uploads.send(one)
     assert uploads.send(twin) is not uploads.send(one)
     assert road.sent == 2
+    uploads.check()
+
+
+def test_a_picture_with_an_identity_is_sent_once_whatever_array_it_comes_in() -> None:
+    """Every question about it brings an array of its own."""
+    road = Road()
+    uploads = Uploads(road.send)
+    first = uploads.send(picture(7), b"seven")
+    uploads.send(picture(8), b"eight")
+    uploads.send(picture(9))
+    assert uploads.send(picture(7), b"seven") is first
+    assert road.sent == 3
+    uploads.check()
+
+
+def test_of_a_deleted_picture_no_copy_outlives_its_array() -> None:
+    """Those of requests that were on their way included: red when one sends it again, for good."""
+    road = Road()
+    uploads = Uploads(road.send)
+    shown = picture(7)
+    uploads.send(shown, b"seven")
+    uploads.forget(b"seven")
+    assert uploads.nbytes == 0
+    assert uploads.send(shown, b"seven") is uploads.send(shown, b"seven")
+    assert road.sent == 2
+    uploads.check()
+    del shown
+    uploads.send(picture(1), b"one")
+    assert uploads.nbytes == 48
     uploads.check()
 
 

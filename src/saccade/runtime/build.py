@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -211,7 +212,7 @@ def _runner(
         encoder = Encoder(model.vision, processing, device, dtype, unfinished, tower)
         head, stills = _head(config, checkpoint, model, device), captured_stills(device, graphs=way.tower)
         lookout = Lookout(model, pages, head, device, encoder.send, stills)
-        store.dropped = lookout.forget
+        store.dropped = partial(_forget, lookout, encoder)
         if tower is not None and device.type == "cuda" and checkpoint.image is not None:
             with running(way.mode):
                 warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
@@ -250,6 +251,11 @@ def _runner(
         runner.rehearsals = [size for size in DECODES if size < config.max_num_seqs]
         laps.note("prompts")
     return runner
+
+
+def _forget(lookout: Lookout, encoder: Encoder, content: bytes) -> None:
+    lookout.forget(content)
+    encoder.forget(content)
 
 
 def _ahead(

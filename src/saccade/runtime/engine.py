@@ -93,6 +93,7 @@ class Turns:
                 plan, told = self._scheduler.fail_views(plan, failed)
             launched = self._runner.launch(plan)
             self._watch.launched()
+            self._runner.await_zooms(plan)
             if self._pace is not None:
                 self._pace.launched(plan.expected)
         except Exception:

@@ -134,7 +134,7 @@ class Lookout:
         pages: Pages,
         head: Head | None,
         device: torch.device,
-        upload: Callable[[Pixels], Tensor],
+        upload: Callable[[Pixels, bytes], Tensor],  # pixels, and of which picture
         stills: Stills | None = None,
     ) -> None:
         depth = model.kv_shape.layers
@@ -301,7 +301,8 @@ class Lookout:
             self._still.move_to_end(key)
             return known[1]
         # A picture has one frame; what a zoomed view would be cut from is all of it.
-        maps = self._stills.maps(self._upload(sight.pixels)[0], sight.span.view.token_grid)
+        view = sight.span.view
+        maps = self._stills.maps(self._upload(sight.pixels, view.content)[0], view.token_grid)
         if sight.keep:
             self._keep(sight.span, maps)
         return maps

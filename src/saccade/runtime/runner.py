@@ -126,15 +126,16 @@ class Runner:
                 step, graphs = self._captured
                 found = graphs.find(plan.rows, brief=plan.brief)
                 if found is not None:
-                    return self._await_zooms(self._replay(plan, step, *found))
-            return self._await_zooms(self._ordinary(plan))
+                    return self._replay(plan, step, *found)
+            return self._ordinary(plan)
 
-    def _await_zooms(self, launched: Launched) -> Launched:
-        """While a step runs that does nothing but look, pictures go up that views may be cut from next."""
-        if launched.plan.brief and self._encoder is not None:
-            for sight in [sight for row in launched.plan.rows for sight in row.sights]:
-                self._encoder.expect(sight.pixels)
-        return launched
+    @torch.inference_mode()
+    def await_zooms(self, plan: StepPlan) -> None:
+        """While a step runs that does nothing but look, pictures go up that views may be cut from next. No
+        part of the step: its end is not theirs."""
+        if plan.brief and self._encoder is not None:
+            for sight in [sight for row in plan.rows for sight in row.sights]:
+                self._encoder.expect(sight.pixels, sight.span.view.content)
 
     @torch.inference_mode()
     def prepare(self) -> bool:

@@ -219,23 +219,28 @@ class Encoder:
 
     def _upload(self, group: Sequence[Encode]) -> dict[int, Tensor]:
         """The pixels of a group on the device, by identity of the array: views of one picture share it."""
-        distinct = {id(encode.pixels): encode.pixels for encode in group}
-        return {name: self.send(pixels) for name, pixels in distinct.items()}
+        distinct = {id(encode.pixels): encode for encode in group}
+        return {name: self.send(one.pixels, one.view.content) for name, one in distinct.items()}
 
-    def send(self, pixels: Pixels) -> Tensor:
-        """A copy on the device, to be read only, that does not wait for it."""
+    def send(self, pixels: Pixels, content: bytes = b"") -> Tensor:
+        """A copy on the device, to be read only, that does not wait for it. `content`: of which picture."""
         if self._uploads is not None:
-            return self._uploads.send(pixels)
+            return self._uploads.send(pixels, content)
         own = contiguous(pixels)
         # A read-only array is not one torch would wrap.
         return torch.from_numpy(own.copy() if own is pixels else own)
 
-    def expect(self, pixels: Pixels) -> None:
+    def forget(self, content: bytes) -> None:
+        """A picture was deleted."""
+        if self._uploads is not None:
+            self._uploads.forget(content)
+
+    def expect(self, pixels: Pixels, content: bytes) -> None:
         """Views of these may come next: where copies are kept, have one ready. The host copies them while the
         device does something else. Who needs what could not be sent now sends it then."""
         if self._uploads is not None and pixels.size:
             with suppress(torch.OutOfMemoryError):
-                self._uploads.send(pixels)
+                self._uploads.send(pixels, content)
 
     def _patches(self, frames: Tensor, encode: Encode) -> Tensor:
         preprocessor = self._preprocessors.get(encode.view.processing)
