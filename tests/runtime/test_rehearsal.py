@@ -58,3 +58,18 @@ def test_a_step_that_cannot_be_compiled_ahead_ends_nothing(
     assert len([line for line in caplog.messages if "out of memory" in line]) == 1
     answer = llm.generate([5] * 7, SamplingParams(max_tokens=2, temperature=0))
     assert len(answer[0].outputs[0].token_ids) == 2
+
+
+def test_random_tokens_are_compiled_by_an_idle_engine_and_not_before_the_first_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take longest; red when a start waits for them, or when the first who draws does."""
+    drawn: list[int] = []
+    monkeypatch.setattr("saccade.runtime.runner.compiling", lambda: True)
+    monkeypatch.setattr(Sampler, "draw", lambda sampler, logits, rows, outputs: drawn.append(len(rows)))
+    llm.engine._runner.rehearse([0], draws=False)
+    assert drawn == []
+    llm.engine._runner.rehearsals = [0, 2]
+    while llm.engine.prepare():
+        pass
+    assert drawn == [1, 3]

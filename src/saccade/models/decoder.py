@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from saccade.cache.pages import FixedPaged, KVShape, Paged
 from saccade.kernels.attention import any_shape
 from saccade.kernels.compact import Compact
+from saccade.kernels.jit import compiling
 from saccade.kernels.rope import interleaved_axes, rotary_angles
 from saccade.kernels.rows import FixedRows, Rows
 from saccade.kernels.skinny import skinny_linear
@@ -91,6 +92,7 @@ class Decoder(LanguageModel):
         self.norm = RMSNorm(dims.hidden, dims.eps, place)
         self.head = None if dims.tied else Linear(dims.hidden, (dims.vocab,), place)
         # Plain attributes, not buffers: they stay float32 and int64 whatever the weights are.
+        self._windows = dims.windows
         self._frequencies = rotary_frequencies(dims.rope, dims.head_dim).to(place.device)
         self._axes = None
         if dims.rope.sections is not None:
@@ -115,14 +117,17 @@ class Decoder(LanguageModel):
         layers = [layer for layer in self.layers if isinstance(layer, Layer)]  # all are; now it is said
         norms = [*(layer.attention_norm for layer in layers), self.norm]
         normed, x = norms[0].add(None, embeds)
+        levels = 0 if deep is None else deep.levels.shape[0]
         with any_shape(x.device):
             for index, layer in enumerate(layers[:stop]):
                 if watch is not None:
                     watch.note(index, x)
+                if compiling() and self._windows[index] in self._windows[levels:index]:
+                    continue  # it would launch what a layer like it has launched
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
                 inner, x = layer.forward(normed, x, turn, k, v, paged.slots, rows, compact)
                 down, norm = layer.mlp.down, norms[index + 1]
-                if deep is not None and index < deep.levels.shape[0]:
+                if deep is not None and index < levels:
                     x = (x + down.forward(inner)).index_add(0, deep.index, deep.levels[index].to(x.dtype))
                     normed, x = norm.add(None, x)
                 else:

@@ -247,8 +247,8 @@ def _runner(
         laps.note("steps")
     runner = Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout, ahead)
     if captured is not None and device.type == "cuda":  # so that no twin computes, and writes, for real
-        runner.rehearse([0])  # a prompt alone: the first there is would wait for a second
-        runner.rehearsals = [size for size in DECODES if size < config.max_num_seqs]
+        runner.rehearse([0], draws=False)  # a prompt alone: the first there is would wait for a second
+        runner.rehearsals = [0, *(size for size in DECODES if size < config.max_num_seqs)]
         laps.note("prompts")
     return runner
 

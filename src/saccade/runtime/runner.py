@@ -17,7 +17,7 @@ from torch import Tensor
 from saccade.cache.host import HostPages
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.device_rows import advance_rows
-from saccade.kernels.jit import compiled_ahead
+from saccade.kernels.jit import compiled_ahead, compiling
 from saccade.kernels.record import Replay
 from saccade.models.layers import LanguageModel
 from saccade.plan import Row, StepPlan, StepResult
@@ -158,9 +158,10 @@ class Runner:
             log.warning("ordinary steps cannot be compiled ahead: %s", str(error).split("\n")[0])
 
     @torch.inference_mode()
-    def rehearse(self, decodes: Sequence[int]) -> None:
+    def rehearse(self, decodes: Sequence[int], *, draws: bool = True) -> None:
         """Compile what ordinary steps of a prompt beside so many answers launch; none of it runs. Only before
-        the first request, or while there is none: it pretends to have device rows."""
+        the first request, or while there is none: it pretends to have device rows. `draws`: random tokens
+        too, which take the compiler longest."""
         self._sampler.vacate()
         with running(self._mode), compiled_ahead():
             for count in decodes:
@@ -169,6 +170,9 @@ class Runner:
                 hidden, _ = self._forward(inputs)
                 logits = self._model.logits(hidden[inputs.sample_at])
                 self._sampler.sample(logits, rows, inputs.sample_rows, inputs.output_positions)
+                if draws and compiling():
+                    asking, outputs = inputs.sample_rows.to(torch.int32), inputs.output_positions
+                    self._sampler.draw(logits.contiguous(), asking, outputs.contiguous())
 
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)
