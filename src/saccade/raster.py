@@ -4,8 +4,9 @@ takes   such words
 gives   the pixels in them, without a copy: [1, height, width, 3] like all others; and back
 never   takes an array for one of these that was not made here
 
-A picture the library is given is copied into words (0.1 ms for 1024 x 1024) and hashed so. To take the fourth
-byte out is nine times the work, and of a picture that is known nobody looks at pixels at all.
+A picture that Pillow has decoded is copied into words (0.1 ms for 1024 x 1024), hashed so where it came as an
+image, and goes to the engine so. To take the fourth byte out is nine times the work (Pillow's own way keeps
+the interpreter for 4.6 ms meanwhile), and of a picture that is known nobody looks at pixels at all.
 """
 
 import numpy as np

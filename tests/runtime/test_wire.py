@@ -3,13 +3,16 @@
 import gc
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from saccade.errors import EngineDied
 from saccade.metrics import EngineStats
+from saccade.raster import OPAQUE, shown, words_of
 from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View
 from saccade.runtime.wire import Cancel, Channel, News, Submit, ToEngine, ToFront
 
@@ -66,6 +69,37 @@ def test_pictures_without_pixels_cross_beside_others() -> None:
     got = [item.pixels for item in engine.receive(ToEngine).request.media]
     assert [pixels.shape for pixels in got] == [item.pixels.shape for item in sent.media]
     assert np.array_equal(got[1], sent.media[1].pixels)
+
+
+def test_pixels_that_are_words_arrive_as_words_wherever_they_lie() -> None:
+    front, engine = pair()
+    words = np.random.default_rng(2).integers(0, 1 << 32, (5, 7), dtype=np.uint32) | OPAQUE
+    sent = request_with(picture(3, 3), shown(words), NO_PIXELS, picture(1, 1), shown(words[:2].copy()))
+    front.send(Submit(sent))
+    got = [item.pixels for item in engine.receive(ToEngine).request.media]
+    for ours, theirs in zip(sent.media, got, strict=True):
+        assert np.array_equal(ours.pixels, theirs)
+    found = [words_of(pixels) for pixels in got]
+    assert [one is not None for one in found] == [False, True, False, False, True]
+    assert found[1] is not None
+    assert np.array_equal(words, found[1])  # the fourth byte too
+
+
+@pytest.mark.parametrize("said", [{"offset": 64}, {"offset": -16}, {"shape": [1, 9, 9, 3]}, {"offset": 1}])
+def test_pixels_that_did_not_come_are_not_read(
+    said: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, engine = pair()
+    told = {"offset": 0, "shape": [1, 4, 4, 3], "words": True} | said
+    pack = msgspec.msgpack.encode
+
+    def lie(message: object, enc_hook: Callable[[object], object]) -> bytes:
+        return pack(message, enc_hook=lambda value: enc_hook(value) and told)
+
+    monkeypatch.setattr(msgspec.msgpack, "encode", lie)
+    front.send(Submit(request_with(picture(6, 4))))
+    with pytest.raises((ValueError, msgspec.ValidationError)):
+        engine.receive(ToEngine)
 
 
 def test_messages_keep_their_order_and_boundaries_across_threads() -> None:

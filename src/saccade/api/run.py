@@ -29,6 +29,10 @@ from saccade.runtime.link import ProcessLink
 
 log = logging.getLogger("saccade.api")
 
+# Seconds after which a thread that prepares a request lets the event loop go on. Beside a thread that reads
+# one picture after another the loop is late by 1.1 ms in the mean and 5.9 at the 99th percentile (two busy
+# cores); with Python's own 5 ms by 1.2 and 6.9.
+SWITCH_SECONDS = 2e-4
 EXIT_SECONDS = 2.0  # for threads to notice that everything is over
 SIGNALLED = 128  # what a shell adds to the number of the signal that ended a process
 
@@ -52,6 +56,7 @@ def run_server(engine: EngineConfig, config: ServeConfig) -> int:
     what nobody waits for, or still loads) ends with the process, which then ends here.
     """
     settle_heap(MAPPING)
+    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_run_server(engine, config))
     early = status > SIGNALLED

@@ -94,7 +94,7 @@ def decode(data: bytes, limits: MediaLimits) -> Decoded:
         check_area(image.size, limits)
         mode, size = image.mode, image.size
         image.load()
-        pixels = normalise(_upright(image))
+        pixels = _pixels(_upright(image))
     return Decoded(pixels, found, mode, size)
 
 
@@ -159,7 +159,7 @@ def from_image(image: Image.Image, limits: MediaLimits) -> Pixels:
         # Opening reads only the header; the first to need pixels reads the file, and only one may.
         with _READING[id(image) % len(_READING)]:
             image.load()
-        return shown(copied_words(_rgb(image))) if not _sixteen_bits(image) else normalise(image)
+        return _pixels(image)
     except MediaRefused:
         raise
     except Exception as error:  # a lazily opened file may be anything
@@ -196,6 +196,11 @@ def normalise(image: Image.Image) -> Pixels:
         return _from_sixteen_bits(image)
     # Read-only, over the bytes Pillow hands out: nobody writes into a picture, and a copy is a millisecond.
     return np.asarray(_rgb(image), dtype=np.uint8)[None]
+
+
+def _pixels(image: Image.Image) -> Pixels:
+    """The same, as words where they are Pillow's (raster.py): other threads go on while they are copied."""
+    return normalise(image) if _sixteen_bits(image) else shown(copied_words(_rgb(image)))
 
 
 def _sixteen_bits(image: Image.Image) -> bool:

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 Connect = Callable[[str, int, float], socket.socket]  # address, port, seconds
 
 _CHUNK = 1 << 16
-_SLICE = 1 << 18  # letters of base64 decoded at once, a multiple of 4: other threads stand still meanwhile
+_SLICE = 1 << 16  # letters of base64 decoded at once, a multiple of 4: other threads stand still meanwhile
 _REDIRECTS = (301, 302, 303, 307, 308)
 _DATA = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[^;,]*)*),", re.IGNORECASE)
 _MIME = {

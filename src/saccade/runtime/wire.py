@@ -7,6 +7,7 @@ never   unpickles, names a file or listens: the socket pair is inherited, the me
 """
 
 import contextlib
+import math
 import mmap
 import os
 import socket
@@ -21,8 +22,8 @@ import numpy as np
 from saccade.config import EngineConfig
 from saccade.errors import EngineDied
 from saccade.metrics import EngineStats
-from saccade.raster import contiguous
-from saccade.request import Delta, Request
+from saccade.raster import OPAQUE, contiguous, shown, words_of
+from saccade.request import Delta, Pixels, Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -100,6 +101,7 @@ ToEngine = Start | Submit | Cancel | Recall | Stop
 ToFront = Ready | Failed | Refused | Recalled | News
 
 _HEADER = struct.Struct("<QQ")  # bytes of the message, bytes of shared memory (0: none)
+ALIGNED = 16  # bytes: where an array may begin in it
 
 
 class Channel:
@@ -110,22 +112,25 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: ToEngine | ToFront) -> None:
-        arrays: list[np.ndarray[Any, Any]] = []
-        offset = 0
+        arrays: list[tuple[int, np.ndarray[Any, Any]]] = []
+        size = 0  # of the shared memory
 
         def place(value: Any) -> dict[str, Any]:
-            nonlocal offset
+            nonlocal size
             if isinstance(value, np.ndarray) and value.dtype == np.float32:  # maps of a look: small
                 return {"float32": value.tobytes(), "shape": list(value.shape)}
             if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
                 raise TypeError(f"{type(value).__name__} cannot cross the link")
-            arrays.append(value)
-            here, offset = offset, offset + value.nbytes
-            return {"offset": here, "shape": list(value.shape)}
+            words = words_of(value)  # they go as they lie: to take the fourth byte out is more work
+            lying = contiguous(value) if words is None else words
+            here = -(-size // ALIGNED) * ALIGNED
+            arrays.append((here, lying))
+            size = here + lying.nbytes
+            return {"offset": here, "shape": list(value.shape), "words": words is not None}
 
         body = msgspec.msgpack.encode(message, enc_hook=place)
-        memory = _shared_copy(arrays) if offset else None  # before the lock: others need not wait
-        header = _HEADER.pack(len(body), offset)
+        memory = _shared_copy(arrays, size) if size else None  # before the lock: others need not wait
+        header = _HEADER.pack(len(body), size)
         try:
             with self._sending:
                 if memory is None:
@@ -141,15 +146,16 @@ class Channel:
 
     def receive(self, kind: Any) -> Any:
         """The next message, decoded as the union `kind`; None once the other end is closed."""
-        memory, pixels = None, np.empty(0, dtype=np.uint8)
+        memory: int | None = None
+        shared: mmap.mmap | bytes = b""
         try:
             header, memory = self._receive_header()
             if header is None:
                 return None
-            length, shared = _HEADER.unpack(header)
+            length, size = _HEADER.unpack(header)
             body = self._read(length)
             if memory is not None:
-                pixels = _read_all(memory, shared)
+                shared = _read_all(memory, size)
         except OSError:
             return None
         finally:
@@ -161,11 +167,7 @@ class Channel:
         def restore(type_: Any, value: Any) -> Any:
             if "float32" in value:
                 return np.frombuffer(value["float32"], dtype=np.float32).reshape(value["shape"])
-            start, shape = value["offset"], tuple(value["shape"])
-            count = int(np.prod(shape, dtype=np.int64))
-            if start < 0 or start + count > len(pixels):
-                raise ValueError("a message names pixels that did not come with it")
-            return pixels[start : start + count].reshape(shape)
+            return _restored(shared, value["offset"], tuple(value["shape"]), words=value["words"])
 
         return msgspec.msgpack.decode(body, type=kind, dec_hook=restore)
 
@@ -192,33 +194,49 @@ class Channel:
         self._sock.close()
 
 
-def _shared_copy(arrays: list[np.ndarray[Any, Any]]) -> int:
-    """The arrays one after the other in anonymous memory; gives its file descriptor.
+def _shared_copy(arrays: list[tuple[int, np.ndarray[Any, Any]]], size: int) -> int:
+    """The arrays, each at its place, in anonymous memory of that size; gives its file descriptor.
 
     Written and read as a file is: unlike copies into a mapping, that leaves other threads running.
     """
     memory = _anonymous_memory()
     try:
-        for array in arrays:
-            left = contiguous(array).reshape(-1).data  # empty, of a named picture
+        os.ftruncate(memory, size)
+        for place, array in arrays:
+            left = array.reshape(-1).view(np.uint8).data  # empty, of a named picture
             while left:
-                left = left[os.write(memory, left) :]
+                count = os.pwrite(memory, left, place)
+                left, place = left[count:], place + count
     except BaseException:
         os.close(memory)
         raise
     return memory
 
 
-def _read_all(memory: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _read_all(memory: int, size: int) -> mmap.mmap:
     # Not of the heap: pixels wait as long as their request, and would leave holes among what lives shortly.
-    content = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
-    place = 0
+    content = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place, whole = 0, memoryview(content)
     while place < size:
-        count = os.preadv(memory, [content.data[place:]], place)
+        count = os.preadv(memory, [whole[place:]], place)
         if not count:
             raise OSError(f"shared memory ends after {place} of {size} bytes")
         place += count
     return content
+
+
+def _restored(shared: mmap.mmap | bytes, offset: int, shape: tuple[int, ...], *, words: bool) -> Pixels:
+    """Pixels where they lie in what came with a message."""
+    count = math.prod(shape) // 3 * 4 if words else math.prod(shape)
+    if offset < 0 or min(shape, default=0) < 0 or offset + count > len(shared):
+        raise ValueError("a message names pixels that did not come with it")
+    if not count:
+        return np.empty(shape, dtype=np.uint8)
+    if not words:
+        return np.ndarray(shape, dtype=np.uint8, buffer=shared, offset=offset)
+    if len(shape) != 4 or shape[0] != 1 or shape[3] != 3 or offset % ALIGNED:
+        raise ValueError(f"pixels of the shape {shape} at {offset} are no words")
+    return shown(np.ndarray(shape[1:3], dtype=OPAQUE.dtype, buffer=shared, offset=offset))
 
 
 def _anonymous_memory() -> int:
