@@ -156,15 +156,16 @@ def _best(
     best: _Pick | None = None
     least = 0
     for i in open_:
-        sums = np.zeros((rests[i].shape[0] + 1, rests[i].shape[1] + 1), np.int64)
-        np.cumsum(rests[i].cumsum(0), 1, out=sums[1:, 1:])
-        whole = int(sums[-1, -1])
+        if not shapes[i] or shapes[i][0].tokens > left:
+            continue
+        whole, sums = int(rests[i].sum()), None
         for number, window in enumerate(shapes[i]):
             if window.tokens > left:
                 break  # they are sorted by cost
             most = min(bounds[i][number], whole)
             if most * window.sharp // WHOLE - cost * window.tokens <= least:
                 continue
+            sums = _sums(rests[i]) if sums is None else sums
             high, wide = window.cells
             gains = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
             place = int(gains.argmax())  # the first of equals
@@ -174,6 +175,13 @@ def _best(
                 least = worth
                 best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)
     return best
+
+
+def _sums(rest: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of all cells above and to the left."""
+    sums = np.zeros((rest.shape[0] + 1, rest.shape[1] + 1), np.int64)
+    np.cumsum(rest.cumsum(0), 1, out=sums[1:, 1:])
+    return sums
 
 
 def _region(field: Field, pick: _Pick) -> Region:
