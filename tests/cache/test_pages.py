@@ -65,7 +65,8 @@ def test_every_block_is_in_one_part_and_all_of_it_in_there(compact: int) -> None
     assert pages.side[0, :, 0, 0].tolist() == [1] * (7 - compact) + [len(parts)] * compact
 
 
-def test_every_byte_of_a_block_is_copied_whatever_its_kind() -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_every_byte_of_a_block_is_copied_whatever_its_kind(together: bool) -> None:
     pages = Pages.allocate(SHAPE, 8, 2, torch.float32, "cpu", 4, torch.float8_e4m3fn)
     tensors = [tensor for part in pages.parts() for tensor in part.tensors]
     assert len(tensors) == 6
@@ -74,8 +75,12 @@ def test_every_byte_of_a_block_is_copied_whatever_its_kind() -> None:
     before = [tensor.clone() for tensor in tensors]
     pairs, plain = pages.in_order([(5, 7), (0, 3), (6, 4)])
     assert (pairs, plain) == ([(0, 3), (5, 7), (6, 4)], 1)
-    sources, targets = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    pages.copy_blocks(sources, targets, plain)
+    if together:
+        sources, targets = (torch.tensor(side) for side in zip(*pairs, strict=True))
+        pages.copy_blocks(sources, targets, plain)
+    else:
+        for pair in pairs:
+            pages.copy_block(*pair)
     for tensor, old in zip(tensors[:2], before[:2], strict=True):
         assert torch.equal(tensor[:, 3], old[:, 0])
         assert torch.equal(tensor[:, [0, 1, 2, 4]], old[:, [0, 1, 2, 4]])
@@ -90,6 +95,9 @@ def test_a_block_is_never_copied_into_one_of_the_other_kind() -> None:
         pages.in_order([(0, 3)])
     with pytest.raises(ValueError, match="two kinds"):
         pages.copy_blocks(torch.tensor([0]), torch.tensor([1]))
+    for pair in ((0, 3), (3, 0)):
+        with pytest.raises(ValueError, match="of another kind"):
+            pages.copy_block(*pair)
 
 
 def test_no_pages_are_refused() -> None:

@@ -63,7 +63,7 @@ class Bench:
         self.front = Front(open_checkpoint(str(self.folder)), 4096)
 
     def request(self, question: Question, **params: Any) -> Request:
-        sampling = SamplingParams(max_tokens=question.max_tokens, temperature=0, **params)
+        sampling = SamplingParams(max_tokens=question.max_tokens, **{"temperature": 0, **params})
         return self.front.prepare_prompt(
             question.text,
             sampling,
@@ -408,6 +408,27 @@ def test_a_picture_goes_up_while_a_brief_look_runs(
         assert len(brief) == turn + 1
         uploads.check()
         uploads._kept.clear()  # as if other pictures had come
+
+
+def test_who_has_looked_briefly_samples_as_it_asked(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that only looks is not told to the sampler: red when it is not told either once views are chosen,
+    and goes on with what its row's last holder asked for."""
+    peers = bench("stock")
+    answers = []
+    for tokens in (0, 64):
+        monkeypatch.setattr(build, "brief_tokens", lambda network, chip, tokens=tokens: tokens)
+        engine = peers.engine(overlap=True, max_num_seqs=1)
+        brief = brief_steps(engine, monkeypatch)
+        check_looks(peers, engine, LOOKS[:1])
+        for params in ({"temperature": 2.0, "seed": 11}, {}):
+            request = peers.request(LOOKS[1], **params)
+            answers.append(looked(engine, [request])[request.id][0])
+        assert len(brief) == (2 if tokens else 0)
+    wild, calm = answers[:2]
+    assert answers[2:] == [wild, calm]
+    assert wild != calm
 
 
 @pytest.mark.parametrize("situation", ["few blocks, small chunks", "few rows"])

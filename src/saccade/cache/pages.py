@@ -143,6 +143,17 @@ class Pages:
         ordered = sorted(pairs, key=lambda pair: pair[1] >= border)
         return ordered, sum(target < border for _, target in pairs)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a whole block in every layer, to one of its own kind."""
+        for part in self.parts():
+            last = part.first + part.blocks
+            inside = [part.first <= block < last for block in (source, target)]
+            if all(inside):
+                for tensor in part.tensors:
+                    tensor[:, target - part.first].copy_(tensor[:, source - part.first])
+            elif any(inside):
+                raise ValueError(f"block {source} is to be copied to {target}, which is of another kind")
+
     def copy_blocks(self, sources: Tensor, targets: Tensor, plain: int | None = None) -> None:
         """Copy whole blocks in every layer: [n] int64 each. Sources are read before targets are written. The
         first `plain` pairs are of plain blocks, the others of compact ones, as `in_order` puts them."""

@@ -22,6 +22,10 @@ from saccade.runtime.rows import DeviceRows
 
 Ints = NDArray[np.int32]
 
+# Blocks copied one by one, a kernel for K and one for V. More go together, in a dozen launches: a question
+# about a known picture, which has one to copy, would wait for those.
+FEW_COPIES = 4
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -117,13 +121,17 @@ class Batch:
     def _send(self, plan: StepPlan, arrays: dict[str, Sequence[int] | Ints]) -> dict[str, Tensor]:
         """The arrays on the device, in one copy with the plan's table changes and block copies, made here."""
         upload = Upload()
-        table = upload.add([number for entry in plan.table for number in entry])
-        ordered, plain = self._pages.in_order(plan.copies)
+        places = upload.add([self._rows.place(row, index) for row, index, _ in plan.table])
+        blocks = upload.add([block for _, _, block in plan.table])
+        few = len(plan.copies) <= FEW_COPIES
+        ordered, plain = self._pages.in_order(() if few else plan.copies)
         copies = upload.add([block for pair in ordered for block in pair])
         pieces = {name: upload.add(values) for name, values in arrays.items()}
         packed = upload.send(self._device)
-        self._rows.change_tables(packed[table].view(-1, 3))
-        if plan.copies:
+        self._rows.change_tables(packed[places], packed[blocks])
+        for source, target in plan.copies if few else ():
+            self._pages.copy_block(source, target)
+        if ordered:
             pairs = packed[copies].view(-1, 2).long()
             self._pages.copy_blocks(pairs[:, 0], pairs[:, 1], plain)
         return {name: packed[piece] for name, piece in pieces.items()}

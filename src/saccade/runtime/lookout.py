@@ -96,6 +96,11 @@ class HostLooks:
     grids: tuple[tuple[Grid, ...], ...]  # of each row with sights
     done: torch.cuda.Event | None
 
+    @property
+    def there(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> tuple[tuple[Look, ...], ...]:
         if self.done is not None:
             self.done.synchronize()

@@ -76,11 +76,14 @@ class DeviceRows:
         tokens = entries[:, 4].long()
         state.last[rows] = torch.where(tokens < 0, state.last[rows], tokens)
 
-    def change_tables(self, entries: Tensor) -> None:
-        """[n, 3] int32: (row, index, block)."""
-        if len(entries):
-            places = entries[:, 0].long() * self.state.tables.shape[1] + entries[:, 1]
-            self.state.tables.view(-1).index_copy_(0, places, entries[:, 2].contiguous())
+    def place(self, row: int, index: int) -> int:
+        """Where the tables have block `index` of a row."""
+        return row * int(self.state.tables.shape[1]) + index
+
+    def change_tables(self, places: Tensor, blocks: Tensor) -> None:
+        """[n] int32 each."""
+        if len(places):
+            self.state.tables.view(-1).index_copy_(0, places.long(), blocks)
 
     def settle(self, rows: Tensor, tokens: Tensor, ahead: Tensor) -> None:
         """After an ordinary step: tokens [S] int64 sampled for rows [S] int64, and what comes next there,

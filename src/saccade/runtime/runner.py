@@ -20,7 +20,7 @@ from saccade.kernels.device_rows import advance_rows
 from saccade.kernels.jit import compiled_ahead, compiling
 from saccade.kernels.record import Replay
 from saccade.models.layers import LanguageModel
-from saccade.plan import Row, StepPlan, StepResult
+from saccade.plan import Enter, Row, StepPlan, StepResult
 from saccade.runtime.ahead import Ahead
 from saccade.runtime.batch import Batch, Inputs
 from saccade.runtime.buckets import TOKENS, Division, Shape
@@ -49,7 +49,8 @@ class Launched:
     @property
     def ended(self) -> bool:
         """Whether the device is known to be done with it."""
-        return self.sample is not None and self.sample.there
+        results = [one for one in (self.sample, self.looks) if one is not None]
+        return bool(results) and all(one.there for one in results)
 
     def wait(self) -> StepResult:
         looks = () if self.looks is None else self.looks.wait()
@@ -57,6 +58,12 @@ class Launched:
             return StepResult(self.plan.number, (), (), looks=looks)
         tokens, logprobs = self.sample.wait()
         return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
+
+
+def _sampling(plan: StepPlan) -> list[Enter]:
+    """Who enters and may sample: not who only looks, and is told again once its views are chosen."""
+    looking = {row.row for row in plan.rows} if plan.brief else ()
+    return [entry for entry in plan.enter if entry.row not in looking]
 
 
 def rehearsal(decodes: int, longest: int) -> tuple[Row, ...]:
@@ -116,7 +123,7 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """All the rest of a step that was begun."""
         with running(self._mode):
-            self._sampler.enter(*plan.enter)
+            self._sampler.enter(*_sampling(plan))
             for entry in plan.enter:
                 self._rows.forget(entry.row)
             if not plan.rows:
