@@ -78,7 +78,7 @@ def allocate(
         raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
     rests = [_whole(field.relevance) for field in fields]
     shapes = [windows(field, rule, budget) for field in fields]
-    bounds = [[UNITS << 20] * len(some) for some in shapes]
+    bounds = [[int(rest.sum())] * len(some) for rest, some in zip(rests, shapes, strict=True)]
     picks: list[_Pick] = []
     cost, left = round(price * UNITS), budget
     most = [field.most for field in fields]
@@ -137,10 +137,12 @@ def _covered(share: float, cells: int) -> int:
 
 
 def _whole(relevance: Map) -> NDArray[np.int64]:
-    if not np.isfinite(relevance).all() or (relevance < 0).any():
+    least, most = relevance.min(initial=0), relevance.max(initial=0)  # neither is a number where one is not
+    if not (least >= 0 and most < np.inf):
         raise ValueError("relevance must be finite and at least 0 everywhere")
-    whole: NDArray[np.int64] = np.rint(np.minimum(relevance.astype(np.float64), 1e6) * UNITS).astype(np.int64)
-    return whole
+    scaled = np.minimum(relevance, 1e6, dtype=np.float64)
+    scaled *= UNITS
+    return np.rint(scaled, out=scaled).astype(np.int64)
 
 
 def _best(
@@ -154,31 +156,45 @@ def _best(
     """The window that is worth most, if any is worth something and fits. `bounds`: what each window gained at
     its best place when it was last looked at; relevance is only ever taken away, so it gains no more now."""
     best: _Pick | None = None
-    least = 0
-    for i in open_:
-        if not shapes[i] or shapes[i][0].tokens > left:
-            continue
-        whole, sums = int(rests[i].sum()), None
-        for number, window in enumerate(shapes[i]):
-            if window.tokens > left:
-                break  # they are sorted by cost
-            most = min(bounds[i][number], whole)
-            if most * window.sharp // WHOLE - cost * window.tokens <= least:
-                continue
-            sums = _sums(rests[i]) if sums is None else sums
-            high, wide = window.cells
-            gains = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
-            place = int(gains.argmax())  # the first of equals
-            gain = bounds[i][number] = int(gains.flat[place])
-            worth = gain * window.sharp // WHOLE - cost * window.tokens
-            if worth > least:
-                least = worth
-                best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)
+    rank = 0, 0, 0  # of the best: its worth, then what comes first of equals, picture and window
+    sums: dict[int, NDArray[np.int64]] = {}
+    tall: dict[tuple[int, int], NDArray[np.int64]] = {}  # sums over so many rows of a picture
+    for most, first, then in _by_promise(shapes, bounds, open_, left, cost):
+        if (most, first, then) <= rank:
+            break  # nor has any behind it
+        i, number = -first, -then
+        window = shapes[i][number]
+        high, wide = window.cells
+        if i not in sums:
+            sums[i] = _sums(rests[i])
+        if (i, high) not in tall:
+            tall[i, high] = sums[i][high:] - sums[i][:-high]
+        gains = tall[i, high][:, wide:] - tall[i, high][:, :-wide]
+        place = int(gains.argmax())  # the first of equals
+        gain = bounds[i][number] = gains.item(place)
+        worth = gain * window.sharp // WHOLE - cost * window.tokens
+        if worth > 0 and (worth, first, then) > rank:
+            rank = worth, first, then
+            best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)
     return best
 
 
+def _by_promise(
+    shapes: list[tuple[Window, ...]], bounds: list[list[int]], open_: list[int], left: int, cost: int
+) -> list[tuple[int, int, int]]:
+    """The windows that fit, those first that may be worth most, then in order: what they may be worth, and
+    picture and window, both negative."""
+    found = [
+        (bounds[i][number] * window.sharp // WHOLE - cost * window.tokens, -i, -number)
+        for i in open_
+        for number, window in enumerate(shapes[i])
+        if window.tokens <= left
+    ]
+    return sorted([one for one in found if one[0] > 0], reverse=True)
+
+
 def _sums(rest: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of all cells above and to the left."""
+    """Of all cells above and to the left: [rows + 1, columns + 1]."""
     sums = np.zeros((rest.shape[0] + 1, rest.shape[1] + 1), np.int64)
     np.cumsum(rest.cumsum(0), 1, out=sums[1:, 1:])
     return sums

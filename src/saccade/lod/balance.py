@@ -9,6 +9,7 @@ exploit .. explore          how spread the question's map is, and how far the ot
 focus .. diversify          how strong the second place is beside the first: how many views
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +27,11 @@ class Balanced(NamedTuple):
 
 def shares(values: Map) -> Map:
     """A map that sums to 1; all zero where it has nothing."""
-    values = np.maximum(values.astype(np.float32), 0)
+    values = np.maximum(values, 0, dtype=np.float32)
     total = float(values.sum(dtype=np.float64))
-    if not np.isfinite(total):
+    if not math.isfinite(total):
         raise ValueError("a map of relevance has values that are not finite")
-    return (values / np.float32(total)).astype(np.float32) if total > 0 else np.zeros_like(values)
+    return values / np.float32(total) if total > 0 else np.zeros_like(values)
 
 
 def spread(share: Map) -> float:

@@ -63,6 +63,8 @@ def _gate(picture: Picture, found: Balanced, params: LodParams) -> str | None:
 
 def _shares(pictures: Sequence[Picture]) -> list[float]:
     """How much of the request's relevance lies in each picture: 1 for a lone one."""
+    if len(pictures) == 1 and math.isfinite(pictures[0].look.strength):
+        return [1.0]
     strengths = np.array([one.look.strength for one in pictures], np.float64)
     if not np.isfinite(strengths).all():
         raise ValueError(f"strength of a look is {strengths.tolist()}; finite numbers are needed")
