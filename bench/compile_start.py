@@ -110,17 +110,22 @@ def keys_only(found: Callable[[str, str], None]) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def count(shapes: str) -> dict[str, int]:
-    """How many kernels each pass is the first to launch."""
+def count(shapes: str) -> dict[str, tuple[int, int]]:
+    """How many kernels each pass is the first to launch: to be compiled ahead, and left until it runs."""
     triton.runtime.driver.set_active(NoDevice())
-    seen: set[tuple[str, str]] = set()
-    new: dict[str, int] = {}
-    with running(Mode()), keys_only(lambda name, key: seen.add((name, key))):
+    seen: dict[tuple[str, str], bool] = {}
+    new: dict[str, tuple[int, int]] = {}
+    with running(Mode()), keys_only(lambda name, key: _note(seen, name, key)):
         for name, run in passes(rooms(shapes)).items():
             before = len(seen)
             run()
-            new[name] = len(seen) - before
+            ahead = list(seen.values())[before:]
+            new[name] = ahead.count(True), ahead.count(False)
     return new
+
+
+def _note(seen: dict[tuple[str, str], bool], name: str, key: str) -> None:
+    seen.setdefault((name, key), jit.compiling())
 
 
 class Compiled(NamedTuple):
@@ -162,7 +167,8 @@ def main() -> None:
     parser.add_argument("--keys", action="store_true", help="only count kernels")
     options = parser.parse_args()
     if options.keys:
-        print(", ".join(f"{name} {new}" for name, new in count(options.shapes).items()))
+        for name, (ahead, left) in count(options.shapes).items():
+            print(f"{name:16} {ahead:3} compiled ahead, {left} left")
         return
     kernels = compile_all(options.shapes)
     for one in kernels:
