@@ -413,8 +413,8 @@ def test_a_picture_goes_up_while_a_brief_look_runs(
 def test_who_has_looked_briefly_samples_as_it_asked(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that only looks is not told to the sampler: red when it is not told either once views are chosen,
-    and goes on with what its row's last holder asked for."""
+    """A row that only looks is told to the sampler behind the step: red when it goes on with what its row's
+    last holder asked for."""
     peers = bench("stock")
     answers = []
     for tokens in (0, 64):

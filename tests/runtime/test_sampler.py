@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     MinPLogitsWarper,
@@ -249,6 +251,40 @@ def test_a_row_entered_again_after_preemption_continues_as_if_it_had_stayed() ->
     for i in range(20, 40):
         expected = step(stayed, lines[i : i + 1], [3], [i])[0]
         assert step(moved, lines[i : i + 1], [9], [i])[0] == expected
+
+
+ASKED = (GREEDY, Sampling(temperature=0.7, top_k=3), Sampling(logit_bias={3: 9.0}), Sampling(min_p=0.2))
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ASKED), st.integers(1, 2)), max_size=3),
+        max_size=8,
+    )
+)
+def test_whoever_had_the_row_before_it_does_what_it_was_told_last(
+    calls: list[list[tuple[int, Sampling, int]]],
+) -> None:
+    """What a row was told is not told again: red when that is asked of another row, seed or holder."""
+    made = Sampler(3, VOCAB, CPU)
+    last: dict[int, Enter] = {}
+    for call in calls:
+        made.enter(*[enter(*one) for one in call])
+        last |= {row: enter(row, sampling, seed) for row, sampling, seed in call}
+    fresh = sampler(*last.values(), rows=3)
+    assert torch.equal(made._parameters, fresh._parameters)
+    rows = sorted(last)
+    lines = logits_of(3, lines=len(rows)) if rows else logits_of(3, lines=1)[:0]
+    places = [4] * len(rows)
+    assert step(made, lines, rows, places)[0] == step(fresh, lines, rows, places)[0]
+
+
+def test_a_row_that_is_told_its_prompt_again_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = sampler(enter(0, GREEDY, 5), enter(1, PENALTIES[0], 5))
+    sent: list[int] = []
+    monkeypatch.setattr(made, "_note", lambda entry: sent.append(entry.row))
+    made.enter(enter(0, GREEDY, 5, prompt=[1, 2]), enter(1, PENALTIES[0], 5, prompt=[1, 2]))
+    assert sent == [1], "its penalties are of another prompt now"
 
 
 def test_counts_are_held_only_once_a_row_has_penalties() -> None:

@@ -20,7 +20,7 @@ from saccade.kernels.device_rows import advance_rows
 from saccade.kernels.jit import compiled_ahead, compiling
 from saccade.kernels.record import Replay
 from saccade.models.layers import LanguageModel
-from saccade.plan import Enter, Row, StepPlan, StepResult
+from saccade.plan import Row, StepPlan, StepResult
 from saccade.runtime.ahead import Ahead
 from saccade.runtime.batch import Batch, Inputs
 from saccade.runtime.buckets import TOKENS, Division, Shape
@@ -58,12 +58,6 @@ class Launched:
             return StepResult(self.plan.number, (), (), looks=looks)
         tokens, logprobs = self.sample.wait()
         return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
-
-
-def _sampling(plan: StepPlan) -> list[Enter]:
-    """Who enters and may sample: not who only looks, and is told again once its views are chosen."""
-    looking = {row.row for row in plan.rows} if plan.brief else ()
-    return [entry for entry in plan.enter if entry.row not in looking]
 
 
 def rehearsal(decodes: int, longest: int) -> tuple[Row, ...]:
@@ -123,18 +117,25 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """All the rest of a step that was begun."""
         with running(self._mode):
-            self._sampler.enter(*_sampling(plan))
             for entry in plan.enter:
                 self._rows.forget(entry.row)
-            if not plan.rows:
-                self._batch.change(plan)
-                return Launched(plan, None)
-            if self._captured is not None:
-                step, graphs = self._captured
-                found = graphs.find(plan.rows, brief=plan.brief)
-                if found is not None:
-                    return self._replay(plan, step, *found)
-            return self._ordinary(plan)
+            if plan.brief:  # nobody samples: the device need not wait for what they ask of that
+                launched = self._run(plan)
+                self._sampler.enter(*plan.enter)
+                return launched
+            self._sampler.enter(*plan.enter)
+            return self._run(plan)
+
+    def _run(self, plan: StepPlan) -> Launched:
+        if not plan.rows:
+            self._batch.change(plan)
+            return Launched(plan, None)
+        if self._captured is not None:
+            step, graphs = self._captured
+            found = graphs.find(plan.rows, brief=plan.brief)
+            if found is not None:
+                return self._replay(plan, step, *found)
+        return self._ordinary(plan)
 
     @torch.inference_mode()
     def await_zooms(self, plan: StepPlan) -> None:

@@ -54,6 +54,7 @@ class Sampler:
         self._vocab = vocab
         self._device = device
         self._uses = [Use()] * max_rows
+        self._told: list[tuple[Sampling, int] | None] = [None] * max_rows  # with which seed
         self._parameters = torch.zeros(max_rows, 9, dtype=torch.float64, device=device)
         self._bias = RowLists(max_rows, device)
         self._ends = RowLists(max_rows, device)
@@ -67,11 +68,14 @@ class Sampler:
         return self._parameters.nbytes + self._spread.nbytes + self._history.nbytes
 
     def enter(self, *entries: Enter) -> None:
-        """Sequences take rows: what they asked for, and the tokens they have already produced."""
+        """Sequences take rows: what they asked for, and the tokens they have already produced. What a row has
+        been told it is not told again: only a history of tokens can have changed meanwhile."""
+        last = {entry.row: entry for entry in entries}  # of a row told twice
+        entries = tuple([entry for entry in last.values() if not self._knows(entry)])
         if not entries:
             return
-        last = {entry.row: _line(entry.sampling, entry.seed) for entry in entries}  # of a row told twice
-        rows, lines = send(torch.tensor(list(last)), self._device), list(last.values())
+        rows = send(torch.tensor([entry.row for entry in entries]), self._device)
+        lines = [_line(entry.sampling, entry.seed) for entry in entries]
         self._parameters.index_copy_(0, rows, send(torch.tensor(lines, dtype=torch.float64), self._device))
         for entry in entries:
             self._note(entry)
@@ -79,9 +83,16 @@ class Sampler:
     def vacate(self) -> None:
         """Nobody has a row: whoever uses one without entering it asks for nothing."""
         self._uses = [_PLAIN] * len(self._uses)
+        self._told = [None] * len(self._told)
+
+    def _knows(self, entry: Enter) -> bool:
+        told = self._told[entry.row]
+        same = told is not None and told[0] is entry.sampling and told[1] == entry.seed
+        return same and not self._uses[entry.row].penalties
 
     def _note(self, enter: Enter) -> None:
         sampling, row = enter.sampling, enter.row
+        self._told[row] = sampling, enter.seed
         use = describe(sampling, self._vocab)
         self._uses[row] = use
         if use.bias:
