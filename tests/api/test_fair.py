@@ -87,7 +87,23 @@ async def test_all_requests_share_the_work_of_one_turn(monkeypatch: pytest.Monke
     await asyncio.gather(*tasks)
 
 
-async def test_requests_with_media_have_threads_of_their_own(site: Site) -> None:
+async def test_small_texts_are_prepared_at_once_and_nothing_else_is(site: Site) -> None:
+    texts, media = Noting(), Noting()
+    site.app.service.preparers, site.app.service.loaders = texts, media
+    assert (await site.chat("say: hi")).status_code == 200
+    assert (await site.complete("say: hi")).status_code == 200
+    assert (texts.given, media.given) == (0, 0)
+    assert (await site.chat("say: " + "h" * exchange.SMALL_BODY)).status_code == 400  # more than the context
+    assert (texts.given, media.given) == (1, 0)
+    assert len(json.dumps(LOOK)) < exchange.SMALL_BODY - 200  # its body is small too
+    assert (await site.chat(LOOK)).status_code == 200
+    assert (texts.given, media.given) == (1, 1)
+
+
+async def test_requests_with_media_have_threads_of_their_own(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
     texts, media = Noting(), Noting()
     site.app.service.preparers, site.app.service.loaders = texts, media
     assert (await site.chat("say: hi")).status_code == 200
@@ -113,6 +129,7 @@ async def test_who_leaves_takes_the_loading_thread_along(
         loop.call_soon_threadsafe(ended.set)
         halt.check()
 
+    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
     monkeypatch.setattr(site.app.service.front, "prepare_chat", slow)
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("x")).content)
     await entered.wait()
@@ -134,13 +151,14 @@ async def test_messages_are_unpacked_in_a_thread(site: Site, monkeypatch: pytest
         where.add(threading.current_thread())
         return real(self, **options)
 
+    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
     monkeypatch.setattr(UserMessage, "model_dump", noted)
     await site.chat("say: hi")
     assert where
     assert threading.current_thread() not in where
 
 
-@pytest.mark.parametrize(("limit", "threads"), [(0, 2), (10_000, 1)])
+@pytest.mark.parametrize(("limit", "threads"), [(0, 1), (10_000, 0)])
 async def test_long_answers_are_written_in_a_thread(
     site: Site, monkeypatch: pytest.MonkeyPatch, limit: int, threads: int
 ) -> None:
@@ -148,7 +166,7 @@ async def test_long_answers_are_written_in_a_thread(
     site.app.service.preparers = pool = Noting()
     answer = await site.chat("say: hi", logprobs=True, top_logprobs=5)
     assert answer.json()["choices"][0]["message"]["content"] == "hi"
-    assert pool.given == threads  # one of them prepares the request
+    assert pool.given == threads
 
 
 async def test_slices_of_an_answer_make_the_same_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from saccade.config import EngineConfig
 from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
 from saccade.heap import Trimmer
 from saccade.metrics import EngineStats
-from saccade.request import Delta, Request, Sampling
+from saccade.request import Delta, EngineTimes, Request, Sampling
 from saccade.runtime.link import MOST_RECALLS, ProcessLink
 from saccade.runtime.process import UNFORESEEN, Inbox, serve
 from saccade.runtime.wire import Cancel, Channel, News, Recall, Recalled, Stop, Submit, ToFront
@@ -45,6 +45,33 @@ async def until_empty(link: ProcessLink) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError(link.stats())
+
+
+async def test_first_tokens_are_handed_on_before_those_of_running_answers() -> None:
+    link = ProcessLink(EngineConfig(model="m"))
+    link._end = None
+    heard: list[tuple[str, int]] = []
+
+    async def listen(name: str) -> None:
+        async for delta in link.generate(question(name)):
+            heard.append((name, delta.tokens[0]))
+
+    names = ("a", "b", "c")
+    tasks = [asyncio.create_task(listen(name)) for name in names]
+    await asyncio.sleep(0)
+    times = EngineTimes(0.0, 0.0, 0.0)
+    step = (
+        Delta(request_id="a", tokens=(1,)),
+        Delta(request_id="b", tokens=(2,)),
+        Delta(request_id="c", tokens=(3,), times=times),
+        # It ends in the step that brought a token before: those keep their order.
+        Delta(request_id="a", tokens=(4,), finish="length", times=times),
+    )
+    link._handle(News(step, EngineStats()))
+    await asyncio.sleep(0.01)
+    assert heard == [("c", 3), ("a", 1), ("a", 4), ("b", 2)]
+    for task in tasks:
+        task.cancel()
 
 
 async def test_an_engine_process_lives_answers_and_dies(vl_folder: Path) -> None:

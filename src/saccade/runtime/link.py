@@ -217,7 +217,7 @@ class ProcessLink:
         match message:
             case News(deltas, stats):
                 self._stats = stats
-                for delta in deltas:
+                for delta in sorted(deltas, key=_goes_on):
                     self._tell(delta.request_id, delta)
             case Refused(request_id, code, text, param):
                 self._tell(request_id, OF_ENGINE.get(code, SaccadeError)(text, param=param))
@@ -255,6 +255,12 @@ class ProcessLink:
         for asked in self._recalls.values():
             if not asked.done():
                 asked.set_exception(why)
+
+
+def _goes_on(delta: Delta) -> bool:
+    """Whether it is not the first of its request. First tokens are handed on before all others: a stream that
+    runs does not notice, and writing one piece of each of 200 takes 15 ms."""
+    return delta.times is None or delta.finish is not None
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:
