@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.evaluate.channels import MAPS, Found
-from saccade.evaluate.methods import BALANCED, FULL, ORACLE, RESIZE
+from saccade.evaluate.methods import BALANCED, FULL, ORACLE, RANDOM, RESIZE
 from saccade.evaluate.options import LodEvalOptions
 from saccade.evaluate.plot import Plot, Series, svg
 from saccade.evaluate.report import TABLE_WIDTH
 from saccade.evaluate.score import wilson
-from saccade.lod.values import Region
+from saccade.lod.values import SCORERS, Region
 
 SCHEMA = 1
 ABOUT_CHANNELS = "Area under the ROC curve: evidence against the rest, over a global view's tokens"
@@ -24,6 +24,11 @@ QUARTER = 0.25
 KEPT = 0.97  # of full detail's accuracy, at a quarter of its tokens: the aim
 AHEAD = ("needle", "small_print", "form")  # tasks where balanced has to beat resizing by AHEAD_BY
 AHEAD_BY = 0.10
+UNTOLD = (
+    RESIZE,
+    RANDOM,
+    *SCORERS,
+)  # methods whose wrong answers are counted and not kept: the file would be large
 UNDER = 0.01  # most that balanced may be under resizing on any task
 
 
@@ -245,7 +250,7 @@ def lod_markdown(report: LodReport, names: dict[str, str]) -> str:
     lines += [
         f"Model {report.model} ({report.dtype}), weights {report.weights}, commit"
         f" {report.commit or 'unknown'}, {report.date}, {report.seconds:,.0f} s on"
-        f" {report.machine.get('device')}. Every answer: [{names['json']}]({names['json']}).",
+        f" {report.machine.get('device')}. Every question: [{names['json']}]({names['json']}).",
         "",
     ]
     return "\n".join(lines)
@@ -279,22 +284,24 @@ def as_json(report: LodReport) -> str:
         "channels": [asdict(one) for one in report.channels],
     }
     text = json.dumps(head, indent=1, allow_nan=False)
-    lines = ",\n".join("  " + json.dumps(one, ensure_ascii=False) for one in _questions(report))
+    tight = (",", ":")
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False, separators=tight) for one in _questions(report))
     return f'{text[: text.rindex("}")].rstrip()},\n "questions": [\n{lines}\n ]\n}}\n'
 
 
 def _questions(report: LodReport) -> list[dict[str, Any]]:
-    """One per question: by level and method [right, tokens], with what was said where it was wrong."""
+    """One per question: by level and method [1 where right, tokens], with what was said where not."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for one in report.results:
         known = {"task": one.task, "index": one.index, "full": one.full_tokens}
         entry = found.setdefault((one.task, one.index), {**known, "answers": {}, "zooms": {}})
         level = FULL if one.method == FULL else level_name(one.share)
-        told = [one.right, one.visual_tokens] if one.right else [one.right, one.visual_tokens, one.text]
-        entry["answers"].setdefault(level, {})[one.method] = told
+        said = [] if one.right or one.method in UNTOLD else [one.text]
+        entry["answers"].setdefault(level, {})[one.method] = [int(one.right), one.visual_tokens, *said]
         if one.method == BALANCED:
             boxes = [[*region.box, *region.grid] for region in one.regions]
-            entry["zooms"][level] = {"views": boxes, "covered": round(one.covered, 3), "gated": one.gated}
+            gated = {} if one.gated is None else {"gated": one.gated.partition(",")[0]}
+            entry["zooms"][level] = {"views": boxes, "covered": round(one.covered, 2), **gated}
     return list(found.values())
 
 
