@@ -71,6 +71,8 @@ class Turns:
         self._scheduler.forget_untimed()
 
     def plan(self) -> StepPlan | None:
+        if self._pace is not None:
+            self._pace.begin()
         if self._steps is not None:
             self._steps.begin()
         plan = self._scheduler.plan()
