@@ -1,8 +1,10 @@
 """Looks on a GPU: captured steps, maps and towers choose and answer as ordinary ones do."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +14,11 @@ from saccade.config import EngineConfig
 from saccade.front import Front
 from saccade.lod.values import LodParams
 from saccade.media.detail import Wishes
+from saccade.plan import Row
 from saccade.request import Zoomed
+from saccade.runtime import build
 from saccade.runtime.engine import Engine
+from saccade.runtime.lookout import HostLooks, Lookout
 from tests import checkpoints
 from tests.parity.oracle import picture
 from tests.parity.test_views import TURN, looked
@@ -75,3 +80,44 @@ def test_captured_looks_choose_as_ordinary_ones(tmp_path: Path) -> None:
                 moved.append(max(abs(a - b) for a, b in zip(region.box, like.box, strict=True)))
     assert max(moved) <= 17
     assert sum(far == 0 for far in moved) >= 0.75 * len(moved)
+
+
+def test_looks_coupled_in_the_step_see_what_others_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question looks twice: with its picture to be computed, in an ordinary or a captured step, and
+    briefly, coupled by the captured step itself. The question's states are computed anew: they differ by
+    rounding, and so do the maps."""
+    folder = checkpoints.qwen3_vl(tmp_path / "checkpoint")
+    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", num_blocks=512, max_num_seqs=8)
+    engine, front = Engine(config, progress=False), Front(open_checkpoint(str(folder)), 4096)
+    while engine.prepare():
+        pass
+    coupled: list[int] = []
+    way = Lookout.see_coupled
+
+    def noted(self: Lookout, chunks: Sequence[Row], found: torch.Tensor) -> HostLooks:
+        coupled.append(len(chunks))
+        return way(self, chunks, found)
+
+    monkeypatch.setattr(Lookout, "see_coupled", noted)
+    for number, word in enumerate(WORDS):
+        maps = []
+        for turn in range(2):
+            request = front.prepare_prompt(
+                TURN.format(f"What colour is the {word}, and what else is there to be seen beside it?"),
+                SamplingParams(max_tokens=1, temperature=0),
+                f"question-{number}-{turn}",
+                images=[picture(250, 256, number)],
+                trusted=True,
+                wishes=Wishes(params=LodParams(budget=56, gate=False), only_look=True),
+            )
+            engine.submit(request)
+            while not engine.idle:
+                told = [delta.zoomed for delta in engine.step() if delta.zoomed]
+                maps += [look.participatory for one in told for look in one.looks]
+        first, second = maps
+        assert first.max() > 0
+        assert np.abs(first - second).max() < 0.1 * first.max()
+    assert coupled == [1] * len(WORDS)

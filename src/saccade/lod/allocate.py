@@ -15,6 +15,7 @@ units of 2^-24, so sums are exact and ties fall to the smaller level, then to th
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +62,7 @@ class Window:
     sharp: int = WHOLE  # what relevance counts that is seen through it, in 64ths
 
 
-@dataclass(frozen=True)
-class _Pick:
-    worth: int  # newly covered relevance less the price, in UNITS
+class _Pick(NamedTuple):
     field: int
     window: Window
     at: Grid  # first row and column of cells covered
@@ -175,7 +174,7 @@ def _best(
         worth = gain * window.sharp // WHOLE - cost * window.tokens
         if worth > 0 and (worth, first, then) > rank:
             rank = worth, first, then
-            best = _Pick(worth, i, window, divmod(place, gains.shape[1]), gain)
+            best = _Pick(i, window, divmod(place, gains.shape[1]), gain)
     return best
 
 
@@ -223,10 +222,10 @@ def _along(
     moment = sum([mass * (place + 0.5) for place, mass in enumerate(profile)])
     off = moment / max(sum(profile), 1e-12) - count / 2
     middle, end = at + count / 2, 1.0 - share
-    low, first, high = (
-        min(max((middle + move) / cells - share / 2, 0.0), end)
-        for move in (-slack, min(max(off, -slack), slack), slack)
-    )
+    half = share / 2
+    low = min(max((middle - slack) / cells - half, 0.0), end)
+    first = min(max((middle + min(max(off, -slack), slack)) / cells - half, 0.0), end)
+    high = min(max((middle + slack) / cells - half, 0.0), end)
     point = LATTICE / tokens
     near = int(first / point + 0.5) * point
     near += point * ((near < low - TINY) - (near > high + TINY))  # the next one, if that is out of reach

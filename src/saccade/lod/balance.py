@@ -91,7 +91,7 @@ def finer(relevance: Map, fine: Map | None) -> Map:
     stands = stands.reshape(rows, FINE, columns, FINE)
     share = stands / stands.sum((1, 3), keepdims=True)
     found: Map = (share * relevance[:, None, :, None]).reshape(rows * FINE, columns * FINE)
-    return found.astype(np.float32)
+    return found.astype(np.float32, copy=False)
 
 
 def _tensions(maps: dict[Scorer, Map], lost: Map, usable: list[Scorer]) -> Weights:
@@ -100,10 +100,14 @@ def _tensions(maps: dict[Scorer, Map], lost: Map, usable: list[Scorer]) -> Weigh
     common = max((agreement(lead, other) for other in others), default=0.0)
     first, second = places(lead)
     return Weights(
-        particularise=float(np.clip((lead * np.clip(lost, 0, 1)).sum(dtype=np.float64), 0, 1)),
-        explore=float(np.clip(spread(lead) * (1 - common), 0, 1)),
+        particularise=_within(float((lead * np.minimum(np.maximum(lost, 0), 1)).sum(dtype=np.float64))),
+        explore=_within(spread(lead) * (1 - common)),
         diversify=second / first if first > 0 else 0.0,
     )
+
+
+def _within(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
 
 
 def _weights(usable: list[Scorer], explore: float | None) -> dict[Scorer, float]:
