@@ -7,6 +7,7 @@ never   spends more than a budget that was given; makes a view larger than the p
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -85,6 +86,7 @@ def divide(budget: int, full: Sequence[int]) -> list[int]:
     return parts
 
 
+@lru_cache(maxsize=1024)  # pictures of one size have the same: 0.1 ms of every question about one
 def shrink(frame: Grid, tokens: int) -> Grid:
     """The grid nearest in shape to `frame` of at most `tokens` tokens, as many of them as the shape lets."""
     rows, columns = frame

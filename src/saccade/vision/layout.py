@@ -8,6 +8,7 @@ never   imports torch; looks at pixels
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -52,7 +53,7 @@ def lay_out(request: Request) -> Layout:
             place = np.array([begin, *whole.full], dtype="<i8").tobytes()
             following = position + (max(whole.full) if whole is item else 1)
         else:
-            grid = _grid_positions(view) + position
+            grid = _grid_positions(*view.token_grid) + position
         spans.append(Span(len(tokens), view, view.key, place, _role(item)))
         positions[:, len(tokens) : len(tokens) + view.tokens] = grid
         tokens += [prompt[item.slot]] * view.tokens
@@ -131,12 +132,13 @@ def _registered(view: View, whole: Media) -> NDArray[np.float32]:
     return relative.reshape(3, -1)
 
 
-def _grid_positions(view: View) -> NDArray[np.float32]:
-    """[3, tokens]: time, row and column of a view's tokens, relative to where it begins."""
-    rows, columns = view.token_grid
+@lru_cache(maxsize=64)  # of sizes that come often; the largest has 200 KB
+def _grid_positions(rows: int, columns: int) -> NDArray[np.float32]:
+    """[3, tokens]: time, row and column of a view's tokens, relative to where it begins. To be read only."""
     relative = np.zeros((3, rows, columns), dtype=np.float32)
     relative[1] = np.arange(rows, dtype=np.float32)[:, None]
     relative[2] = np.arange(columns, dtype=np.float32)
+    relative.flags.writeable = False
     return relative.reshape(3, -1)
 
 
