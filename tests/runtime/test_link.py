@@ -18,9 +18,10 @@ from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
 from saccade.heap import Trimmer
 from saccade.metrics import EngineStats
 from saccade.request import Delta, EngineTimes, Request, Sampling
+from saccade.runtime import wire
 from saccade.runtime.link import MOST_RECALLS, ProcessLink
 from saccade.runtime.process import UNFORESEEN, Inbox, serve
-from saccade.runtime.wire import Cancel, Channel, News, Recall, Recalled, Stop, Submit, ToFront
+from saccade.runtime.wire import Cancel, Channel, News, Recall, Recalled, Stop, Submit, ToEngine, ToFront
 from tests.runtime.test_wire import picture, request_with
 
 
@@ -72,6 +73,45 @@ async def test_first_tokens_are_handed_on_before_those_of_running_answers() -> N
     assert heard == [("c", 3), ("a", 1), ("a", 4), ("b", 2)]
     for task in tasks:
         task.cancel()
+
+
+async def test_texts_do_not_wait_for_the_pixels_of_others_and_cancellations_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine's end of the channel is read here; a picture's pixels are copied when we say so."""
+    free, ours, theirs = threading.Event(), *socket.socketpair()
+    copied, engine = wire._shared_copy, Channel(theirs)
+
+    def slow(*arguments: Any) -> int:
+        free.wait()
+        return copied(*arguments)
+
+    monkeypatch.setattr(wire, "_shared_copy", slow)
+    link, loop = ProcessLink(EngineConfig(model="m")), asyncio.get_running_loop()
+    link._end = None
+    threads = [
+        threading.Thread(target=link._write, args=(Channel(ours), loop, outbox))
+        for outbox in (link._outbox, link._pictures)
+    ]
+    for thread in threads:
+        thread.start()
+    seen = asyncio.create_task(collect(link, request_with(picture(8, 8))))
+    await asyncio.sleep(0)
+    told = asyncio.create_task(collect(link, question("text")))
+    await asyncio.sleep(0)
+    first = await asyncio.to_thread(engine.receive, ToEngine)
+    seen.cancel()
+    await asyncio.wait({seen})
+    free.set()
+    rest = [await asyncio.to_thread(engine.receive, ToEngine) for _ in range(2)]
+    assert isinstance(first, Submit)
+    assert first.request.id == "text"
+    assert [type(message) for message in rest] == [Submit, Cancel]
+    told.cancel()
+    for outbox in (link._outbox, link._pictures):
+        outbox.put(None)
+    for thread in threads:
+        thread.join()
 
 
 async def test_an_engine_process_lives_answers_and_dies(vl_folder: Path) -> None:
@@ -143,14 +183,14 @@ async def test_a_slow_engine_holds_up_nobody_and_a_cancellation_never_overtakes(
     link, channel = ProcessLink(config(vl_folder)), SlowChannel()
     link._end = None
     loop = asyncio.get_running_loop()
-    writer = threading.Thread(target=link._write, args=(channel, loop), daemon=True)
+    writer = threading.Thread(target=link._write, args=(channel, loop, link._pictures), daemon=True)
     writer.start()
     task = asyncio.create_task(collect(link, request_with(picture(8, 8))))
     await asyncio.to_thread(channel.begun.wait, 10)  # the event loop still turns while the channel stands
     task.cancel()
     await asyncio.wait({task})
     channel.go_on.set()
-    link._outbox.put(None)
+    link._pictures.put(None)
     await asyncio.to_thread(writer.join, 10)
     assert [type(message) for message in channel.sent] == [Submit, Cancel]
 

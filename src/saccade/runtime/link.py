@@ -67,10 +67,14 @@ class EngineLink(Protocol):
     async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]: ...
 
 
+Outbox = queue.SimpleQueue[ToEngine | None]
+
+
 class _Reply:
     """The deltas of one request that nobody has read yet, and how many choices are still open."""
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, outbox: "Outbox") -> None:
+        self.outbox = outbox  # what is said of it goes the same way as it did
         self.queue: asyncio.Queue[Delta | SaccadeError] = asyncio.Queue()
         self.open_choices = choices
 
@@ -78,15 +82,17 @@ class _Reply:
 class ProcessLink:
     """An engine in a process of its own.
 
-    What is sent goes through one writer thread: the event loop never waits for the engine or for a copy of
-    pixels, and a cancellation never overtakes the submission it cancels.
+    What is sent goes through writer threads: the event loop never waits for the engine or for a copy of
+    pixels. Requests with pictures have a thread of their own, so that nobody else waits for those copies (2
+    ms each); what is said of one request all goes through one, so that a cancellation never overtakes it.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        self._outbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._outbox: Outbox = queue.SimpleQueue()
+        self._pictures: Outbox = queue.SimpleQueue()
         self._info: EngineInfo | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._stats = EngineStats()
@@ -124,8 +130,9 @@ class ProcessLink:
         self._channel = Channel(ours)
         self._ready = loop.create_future()
         self._end = None
-        for work in (self._listen, self._write):
-            threading.Thread(target=work, args=(self._channel, loop), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._channel, loop), daemon=True).start()
+        for outbox in (self._outbox, self._pictures):
+            threading.Thread(target=self._write, args=(self._channel, loop, outbox), daemon=True).start()
         self._outbox.put(Start(self._config))
         try:
             self._info = await self._ready
@@ -137,7 +144,8 @@ class ProcessLink:
         """End the engine; every open request gets EngineDied."""
         self._over(EngineDied("the server is shutting down"))
         self._outbox.put(Stop())
-        self._outbox.put(None)
+        for outbox in (self._outbox, self._pictures):
+            outbox.put(None)
         if self._process is not None:
             if self._info is None:  # it hears no messages yet
                 self._process.terminate()
@@ -150,8 +158,9 @@ class ProcessLink:
         if self._end is not None:
             raise self._end
         name = request.id
-        reply = self._replies[name] = _Reply(request.sampling.n)
-        self._outbox.put(Submit(request))
+        outbox = self._pictures if request.media else self._outbox
+        reply = self._replies[name] = _Reply(request.sampling.n, outbox)
+        outbox.put(Submit(request))
         del request  # its pixels are the engine's now, and an answer may take minutes
         try:
             while reply.open_choices:
@@ -162,9 +171,9 @@ class ProcessLink:
                 reply.open_choices -= news.finish is not None
                 yield news
         finally:
-            self._replies.pop(name, None)
             if reply.open_choices:
                 self.cancel(name)
+            self._replies.pop(name, None)
 
     async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
         """How many views of a picture each tier keeps; with `drop` they are forgotten, on disk too when this
@@ -182,12 +191,13 @@ class ProcessLink:
                 self._recalls.pop(number, None)
 
     def cancel(self, request_id: str) -> None:
+        reply = self._replies.get(request_id)
         if self.alive:
-            self._outbox.put(Cancel(request_id))
+            (self._outbox if reply is None else reply.outbox).put(Cancel(request_id))
 
-    def _write(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+    def _write(self, channel: Channel, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
         """Runs in a thread: sends what is in the outbox, in order, until None."""
-        while (message := self._outbox.get()) is not None:
+        while (message := outbox.get()) is not None:
             try:
                 channel.send(message)
             except EngineDied:
