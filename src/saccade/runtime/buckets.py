@@ -13,14 +13,8 @@ from saccade.plan import Row
 # Rows of one token where a step has nothing else; beside prompts fewer sizes: each costs a capture.
 DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BESIDE = (0, 8, 32, 64, 128, 256)
-TOKENS = (
-    64,
-    128,
-    192,
-    256,
-    384,
-    512,
-)  # of short prompts, all rows together; an H200 takes 7.1 ms for 64, 9.8 for 256
+# Of short prompts, all rows together. An H200 takes 7.1 ms for 64 and 9.8 for 256 beside some answers.
+TOKENS = (64, 128, 192, 256, 384, 512)
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
 COUPLED = 256  # tokens of a view that a step which only looks couples with its prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention

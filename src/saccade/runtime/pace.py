@@ -3,7 +3,7 @@
 takes   word of every launch and result, as the stopwatch does
 gives   the seconds for which the next step need not be planned yet
 owns    how long before a step's expected end the next one is begun
-never   pauses where it would not gain a request anything: beside short steps
+never   pauses beside steps hardly longer than planning the next one takes
 
 Step N+1 is launched while N runs, so that the device never waits for the host. Planned as soon as N has
 begun, it has no place for what comes meanwhile: that waits for the rest of N, and for N+1. Planned shortly
