@@ -93,6 +93,9 @@ async def test_small_texts_are_prepared_at_once_and_nothing_else_is(site: Site) 
     assert (await site.chat("say: hi")).status_code == 200
     assert (await site.complete("say: hi")).status_code == 200
     assert (texts.given, media.given) == (0, 0)
+    assert (await site.complete(["say: hi"] * 3)).status_code == 200  # one by one they would hold up others
+    assert (texts.given, media.given) == (3, 0)
+    texts.given = 0
     assert (await site.chat("say: " + "h" * exchange.SMALL_BODY)).status_code == 400  # more than the context
     assert (texts.given, media.given) == (1, 0)
     assert len(json.dumps(LOOK)) < exchange.SMALL_BODY - 200  # its body is small too

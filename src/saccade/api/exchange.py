@@ -46,7 +46,7 @@ log = logging.getLogger("saccade.api")
 
 ERROR_SECONDS = 5.0  # for a client that reads nothing to take its error
 LARGE_BODY = 64 << 10  # bytes; parsing more is left to a thread
-# Bytes; a text of no more is prepared at once: 0.2 ms, where going to a thread and back took 0.6 (busy
+# Bytes; a single text of no more is prepared at once: 0.2 ms, where going to a thread and back took 0.6 (busy
 # cores), and more beside threads that read pictures. The slowest text of that length takes 5 ms.
 SMALL_BODY = 2 << 10
 LARGE_ANSWER = 4096  # tokens, alternatives included; writing more is left to a thread
@@ -258,8 +258,8 @@ class GenerationExchange:
         pool = service.loaders if asked.media else service.preparers
         loop = asyncio.get_running_loop()
         calls = self._calls(asked.body, asked.params, salt, halt, stages)
-        if not asked.media and len(self._data) <= SMALL_BODY:
-            return [call() for call in calls]
+        if not asked.media and len(self._data) <= SMALL_BODY and len(calls) == 1:
+            return [calls[0]()]
         waiting = [loop.run_in_executor(pool, call) for call in calls]
         try:
             return await asyncio.gather(*waiting)
