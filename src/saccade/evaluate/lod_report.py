@@ -24,11 +24,8 @@ QUARTER = 0.25
 KEPT = 0.97  # of full detail's accuracy, at a quarter of its tokens: the aim
 AHEAD = ("needle", "small_print", "form")  # tasks where balanced has to beat resizing by AHEAD_BY
 AHEAD_BY = 0.10
-UNTOLD = (
-    RESIZE,
-    RANDOM,
-    *SCORERS,
-)  # methods whose wrong answers are counted and not kept: the file would be large
+# Methods whose wrong answers are counted and not kept: the file would be large.
+UNTOLD = (RESIZE, RANDOM, *SCORERS)
 UNDER = 0.01  # most that balanced may be under resizing on any task
 
 

@@ -51,8 +51,8 @@ Couple = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def _sizes(tokens: int, chunks: int) -> list[int]:
-    line = chunks
-    return [tokens, 3 * tokens, tokens, tokens, line, line, line + 1, line, line, tokens, 2 * line]
+    lines = [chunks, chunks, chunks + 1, chunks, chunks]
+    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens, 2 * chunks]
 
 
 def pack(rows: Sequence[Row], shape: Shape) -> Ints:
@@ -97,9 +97,7 @@ class FixedStep:
         *,
         early: bool = False,  # kernels are launched while the one before them ends
         sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
-        watched: tuple[
-            int, ...
-        ] = (),  # layers before which the stream at the ends of prompts is kept, in order
+        watched: tuple[int, ...] = (),  # layers in order, before which the stream at ends of prompts is kept
         couple: Couple | None = None,  # what a step that only looks ends in; None: it ends in those streams
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler

@@ -100,7 +100,7 @@ class Step:
     def only_looks(self, most: int) -> bool:
         """Whether all it does is to look at views that are computed, by at most so many tokens."""
         rows = [row for _, _, row in self.planned]
-        looks = all(row.sights and not row.spans for row in rows)
+        looks = bool(rows) and all(row.sights and not row.spans for row in rows)
         return looks and not self.encodes and sum(row.count for row in rows) <= most
 
     def plan(self, number: int, brief: Brief) -> StepPlan:
