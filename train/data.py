@@ -3,7 +3,8 @@ here.
 
 A batch has pictures of one size. Plain: the picture, then one branch per question. Views: the picture is a
 source; the model sees a small global view of it and, in each branch after the question, zoomed views cut
-from the source. All views stand in the source's frame (`train/README.md`, "Registered positions")."""
+from the source where the engine might cut them (`views.py`). All views stand in the source's frame
+(`train/README.md`, "Registered positions")."""
 
 from __future__ import annotations
 
@@ -16,20 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade import pictures
-from saccade.pictures.scene import Ask, Box, Scene
+from saccade.lod.values import Grid, Map
+from saccade.pictures.scene import Ask, Scene
 
 from .tokens import IM_END, MIDDLE, START, VISION_END, VISION_START, encode
+from .views import UNIT, Chooser, a_price, frame_of, ink
 
-UNIT = 32  # pixels along a token's side
 ASKS = 16  # most branches per picture
-
-# Sizes come from short lists: every new shape costs the compiler and the allocator some seconds.
-SOURCES = ((896, 896), (672, 896), (896, 672), (640, 640), (1024, 768), (1344, 1024))
-SOURCES += ((448, 448), (512, 384), (384, 576), (640, 448), (448, 768))
-LOOKS = (36, 49, 64, 80, 112, 144, 196, 256)  # tokens of the global view
-# The levels 16, 64 and 196 of the ladder, square and in a long row.
-ZOOMS = ((128, 128), (256, 64), (256, 64), (256, 256), (512, 128), (512, 128), (448, 448), (896, 224))
-MOST_OF_SOURCE = 0.5  # a global view is at most this share of the tokens the whole source would take
+PARTS = 4  # places of one question's evidence
+TRIES = 8  # questions of a picture that are looked at for ones whose windows have the batch's grid
 
 
 @dataclass(frozen=True)
@@ -46,23 +42,38 @@ class Spec:
     look: tuple[int, int] = (0, 0)  # width and height of the global view, pixels
     zoom: tuple[int, int] = (256, 256)  # width and height of a zoomed view, pixels
     crops: int = 4  # zoomed views per picture
+    left: int = 0  # tokens that one question may spend on zoomed views
 
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def grid_places(x0: float, y0: float, x1: float, y1: float, rows: int, columns: int) -> NDArray[np.float32]:
+def grid_places(
+    x0: float,
+    y0: float,
+    x1: float,
+    y1: float,
+    rows: int,
+    columns: int,
+    unit: tuple[float, float] = (UNIT, UNIT),
+) -> NDArray[np.float32]:
     """Height and width positions [2, rows * columns] of a view's tokens, in units of the frame's tokens;
-    box in pixels."""
-    y = (y0 + (np.arange(rows) + 0.5) * (y1 - y0) / rows) / UNIT - 0.5
-    x = (x0 + (np.arange(columns) + 0.5) * (x1 - x0) / columns) / UNIT - 0.5
+    box in pixels, of which a token of the frame is `unit` high and wide."""
+    y = (y0 + (np.arange(rows) + 0.5) * (y1 - y0) / rows) / unit[0] - 0.5
+    x = (x0 + (np.arange(columns) + 0.5) * (x1 - x0) / columns) / unit[1] - 0.5
     return np.stack([np.repeat(y, columns), np.tile(x, rows)]).astype(np.float32)
+
+
+def unit_of(spec: Spec) -> tuple[float, float]:
+    """Height and width of a token of the frame, in pixels of the source."""
+    rows, columns = frame_of(spec.width, spec.height)
+    return spec.height / rows, spec.width / columns
 
 
 def prefix_places(spec: Spec) -> NDArray[np.float32]:
     """Positions [3, prefix] of the text before the picture and of its tokens."""
     wide, high = spec.look if spec.views else (spec.width, spec.height)
-    grid = grid_places(0, 0, spec.width, spec.height, high // UNIT, wide // UNIT)
+    grid = grid_places(0, 0, spec.width, spec.height, high // UNIT, wide // UNIT, unit_of(spec))
     text = np.tile(np.arange(len(START), dtype=np.float32), (3, 1))
     seen = np.concatenate([np.zeros((1, grid.shape[1]), np.float32), grid]) + len(START)
     return np.concatenate([text, seen], 1)
@@ -81,10 +92,11 @@ class Packer:
         self.positions = np.zeros((3, b, t), np.float32)
         self.branch = np.full((b, t), -1, np.int8)
         self.asked = np.zeros((b, ASKS), np.int16)  # where each question's last token stands
-        self.boxes = np.full((b, ASKS, 4), -1.0, np.float32)  # evidence in pixels, -1 where there is none
+        self.parts = np.zeros((b, ASKS, PARTS, 5), np.float32)  # evidence: boxes in pixels, share of each
         self.task = np.full((b, ASKS), -1, np.int8)  # index into pictures.TASKS
         self.crops = np.zeros((b, spec.crops, 4), np.float32)  # left, top, width, height in the source
-        self.after = len(START) + max(spec.width, spec.height) // UNIT  # first position after the picture
+        self.after = len(START) + max(frame_of(spec.width, spec.height))  # first position after the picture
+        self.unit = unit_of(spec)
 
     def add(self, row: int, ask: Ask, at: int, number: int, zooms: list[int]) -> int:
         """Appends a branch at token `at` of picture `row`; gives its length, 0 where it does not fit."""
@@ -102,15 +114,15 @@ class Packer:
         place += here
         self.asked[row, number] = at + here - 1
         self.task[row, number] = pictures.TASKS.index(ask.task)
-        if ask.box is not None:
-            self.boxes[row, number] = ask.box
+        for i, (box, share) in enumerate(ask.parts):
+            self.parts[row, number, i] = (*box, share)
         for zoom in zooms:
             ids[here], ids[here + 1 + per] = VISION_START, VISION_END
             places[:, here] = place
             x, y, wide, high = self.crops[row, zoom]
             places[0, here + 1 : here + 1 + per] = place + 1
             places[1:, here + 1 : here + 1 + per] = grid_places(
-                x, y, x + wide, y + high, lines, columns
+                x, y, x + wide, y + high, lines, columns, self.unit
             ) + len(START)
             self.visual[row, at + here + 1 : at + here + 1 + per] = zoom * per + np.arange(per)
             places[:, here + 1 + per] = place + 2
@@ -132,51 +144,53 @@ class Packer:
             length = self.add(row, ask, at, number, [])
             at, number = at + length, number + (length > 0)
 
-    def viewed(self, row: int, scene: Scene, rng: Random) -> None:
-        """Each crop but the last is cut around the evidence of a question; the last one is anywhere."""
-        spec = self.spec
+    def viewed(self, row: int, scene: Scene, rng: Random, chooser: Chooser, fine: Map) -> None:
+        """Questions with the windows that the engine might give them, those first whose windows have the
+        batch's grid anyway. A question without a place sees a window all the same, as it does there."""
+        grid = self.spec.zoom[1] // UNIT, self.spec.zoom[0] // UNIT
         asks = scene.asks
         rng.shuffle(asks)
-        located = [a for a in asks if a.box is not None][: spec.crops - 1]
-        floating = [a for a in asks if a.box is None][:2]
-        for i in range(spec.crops):
-            scale = 1.0 if rng.random() < 0.6 else rng.uniform(0.8, 1.4)
-            wide, high = min(spec.zoom[0] * scale, spec.width), min(spec.zoom[1] * scale, spec.height)
-            box = located[i].box if i < len(located) else None
-            self.crops[row, i] = (*crop_at(spec, box, wide, high, rng), wide, high)
+        price = a_price(rng)
+        fields = [(ask, chooser.field(ask, fine, rng)) for ask in asks if ask.parts][:TRIES]
+        other = [not any(one.grid == grid for one in chooser.free(field, price)) for _, field in fields]
+        boxes: list[tuple[int, int, int, int]] = []  # of the crops
+        branches: list[tuple[Ask, list[int]]] = []
+        for i in sorted(range(len(fields)), key=other.__getitem__):
+            ask, field = fields[i]
+            chosen = [one.box for one in chooser.of(field, grid, price)]
+            new = [box for box in chosen if box not in boxes]
+            if len(boxes) + len(new) <= self.spec.crops:
+                boxes += new
+                branches.append((ask, [boxes.index(box) for box in chosen]))
+        while len(boxes) < self.spec.crops:  # as good as any to learn reading from
+            boxes.append(chooser.anywhere(grid, fine, rng).box)
+        for i, (x0, y0, x1, y1) in enumerate(boxes):
+            self.crops[row, i] = (x0, y0, x1 - x0, y1 - y0)
+        branches = [(ask, self._disturbed(zooms, boxes, rng)) for ask, zooms in branches]
+        for ask in [ask for ask in asks if not ask.parts][:3]:
+            branches.append((ask, [rng.randrange(len(boxes))] if rng.random() < 0.85 else []))
+        rng.shuffle(branches)
         at = number = 0
-        for i, ask in enumerate(located):
-            others = rng.sample([c for c in range(spec.crops) if c != i], spec.crops - 1)
-            small = spec.zoom[0] * spec.zoom[1] < 1 << 16  # several small views are as cheap as one large one
-            beside = rng.choices((0, 1, 2, 3), (5, 3, 1, 1) if small else (5, 5, 0, 0))[0]
-            zooms = [i, *others[:beside]]
-            rng.shuffle(zooms)
-            if rng.random() < 0.07:
-                zooms = []
+        for ask, zooms in branches:
             length = self.add(row, ask, at, number, zooms)
             at, number = at + length, number + (length > 0)
-        for ask in floating:
-            length = self.add(row, ask, at, number, [spec.crops - 1] if rng.random() < 0.4 else [])
-            at, number = at + length, number + (length > 0)
 
-
-def crop_at(spec: Spec, box: Box | None, wide: float, high: float, rng: Random) -> tuple[float, float]:
-    """Left and top of a crop that holds the box where it can, at a random offset, on whole pixels."""
-    if box is None:
-        x, y = rng.uniform(0, spec.width - wide), rng.uniform(0, spec.height - high)
-        return float(int(x)), float(int(y))
-    corner = []
-    for low, top, side, most in ((box[0], box[2], wide, spec.width), (box[1], box[3], high, spec.height)):
-        at = rng.uniform(*sorted((top - side, low)))  # holds the box, or lies in it where the box is longer
-        corner.append(float(int(min(max(at, 0.0), most - side))))
-    return corner[0], corner[1]
+    def _disturbed(self, zooms: list[int], boxes: list[tuple[int, int, int, int]], rng: Random) -> list[int]:
+        """Now and then none, or one more that another question has; in reading order."""
+        per = self.spec.zoom[0] * self.spec.zoom[1] // UNIT**2
+        if rng.random() < 0.05:
+            return []
+        others = [i for i in range(len(boxes)) if i not in zooms]
+        if others and (len(zooms) + 1) * per <= self.spec.left and rng.random() < 0.3:
+            zooms = [*zooms, rng.choice(others)]
+        return sorted(zooms, key=lambda i: (boxes[i][1] + boxes[i][3], boxes[i]))
 
 
 def build(spec: Spec, seed: int, split: str = pictures.TRAIN) -> Arrays:
     """One batch as arrays."""
     rng = Random(f"{split}/{seed}")
     names, weights = list(spec.kinds), list(spec.kinds.values())
-    scenes = []
+    scenes: list[Scene] = []
     while len(scenes) < spec.batch:
         kind = rng.choices(names, weights)[0]
         level = min(1.0, max(0.0, rng.uniform(spec.level - 0.4, spec.level + 0.1)))
@@ -184,10 +198,16 @@ def build(spec: Spec, seed: int, split: str = pictures.TRAIN) -> Arrays:
         if scene.asks:
             scenes.append(scene)
     packer = Packer(spec)
-    fill = packer.viewed if spec.views else packer.plain
-    for row, scene in enumerate(scenes):
-        fill(row, scene, rng)
     marks = pictures.pack(scenes)
+    look: Grid = spec.look[1] // UNIT, spec.look[0] // UNIT
+    chooser = Chooser(spec.width, spec.height, look, spec.left) if spec.views else None
+    for row, scene in enumerate(scenes):
+        if chooser is None:
+            packer.plain(row, scene, rng)
+        else:
+            drawn = marks.rows[row, : marks.counts[row]]
+            fine = ink(drawn[:, 1], drawn[:, 2], spec.width, spec.height, look)
+            packer.viewed(row, scene, rng, chooser, fine)
     out: Arrays = {
         "rows": marks.rows,
         "labels": marks.labels,
@@ -195,7 +215,7 @@ def build(spec: Spec, seed: int, split: str = pictures.TRAIN) -> Arrays:
         "ground": marks.ground,
         "place": prefix_places(spec),
     }
-    for name in ("ids", "positions", "branch", "asked", "boxes", "task"):
+    for name in ("ids", "positions", "branch", "asked", "parts", "task"):
         out[name] = getattr(packer, name)
     picks = np.flatnonzero(
         packer.target >= 0

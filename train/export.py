@@ -18,9 +18,9 @@ from saccade.pictures.atlas import SHAPES
 from saccade.pictures.scene import COLOUR_NAMES
 
 from . import ROOT
-from .data import LOOKS, UNIT, ZOOMS
 from .model import Heads, Model, initialise
 from .shape import FOLDER, Shape, config, token_ids
+from .views import GLOBAL, UNIT, ZOOMS
 
 HEADS = ROOT / "train/heads.safetensors"
 RELEVANCE = ("question.weight", "place.weight", "relevance_norm.weight")
@@ -33,7 +33,7 @@ def saccade_section(shape: Shape) -> dict[str, Any]:
             "trained": True,
             "positions": "registered",
             "frame": "native_grid",
-            "global_tokens": [min(LOOKS), max(LOOKS)],
+            "global_tokens": list(GLOBAL),
             "zoom_tokens": sorted({wide * high // UNIT**2 for wide, high in ZOOMS}),
             "zoom_grids": sorted({(high // UNIT, wide // UNIT) for wide, high in ZOOMS}),
             "most_views": 4,

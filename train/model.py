@@ -268,7 +268,7 @@ class Batch(NamedTuple):
     """One training batch on the device. b pictures, t branch tokens each."""
 
     images: Tensor  # uint8 [b, h, w, 3]: the plain picture or the global view
-    crops: Tensor | None  # uint8 [b, c, s, s, 3]: zoomed views, in the branches
+    crops: Tensor | None  # uint8 [b, c, h, w, 3]: zoomed views, in the branches
     start: Tensor  # [prefix text]: ids before the picture
     place: Tensor  # float [3, prefix]: positions of the prefix (its text, then the picture)
     ids: Tensor  # [b, t]
@@ -281,6 +281,7 @@ class Output(NamedTuple):
     hidden: Tensor  # [b, t, width] of the branches, after the last norm
     tokens: Tensor  # [b, m, width]: the picture's tokens before the decoder
     middle: Tensor  # [b, prefix + t, width] after `relevance_layer` layers
+    seen: Tensor | None  # [b, c * m, width]: the tokens of its zoomed views, one view after the other
 
 
 class Core(nn.Module):
@@ -302,11 +303,13 @@ class Model(nn.Module):
         b, m, width = tokens.shape
         embeds = text.embed_tokens(batch.ids).to(tokens.dtype)
         late = [torch.zeros_like(embeds) for _ in deep]
+        seen = None
         if batch.crops is not None and batch.visual is not None:
             seen, seen_deep = self.model.visual(batch.crops.flatten(0, 1))
             index = batch.visual.clamp(min=0)[..., None].expand(-1, -1, width)
             here = (batch.visual >= 0)[..., None]
-            embeds = torch.where(here, seen.view(b, -1, width).gather(1, index), embeds)
+            seen = seen.view(b, -1, width)
+            embeds = torch.where(here, seen.gather(1, index), embeds)
             late = [
                 torch.where(here, d.view(b, -1, width).gather(1, index), z)
                 for d, z in zip(seen_deep, late, strict=True)
@@ -318,13 +321,13 @@ class Model(nn.Module):
         rope = Rope(*(t.to(x.dtype) for t in text.rope(places)))
         mask = branch_mask(batch.branch, prefix, x.dtype)
         middle = x
-        for index, layer in enumerate(text.layers):
+        for depth, layer in enumerate(text.layers):
             x = layer(x, rope, mask, prefix)
-            if index < len(deep):
-                x = x + torch.cat([torch.zeros_like(start), deep[index], late[index]], 1)
-            if index + 1 == self.shape.relevance_layer:
+            if depth < len(deep):
+                x = x + torch.cat([torch.zeros_like(start), deep[depth], late[depth]], 1)
+            if depth + 1 == self.shape.relevance_layer:
                 middle = x
-        return Output(text.norm(x[:, prefix:]), tokens, middle)
+        return Output(text.norm(x[:, prefix:]), tokens, middle, seen)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.language_model.embed_tokens.weight.to(hidden.dtype))

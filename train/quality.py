@@ -12,8 +12,10 @@ import math
 import multiprocessing as mp
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,11 @@ from PIL import Image
 
 from saccade import pictures
 
-from .data import Spec, build, grid_places
+from .data import Arrays, Spec, build, grid_places
 from .model import Batch, Model
 from .raster import Painter
 from .shape import Shape
+from .sketch import plan_views
 from .steps import branch_right, to_batch
 from .tokens import IM_END, MIDDLE, START, VISION_END, decode, encode
 
@@ -36,31 +39,43 @@ QUICK = (
     Spec(640, 640, 64, 256, 0.9, {**PAPER, "small_print": 3.0}),
     Spec(896, 896, 48, 256, 0.9, {"needle": 2.0, "small_print": 1.0}),
 )
-VIEWS = (Spec(896, 896, 48, 640, 0.9, {"needle": 2.0, "small_print": 1.0, **PAPER}, True, (448, 448)),)
+SEEN = {**PAPER, "signs": 2.0, "objects": 2.0, "needle": 1.0, "small_print": 1.0}
+Job = tuple[str, Spec, int]  # a table's name, a batch, its seed
+
+
+def quick_jobs(small: bool = False) -> list[Job]:
+    """What `quick` asks: whole pictures, and views at a quarter of the tokens."""
+    rng = Random(900)
+    views = [plan_views(32 << 10, 0.9, SEEN, rng, small, {0.25: 1.0}) for _ in range(2 if small else 12)]
+    jobs: list[Job] = [("plain", spec, 7000 + seed) for spec in QUICK for seed in range(1 if small else 4)]
+    jobs += [("views", spec, 7000 + seed) for spec in views for seed in range(1 if small else 2)]
+    return [(name, replace(spec, batch=2), seed) for name, spec, seed in jobs] if small else jobs
+
+
+def quick_batch(job: Job) -> tuple[str, Spec, Arrays]:
+    name, spec, seed = job
+    return name, spec, build(spec, seed, pictures.EVAL)
 
 
 @torch.no_grad()
-def quick(model: Model, painter: Painter, device: torch.device, small: bool = False) -> dict[str, Any]:
-    tables: dict[str, Any] = {}
-    for name, specs in (("plain", QUICK), ("views", VIEWS)):
-        hits: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for spec in specs:
-            for seed in range(1 if small else 4):
-                if small:
-                    spec = Spec(**{**spec.__dict__, "batch": 2})
-                data = {
-                    k: torch.from_numpy(v).to(device)
-                    for k, v in build(spec, 7000 + seed, pictures.EVAL).items()
-                }
-                batch = to_batch(spec, data, painter)
-                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                    right = branch_right(data, batch, model)
-                for task, ok in zip(data["task"].flatten().tolist(), right.flatten().tolist(), strict=True):
-                    if task >= 0:
-                        hits[pictures.TASKS[task]][0] += int(ok)
-                        hits[pictures.TASKS[task]][1] += 1
-        tables[name] = {k: [round(a / n, 3), n] for k, (a, n) in sorted(hits.items())}
-    return tables
+def quick(
+    model: Model, painter: Painter, device: torch.device, batches: Iterable[tuple[str, Spec, Arrays]]
+) -> dict[str, Any]:
+    tables: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    for name, spec, arrays in batches:
+        data = {k: torch.from_numpy(v).to(device) for k, v in arrays.items()}
+        batch = to_batch(spec, data, painter)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            right = branch_right(data, batch, model)
+        for task, ok in zip(data["task"].flatten().tolist(), right.flatten().tolist(), strict=True):
+            if task >= 0:
+                hits = tables[name][pictures.TASKS[task]]
+                hits[0] += int(ok)
+                hits[1] += 1
+    return {
+        name: {k: [round(a / n, 3), n] for k, (a, n) in sorted(table.items())}
+        for name, table in tables.items()
+    }
 
 
 def resized(image: np.ndarray, least: int = 224 * 224, most: int = 1344 * 1344) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing as mp
 import os
 import time
 from pathlib import Path
@@ -24,35 +25,18 @@ from saccade.pictures.atlas import SHAPES
 from saccade.pictures.scene import COLOUR_NAMES
 
 from . import ROOT
-from .data import LOOKS, MOST_OF_SOURCE, SOURCES, ZOOMS, Spec
+from .data import Spec
 from .export import HEADS
 from .feed import Feed
 from .model import Heads, Model, compile_parts, initialise
 from .optim import Optimiser
-from .quality import quick
+from .quality import quick, quick_batch, quick_jobs
 from .raster import Painter
 from .shape import Shape
+from .sketch import plan_views
 from .steps import losses, to_batch
 
 STATE = ROOT / "train/.state/last.pt"
-
-
-def plan_views(
-    settings: dict[str, Any], level: float, kinds: dict[str, float], rng: Random, toy: bool
-) -> Spec:
-    """A batch of sources seen as a small global view and zoomed views of one size."""
-    width, height = rng.choice(SOURCES)
-    whole = width * height // 1024
-    tokens = rng.choice([look for look in LOOKS if look <= max(MOST_OF_SOURCE * whole, LOOKS[0])])
-    scale = (tokens * 1024 / (width * height)) ** 0.5
-    look = (max(3, round(width * scale / 32)) * 32, max(3, round(height * scale / 32)) * 32)
-    zoom = rng.choice([zoom for zoom in ZOOMS if zoom[0] <= width and zoom[1] <= height])
-    per = zoom[0] * zoom[1] // 1024  # tokens
-    crops = 6 if per < 40 else 4 if per < 100 else 3
-    patches = look[0] * look[1] // 256 + crops * per * 4
-    batch = 4 if toy else max(8, min(192, settings["patches"] // patches) // 8 * 8)
-    text = 192 + crops * (per + 2) * 2 // 64 * 64
-    return Spec(width, height, batch, text, level, kinds, True, look, zoom, crops)
 
 
 def plan_batch(settings: dict[str, Any], progress: float, rng: Random, toy: bool) -> Spec:
@@ -68,7 +52,8 @@ def plan_batch(settings: dict[str, Any], progress: float, rng: Random, toy: bool
     width, height, _ = rng.choices(stage["sides"], [s[2] for s in stage["sides"]])[0]
     text = stage["text"]
     if rng.random() < stage.get("views", 0.0):
-        return plan_views(settings, level, stage["kinds"], rng, toy)
+        kinds = stage.get("view_kinds", stage["kinds"])
+        return plan_views(settings["patches"], level, kinds, rng, toy)
     patches = width * height // 256
     batch = 4 if toy else max(8, min(640, settings["patches"] // patches) // 8 * 8)
     return Spec(width, height, batch, text, level, stage["kinds"])
@@ -129,6 +114,9 @@ def bring_back(out: Path, model: Model, heads: Heads, about: dict[str, Any], lim
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument(
+        "--within", type=float, help="seconds from the start on: fewer of training if need be"
+    )
     parser.add_argument("--upto", type=float, default=1.0)
     parser.add_argument("--fresh", action="store_true", help="ignore a state left by an earlier run")
     parser.add_argument("--weights", type=Path, help="begin from this file or folder, optimiser new")
@@ -158,6 +146,8 @@ class Trainer:
         self.clock = Clock(0.0, options.upto, options.seconds)
         workers = 2 if options.toy else max(2, (os.cpu_count() or 4) - 2)
         self.feed = Feed(self.next_spec, workers, 4 if options.toy else 40)
+        pool = mp.get_context("fork").Pool(2)  # now: later CUDA is up, and at the end there is no time
+        self.exam = pool.map_async(quick_batch, quick_jobs(options.toy), chunksize=1)
         torch.manual_seed(0)
         torch.backends.cuda.matmul.allow_tf32 = True
         self.shape = Shape()
@@ -244,6 +234,8 @@ class Trainer:
                 views_answer=round(float(mean[1]), 4),
                 views_right=round(float(mean[5]), 4),
                 views_relevance=round(float(mean[4]), 4),
+                views_characters=round(float(mean[2]), 4),
+                views_read=round(float(mean[6]), 4),
             )
         self.waited = 0.0
         self.log.write(json.dumps(line) + "\n")
@@ -267,7 +259,7 @@ class Trainer:
         bring_back(self.options.out, self.model, self.heads, self.about())
         if not self.options.no_state:
             save(STATE, self.model, self.heads, self.optimiser, self.about())
-        table = quick(self.model, self.painter, self.device, small=self.options.toy)
+        table = quick(self.model, self.painter, self.device, self.exam.get())
         self.log.write(json.dumps({"quick": table}) + "\n")
         self.log.flush()
         print(json.dumps(table))
@@ -275,7 +267,7 @@ class Trainer:
 
 
 def main() -> None:
-    options = arguments()
+    started, options = time.monotonic(), arguments()
     # Batches of many shapes: without it the allocator keeps a pool for each and stops to free them.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -288,6 +280,9 @@ def main() -> None:
             trainer.train_step()  # compiles; not counted
         torch.cuda.synchronize()
         trainer.clock.started = time.monotonic()
+    if options.within:
+        spent = time.monotonic() - started
+        trainer.clock.seconds = max(1.0, min(options.seconds, options.within - spent))
     trainer.loop()
     trainer.finish()
 

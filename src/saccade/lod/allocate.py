@@ -73,10 +73,16 @@ def allocate(
     fields: Sequence[Field], budget: int, rule: ViewRule, price: float
 ) -> tuple[tuple[Region, ...], ...]:
     """Windows for each picture. `price` is the relevance one token must bring in."""
+    return spend(fields, [windows(field, rule, budget) for field in fields], budget, price)
+
+
+def spend(
+    fields: Sequence[Field], shapes: Sequence[tuple[Window, ...]], budget: int, price: float
+) -> tuple[tuple[Region, ...], ...]:
+    """Of the windows given for each picture."""
     if not (price >= 0):
         raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
     rests = [_whole(field.relevance) for field in fields]
-    shapes = [windows(field, rule, budget) for field in fields]
     bounds = [[int(rest.sum())] * len(some) for rest, some in zip(rests, shapes, strict=True)]
     picks: list[_Pick] = []
     cost, left = round(price * UNITS), budget
@@ -146,7 +152,7 @@ def _whole(relevance: Map) -> NDArray[np.int64]:
 
 def _best(
     rests: list[NDArray[np.int64]],
-    shapes: list[tuple[Window, ...]],
+    shapes: Sequence[tuple[Window, ...]],
     bounds: list[list[int]],
     open_: list[int],
     left: int,
@@ -179,7 +185,7 @@ def _best(
 
 
 def _by_promise(
-    shapes: list[tuple[Window, ...]], bounds: list[list[int]], open_: list[int], left: int, cost: int
+    shapes: Sequence[tuple[Window, ...]], bounds: list[list[int]], open_: list[int], left: int, cost: int
 ) -> list[tuple[int, int, int]]:
     """The windows that fit, those first that may be worth most, then in order: what they may be worth, and
     picture and window, both negative."""

@@ -50,6 +50,7 @@ def ask_extremes(
         ),
         labels[high],
         boxes[high],
+        named=True,
     )
     scene.ask(
         task,
@@ -62,6 +63,7 @@ def ask_extremes(
         ),
         labels[low],
         boxes[low],
+        named=True,
     )
     a, b = rng.sample(range(len(labels)), 2)
     if abs(values[a] - values[b]) >= 6:
@@ -73,6 +75,8 @@ def ask_extremes(
             f"Is {labels[a]} {more} than {labels[b]}?",
             "yes" if values[a] > values[b] else "no",
             boxes[a],
+            named=True,
+            also=scene.held.get(boxes[b], (boxes[b],))[:1],
         )
 
 
@@ -94,6 +98,7 @@ def ask_values(scene: Scene, task: str, labels: list[str], shown: list[str], box
             rng.choice((f"What has the value {shown[i]}?", f"Which label has the value {shown[i]}?")),
             labels[i],
             boxes[i],
+            named=True,
         )
 
 
@@ -144,6 +149,7 @@ def bars(scene: Scene, level: float) -> None:
             rng.choice((f"What colour is the bar {labels[i]}?", f"What color is the bar of {labels[i]}?")),
             colours[i],
             boxes[i],
+            named=True,
         )
         scene.ask("bar_chart", f"What is the value of the {colours[i]} bar?", str(values[i]), boxes[i])
     scene.ask("count", "How many bars are there?", str(count))
@@ -173,9 +179,10 @@ def _bars_up(
         x = scene.width * 0.03 + (i + 0.5) * slot
         y = floor - (floor - top) * value / 100
         scene.box(x - half, y, x + half, floor, scene.shade(colour))
-        scene.text(x, y - size * 0.75, size, str(value), font, ink, align="center")
-        scene.text(x, floor + size * 0.85, size, label, font, ink, align="center")
-        boxes.append((x - slot / 2, y - size * 1.4, x + slot / 2, float(scene.height)))
+        said = scene.text(x, y - size * 0.75, size, str(value), font, ink, align="center")
+        named = scene.text(x, floor + size * 0.85, size, label, font, ink, align="center")
+        whole = (x - slot / 2, y - size * 1.4, x + slot / 2, float(scene.height))
+        boxes.append(scene.hold(whole, named, said))
     return boxes
 
 
@@ -192,9 +199,9 @@ def _bars_across(
         y = scene.height * 0.03 + (i + 0.5) * slot
         x = left + (right - left) * value / 100
         scene.box(left, y - half, x, y + half, scene.shade(colour))
-        scene.text(left - size * 0.4, y, size, label, font, ink, align="right")
-        scene.text(x + size * 0.4, y, size, str(value), font, ink)
-        boxes.append((0.0, y - slot / 2, x + size * 2, y + slot / 2))
+        named = scene.text(left - size * 0.4, y, size, label, font, ink, align="right")
+        said = scene.text(x + size * 0.4, y, size, str(value), font, ink)
+        boxes.append(scene.hold((0.0, y - slot / 2, x + size * 2, y + slot / 2), named, said))
     return boxes
 
 
@@ -233,9 +240,10 @@ def lines(scene: Scene, level: float) -> None:
         scene.box(
             x - half, y - size * 1.4, x + half, y - size * 0.45, scene.first, opacity=0.85
         )  # the line stays behind the figure
-        scene.text(x, y - size * 0.9, size, str(value), font, ink, align="center")
-        scene.text(x, floor + size * 0.85, size, label, font, ink, align="center")
-        boxes.append((x - slot / 2, y - size * 1.6, x + slot / 2, float(scene.height)))
+        said = scene.text(x, y - size * 0.9, size, str(value), font, ink, align="center")
+        named = scene.text(x, floor + size * 0.85, size, label, font, ink, align="center")
+        whole = (x - slot / 2, y - size * 1.6, x + slot / 2, float(scene.height))
+        boxes.append(scene.hold(whole, named, said))
     ask_values(scene, "line_chart", labels, [str(v) for v in values], boxes)
     ask_extremes(scene, "line_chart", "point", labels, values, boxes)
     i = rng.randrange(count - 1)

@@ -111,7 +111,8 @@ def form(scene: Scene, level: float) -> None:
             )
         named = scene.text(left, y, size, key + separator, font, ink)
         x = column if align == "left" else right
-        pairs.append((key, text, around(named, scene.text(x, y, size, text, font, ink, align=align))))
+        said = scene.text(x, y, size, text, font, ink, align=align)
+        pairs.append((key, text, scene.hold(around(named, said), named, said)))
     ask_form(scene, pairs, missing)
 
 
@@ -123,7 +124,11 @@ def ask_form(scene: Scene, pairs: list[tuple[str, str, Box]], missing: str) -> N
     key, text, box = rng.choice(pairs)
     if values.count(text) == 1:
         scene.ask(
-            "form", rng.choice((f'Which field says "{text}"?', f'What has the value "{text}"?')), key, box
+            "form",
+            rng.choice((f'Which field says "{text}"?', f'What has the value "{text}"?')),
+            key,
+            box,
+            named=True,
         )
     key, text, box = rng.choice(pairs)
     yes = rng.random() < 0.5
@@ -228,7 +233,7 @@ def _priced(
     if dotted and box[0] - end > size:
         dot = atlas.width(".", font, size)
         scene.text(end + size * 0.2, y, size, "." * int((box[0] - end - size * 0.5) / dot), font, ink)
-    return around(named, box)
+    return scene.hold(around(named, box), named, box)
 
 
 def ask_receipt(
@@ -256,7 +261,13 @@ def ask_receipt(
     prices = [p for _, p, _ in items]
     item, price, box = rng.choice(items)
     if prices.count(price) == 1:
-        scene.ask("receipt", rng.choice((f"Which item costs {price}?", f"What costs {price}?")), item, box)
+        scene.ask(
+            "receipt",
+            rng.choice((f"Which item costs {price}?", f"What costs {price}?")),
+            item,
+            box,
+            named=True,
+        )
     scene.ask("count", "How many items are on the receipt?", str(len(items)))
     scene.ask(
         "absent",
@@ -310,8 +321,7 @@ def table(scene: Scene, level: float) -> None:
                 1.0,
                 grey(scene, ink),
             )
-    for j, head in enumerate(heads):
-        scene.text(left + (j + 1.08) * wide, top, size, head, bold, ink)
+    tops = [scene.text(left + (j + 1.08) * wide, top, size, head, bold, ink) for j, head in enumerate(heads)]
     cells: dict[tuple[int, int], tuple[str, Box]] = {}
     for i, name in enumerate(names):
         y = top + (i + 1) * step
@@ -321,8 +331,8 @@ def table(scene: Scene, level: float) -> None:
                 (words.price(rng), str(rng.randint(1, 999)), words.number(rng, scene.split)[:5].rstrip(".,:"))
             )
             box = scene.text(left + (j + 1.08) * wide, y, size, text, font, ink)
-            cells[i, j] = (text, around(named, box))
-    ask_table(scene, heads, names, cells)
+            cells[i, j] = (text, scene.hold(around(named, box), named, box))
+    ask_table(scene, heads, names, cells, tops)
 
 
 def _tint(scene: Scene) -> Colour:
@@ -331,7 +341,11 @@ def _tint(scene: Scene) -> Colour:
 
 
 def ask_table(
-    scene: Scene, heads: list[str], names: list[str], cells: dict[tuple[int, int], tuple[str, Box]]
+    scene: Scene,
+    heads: list[str],
+    names: list[str],
+    cells: dict[tuple[int, int], tuple[str, Box]],
+    tops: list[Box],
 ) -> None:
     rng = scene.rng
     for i, j in rng.sample(sorted(cells), min(5, len(cells))):
@@ -343,7 +357,7 @@ def ask_table(
                 f"Read the {heads[j]} in the row {names[i]}.",
             )
         )
-        scene.ask("table", question, text, box)
+        scene.ask("table", question, text, box, also=(tops[j],))
     for _ in range(2):
         i, j = rng.randrange(len(names)), rng.randrange(len(heads))
         text, box = cells[i, j]
@@ -353,6 +367,8 @@ def ask_table(
                 rng.choice((f"Which row has {heads[j]} {text}?", f"Whose {heads[j]} is {text}?")),
                 names[i],
                 box,
+                named=True,
+                also=(tops[j],),
             )
     scene.ask("count", "How many rows are in the table?", str(len(names)))
     missing = words.distinct(rng, scene.split, 1)[0]

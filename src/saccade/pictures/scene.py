@@ -32,6 +32,7 @@ COLOUR_NAMES = tuple(COLOURS)
 PLACES = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
 
 BOX, SPRITE, SECTOR = 0, 1, 2
+ANSWER, ALSO = 0.6, 0.2  # of the evidence: what says the answer beside what names it; what stands elsewhere
 COLUMNS = 14  # kind, cx, cy, cos, sin, p0..p4, r, g, b, opacity
 # cosine and sine of whole degrees, rounded so that every platform has the same bits
 COS = [round(math.cos(math.radians(d)) * 65536) / 65536 for d in range(360)]
@@ -48,6 +49,7 @@ class Ask:
     answer: str
     box: Box | None = None
     accepted: tuple[str, ...] = ()
+    parts: tuple[tuple[Box, float], ...] = ()  # what of the box says it, and how much of the evidence each is
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Scene:
         "grain",
         "grain_seed",
         "height",
+        "held",
         "marks",
         "rng",
         "runs",
@@ -89,6 +92,7 @@ class Scene:
         self.marks: list[tuple[float, ...]] = []  # COLUMNS values, then the shape's and the colour's label
         self.runs: list[Run] = []
         self.asks: list[Ask] = []
+        self.held: dict[Box, tuple[Box, Box]] = {}  # by the box around them: a name, and what it has
 
     def font(self) -> int:
         return self.rng.choice(atlas.fonts(self.split))
@@ -233,10 +237,32 @@ class Scene:
         ex, ey, half = x + width * cos, y + width * sin, size * 0.55
         return (min(x, ex) - 2, min(y, ey) - half, max(x, ex) + 2, max(y, ey) + half)
 
+    def hold(self, whole: Box, name: Box, value: Box) -> Box:
+        """Remembers what stands in a box that is evidence: between the two there may be nothing."""
+        self.held[whole] = name, value
+        return whole
+
     def ask(
-        self, task: str, question: str, answer: str, box: Box | None = None, accepted: tuple[str, ...] = ()
+        self,
+        task: str,
+        question: str,
+        answer: str,
+        box: Box | None = None,
+        accepted: tuple[str, ...] = (),
+        named: bool = False,
+        also: tuple[Box, ...] = (),
     ) -> None:
-        self.asks.append(Ask(task, question, answer, box, accepted))
+        """`named`: the answer is the name in the box, not the value. `also`: what else must be seen."""
+        parts: tuple[tuple[Box, float], ...] = ()
+        if box is not None:
+            name, value = self.held.get(box, (box, box))
+            rest = 1.0 - ALSO * bool(also)
+            parts = (
+                (name, rest * (ANSWER if named else 1 - ANSWER)),
+                (value, rest * (1 - ANSWER if named else ANSWER)),
+                *((other, ALSO / len(also)) for other in also),
+            )
+        self.asks.append(Ask(task, question, answer, box, accepted, parts))
 
 
 def around(a: Box, b: Box) -> Box:
