@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bench.lod_asking import Bench, Level, prepare, warm
 from bench.lod_questions import questions
-from saccade.kernels.record import CudaRecorder, PlainRecorder
+from saccade.kernels.record import CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.llm import LLM
 from saccade.lod import relevance
 from saccade.lod.choose import choose
@@ -126,10 +126,11 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         "perspectival": lambda: relevance.perspectival(made, grid),
         "lost": lambda: relevance.lost(made, grid),
         "participatory": coupling,
+        "  captured": capture(coupling, recorder),
         "choose (host)": lambda: choose([picture], first.budget, asked, views.rule),
         "texture and its maps": lambda: relevance.still(texture(pixels), grid),
         "  with streams": lambda: relevance.still(texture(pixels), grid, streams),
-        "  captured": lambda: captured[False].maps(pixels, grid),
+        "  all of that captured": lambda: captured[False].maps(pixels, grid),
         "  captured, with streams": lambda: captured[True].maps(pixels, grid),
     }
     print(f"\na look at {size[0]}x{size[1]}, global view {grid[0]}x{grid[1]}, on {device}; milliseconds")
@@ -137,10 +138,22 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
     for name, work in parts.items():
         took[name] = timed(work, device)
         print(f"  {name:28} {took[name]:8.3f}", flush=True)
-    others = took["participatory"] + took["choose (host)"]
-    for name in ("texture and its maps", "  captured, with streams"):
-        title = "all, captured" if "captured" in name else "all, uncaptured"
-        print(f"  {title:28} {took[name] + others:8.3f}", flush=True)
+    for title, of_them in (
+        ("all, uncaptured", ("texture and its maps", "participatory", "choose (host)")),
+        ("all, captured", ("  captured, with streams", "  captured", "choose (host)")),
+    ):
+        print(f"  {title:28} {sum(took[name] for name in of_them):8.3f}", flush=True)
+
+
+def capture(coupling: Callable[[], tuple[Tensor, Tensor]], recorder: Recorder) -> Replay:
+    """As a captured look has it, among the kernels of its step."""
+    kept = [one.clone() for one in coupling()]
+
+    def run() -> None:
+        for one, found in zip(kept, coupling(), strict=True):
+            one.copy_(found)
+
+    return recorder.record(run)
 
 
 PARTS = ("serve", "stages", "questions")
@@ -154,7 +167,7 @@ PARTS = ("serve", "stages", "questions")
 )
 @option("--share", "shares", type=float, multiple=True, default=(0.25, 0.12), help="of full detail's tokens")
 @option("--requests", type=int, default=32, help="at once, of `serve`")
-@option("--answer-tokens", type=int, default=16)
+@option("--answer-tokens", "lengths", type=int, multiple=True, default=(16,), help="`questions`: of each")
 @option("--repeat", type=int, default=3)
 @option("--inputs-seed", type=int, default=0)
 @with_options(ENGINE_OPTIONS)
@@ -164,18 +177,18 @@ def main(
     sizes: tuple[tuple[int, int], ...],
     shares: tuple[float, ...],
     requests: int,
-    answer_tokens: int,
+    lengths: tuple[int, ...],
     repeat: int,
     inputs_seed: int,
     **given: Any,
 ) -> None:
     config = engine_config(model, given)
     llm = LLM(model, progress=False, **config.options())
-    bench = Bench(llm, answer_tokens, inputs_seed)
+    bench = Bench(llm, lengths[0], inputs_seed)
     levels = [Level(None), *(Level(share) for share in shares)]
     sizes = sizes or ((1024, 1024),)
     info = llm.engine.info
-    print(f"{model} on {info.device}, {info.dtype}; answers of {answer_tokens} tokens")
+    print(f"{model} on {info.device}, {info.dtype}; answers of {lengths[0]} tokens where nothing is said")
     if bench.on_cuda:
         prepare(llm)
     chosen = parts or PARTS
@@ -183,7 +196,8 @@ def main(
         for size in sizes:
             stages(bench, size)
     if "questions" in chosen:
-        questions(bench, sizes, levels)
+        for length in lengths:
+            questions(bench, sizes, levels, length)
     if "serve" in chosen:
         serve(bench, sizes, levels, requests, repeat)
     llm.close()

@@ -48,7 +48,7 @@ class Bench:
         self.front = llm.front
         self._inputs = Inputs(llm.front.checkpoint, llm.front.tokens, seed)
         self._rng = np.random.default_rng(seed)
-        self._tokens = answer_tokens
+        self.answer_tokens = answer_tokens
 
     def picture(self, size: tuple[int, int]) -> Pixels:
         width, height = size
@@ -87,7 +87,7 @@ class Bench:
             }
             for one in pictures
         ]
-        count = tokens or self._tokens
+        count = tokens or self.answer_tokens
         params = SamplingParams(max_tokens=count, min_tokens=count, temperature=0, ignore_eos=True)
         began = time.perf_counter()
         outputs = self.llm.generate(prompts, params, progress=False)
@@ -96,7 +96,7 @@ class Bench:
     def questions(self, count: int, picture: Pixels, level: Level, full: int) -> list["Asked"]:
         """So many about one picture, all at once, each timed from before it is prepared; of several the
         picture is read once, as the library does it."""
-        params = SamplingParams(max_tokens=self._tokens, temperature=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=self.answer_tokens, temperature=0, ignore_eos=True)
         shown = Shared(picture) if count > 1 else picture
         engine, asked = self.llm.engine, {}
         with nothing_older():

@@ -17,12 +17,15 @@ QUESTIONS = 10
 SHOWN = ("prepare", "unpack", "queue", "look", "encode", "prefill", "decode")
 
 
-def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level]) -> None:
+def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level], length: int) -> None:
+    """With answers of `length` tokens."""
+    bench.answer_tokens = length
     for size in sizes:
         full = bench.full_tokens(size)
         turns = {}
         print(
-            f"\n{QUESTIONS} questions about one picture of {size[0]}x{size[1]}, one after the other; "
+            f"\n{QUESTIONS} questions about one picture of {size[0]}x{size[1]}, answers of {length} tokens, "
+            f"one after the other; "
             f"milliseconds to the first token and to the last\n{'':>6} {'first one':>15} {'the others':>15}"
             f" {'mean':>7} {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6} {'prefix hit':>10}"
         )
