@@ -33,6 +33,7 @@ GAUGES: dict[tuple[str, str | None], str] = {
     ("saccade_swap_slots", "free"): "swap_slots_free",
     ("saccade_swap_waiting_choices", None): "swap_waiting",
     ("saccade_step_error_ratio", None): "step_error",
+    ("saccade_steps_to_prepare", None): "to_prepare",
 }
 COUNTERS: dict[tuple[str, str | None], str] = {
     ("saccade_tokens_total", "prompt"): "prompt_tokens",

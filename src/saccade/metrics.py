@@ -89,6 +89,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     swap_slots_free: int = 0  # more would fit
     swap_waiting: int = 0  # choices that gave way and are to come back with what they had
     step_error: float = 0.0  # recent mean of |predicted - actual| / actual step time
+    to_prepare: int = 0  # kinds of steps an idle engine would still compile and capture ahead
 
     prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of those, found
@@ -169,6 +170,7 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
         ("kv_blocks_spared", "KV blocks saved by sharing, at the moment.", stats.blocks_spared),
         ("queue_oldest_seconds", "How long the longest waiting request has waited.", stats.oldest_wait),
         ("step_error_ratio", "Recent mean relative error of predicted step times.", stats.step_error),
+        ("steps_to_prepare", "Kinds of steps not compiled and captured ahead yet.", stats.to_prepare),
     ):
         yield GaugeMetricFamily(f"saccade_{name}", text, state)
     times = CounterMetricFamily(

@@ -362,3 +362,16 @@ def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch
     ours.send(Stop())
     worker.join(10)
     ours.close()
+
+
+async def test_an_idle_engine_tells_when_nothing_is_left_to_prepare(vl_folder: Path) -> None:
+    link = ProcessLink(config(vl_folder, graphs="on", max_model_len=64, max_num_seqs=2))
+    await link.start()
+    try:
+        began = link.stats().to_prepare
+        deadline = time.monotonic() + 60
+        while link.stats().to_prepare and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        assert began > 0 == link.stats().to_prepare  # though nobody has asked anything
+    finally:
+        await link.stop()

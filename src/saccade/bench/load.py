@@ -24,12 +24,11 @@ from saccade.bench.client import Client, ConnectionBroke
 from saccade.bench.figures import Row, percentile
 from saccade.bench.inputs import Inputs
 from saccade.bench.options import BenchOptions, Workload
-from saccade.bench.server import SERVED_NAME, serving
+from saccade.bench.server import SERVED_NAME, await_prepared, serving
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, SaccadeError
 from saccade.garbage import nothing_older
-from saccade.runtime.memory import resolve_device
 from saccade.text.tokens import Tokens
 
 Kind = Literal["text", "image"]
@@ -37,7 +36,7 @@ IMAGE_QUESTION_TOKENS = 16
 ERROR_BYTES = 200  # of a refusal, told
 PATIENCE = 60.0  # seconds requests still open at the end of a phase get
 WARM_REQUESTS = 2  # of each kind, before the first phase
-SETTLING = 15.0  # seconds without requests after those, on a GPU: an idle engine captures the steps to come
+SETTLING = 60.0  # seconds at most without requests after those: an idle engine captures the steps to come
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,6 @@ async def _phases(
     workload: Workload,
     options: BenchOptions,
     bar: Progress,
-    settling: float,
     tell: Callable[[list[Row]], None],
 ) -> list[Row]:
     rates = (0.0, *options.image_rates)
@@ -257,7 +255,8 @@ async def _phases(
             warm = await asyncio.wait_for(asked, options.phase_seconds + 2 * PATIENCE)
             if warm.error:
                 raise SaccadeError(f"mixed_load: the server refused a request: {warm.error}")
-        await asyncio.sleep(settling)
+        bar.update(task, description=f"{workload.name}: the engine prepares itself")
+        await asyncio.to_thread(await_prepared, url, SETTLING)
         for number, rate in enumerate(rates):
             arrivals = plan_phase(options.text_rate, rate, options.phase_seconds, (options.seed, number))
             bar.update(task, total=len(arrivals), completed=0, description=f"preparing phase {number + 1}")
@@ -285,6 +284,5 @@ def mixed_load(
         raise ConfigError(f"mixed_load asks over the chat route; {checkpoint.name} has no chat template")
     scale = chosen_scale(workload, options)
     bodies = Bodies(Inputs(checkpoint, Tokens.load(checkpoint), options.seed), scale)
-    settling = SETTLING if resolve_device(config).type == "cuda" else 0.0
     with serving(config) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_phases(url, bodies, workload, options, bar, settling, tell))
+        return runner.run(_phases(url, bodies, workload, options, bar, tell))

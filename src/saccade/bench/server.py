@@ -24,6 +24,7 @@ SERVED_NAME = "bench"
 START_SECONDS = 900.0  # a large checkpoint on a slow disk
 STOP_SECONDS = 30.0
 LOG_LINES = 15  # shown when the server does not start
+TO_PREPARE = "saccade_steps_to_prepare"
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
@@ -61,6 +62,18 @@ def serving(config: EngineConfig) -> Iterator[str]:
             yield url
         finally:
             _stop(process)
+
+
+def await_prepared(url: str, seconds: float) -> None:
+    """Until the engine has captured ahead whatever it means to, or the seconds are over: who measures waits
+    must not meet it at that. Asking for metrics keeps nobody from it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        told = httpx.get(f"{url}/metrics", timeout=5.0, trust_env=False).text
+        left = [line.split()[1] for line in told.splitlines() if line.startswith(f"{TO_PREPARE} ")]
+        if left and float(left[0]) == 0:
+            return
+        time.sleep(0.25)
 
 
 def _free_port() -> int:

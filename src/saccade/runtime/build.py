@@ -56,7 +56,7 @@ from saccade.vision.unfinished import Unfinished, unit
 log = logging.getLogger(__name__)
 
 SLOW_START = 10.0  # seconds, from which on a start says what took how long
-DEFAULT_ITL_TARGET = 14.0  # ms, on cuda; a CPU's steps are longer than any target worth having
+DEFAULT_ITL_TARGET = 11.5  # ms, on cuda; a CPU's steps are longer than any target worth having
 
 
 @dataclass(frozen=True)

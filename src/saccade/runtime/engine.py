@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from msgspec.structs import replace
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
@@ -240,7 +241,7 @@ class Engine:
         return self._scheduler.costs
 
     def stats(self) -> EngineStats:
-        return self._scheduler.stats()
+        return replace(self._scheduler.stats(), to_prepare=self._runner.to_prepare)
 
     def close(self) -> None:
         """Features that wait to be written to disk are; the engine takes no more requests."""

@@ -92,6 +92,11 @@ class Graphs:
                 self._step.clear(shape)
                 self._step.run(shape)
 
+    @property
+    def to_come(self) -> int:
+        """Shapes that `go_on` has not come to."""
+        return len(self._later)
+
     def go_on(self) -> bool:
         """While nobody waits: capture one more of the steps that may come; gives whether there was one."""
         while self._later:

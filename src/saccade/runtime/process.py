@@ -71,8 +71,12 @@ class Inbox:
 def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
     """Until the front says stop: listen, step, tell."""
     heap = Trimmer() if engine.info.device == "cpu" else None  # a GPU would wait for it
+    preparing = engine.stats().to_prepare > 0
     while True:
         idle = engine.idle and not engine.prepare()
+        if idle and preparing:
+            preparing = False
+            channel.send(News((), engine.stats()))  # who waits for that hears of it
         messages = inbox.take(wait=idle, seconds=heap.seconds if heap is not None and heap.used else None)
         if idle and not messages and heap is not None:
             heap.trim()  # it has been quiet for a while: what the last requests used is given back

@@ -156,6 +156,12 @@ class Runner:
                 return True
             return self._ahead is not None and self._ahead.go_on()
 
+    @property
+    def to_prepare(self) -> int:
+        """What `prepare` would do in as many calls, or fewer."""
+        captured = self._captured[1].to_come if self._captured is not None else 0
+        return captured + len(self.rehearsals) + (len(self._ahead) if self._ahead is not None else 0)
+
     def _rehearse_next(self) -> None:
         """One step a call: who comes meanwhile waits for that one. What fails is compiled when it is met."""
         count, *self.rehearsals = self.rehearsals
