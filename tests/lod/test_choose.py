@@ -20,6 +20,7 @@ from saccade.lod.values import (
     Look,
     Map,
     Picture,
+    StillMaps,
     ViewRule,
 )
 
@@ -44,14 +45,13 @@ def look(grid: Grid, seed: int, strength: float = 0.0) -> Look:
             return np.zeros(grid, np.float32)
         return (rng.random(grid) ** (1 if kind == 1 else 12)).astype(np.float32)
 
-    return Look(
+    still = StillMaps(
         propositional=values(),
         perspectival=values(),
-        participatory=values(),
         lost=rng.random(grid).astype(np.float32),
         fine=rng.random((grid[0] * FINE, grid[1] * FINE)).astype(np.float32) if rng.integers(2) else None,
-        strength=strength,
     )
+    return Look(still=still, participatory=values(), strength=strength)
 
 
 @given(
@@ -105,9 +105,12 @@ def peaked(grid: Grid, lost: float) -> Look:
     flat = np.full(grid, 0.1, np.float32)
     point = np.zeros(grid, np.float32)
     point[grid[0] // 2, grid[1] // 2] = 1.0
-    return Look(
-        propositional=flat, perspectival=flat, participatory=point, lost=np.full(grid, lost, np.float32)
-    )
+    still = StillMaps(propositional=flat, perspectival=flat, lost=np.full(grid, lost, np.float32))
+    return Look(still=still, participatory=point)
+
+
+def with_fine(seen: Look, fine: Map) -> Look:
+    return msgspec.structs.replace(seen, still=msgspec.structs.replace(seen.still, fine=fine))
 
 
 def chosen(lost: float, asked: LodParams) -> Choice:
@@ -148,8 +151,8 @@ def test_the_zoom_is_where_the_question_looks() -> None:
 @settings(max_examples=40, deadline=None)
 def test_a_cell_keeps_its_relevance_wherever_in_it_something_stands(grid: Grid, seed: int) -> None:
     one = look(grid, seed)
-    for fine in (one.fine, None, np.zeros((grid[0] * FINE, grid[1] * FINE), np.float32)):
-        found = finer(one.lost, fine)
+    for fine in (one.still.fine, None, np.zeros((grid[0] * FINE, grid[1] * FINE), np.float32)):
+        found = finer(one.lost, msgspec.structs.replace(one.still, fine=fine).within)
         assert found.shape == (grid[0] * FINE, grid[1] * FINE)
         cells = found.reshape(grid[0], FINE, grid[1], FINE).sum((1, 3))
         assert np.allclose(cells, one.lost, rtol=1e-4, atol=1e-6)
@@ -163,7 +166,7 @@ def test_a_window_is_put_over_the_writing_of_the_cell_that_matters() -> None:
         seen = peaked((6, 6), 0.9)
         row = np.zeros((6, 6), np.float32)
         row[2, 2:4] = 0.5
-        seen = msgspec.structs.replace(seen, participatory=row, fine=fine)
+        seen = with_fine(msgspec.structs.replace(seen, participatory=row), fine)
         picture = Picture(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
         asked = LodParams(budget=52, scorers=("participatory",))
         (region,) = choose([picture], 52, asked, ViewRule(zoom_tokens=(16,)))[0].regions
@@ -174,7 +177,7 @@ def test_a_window_is_put_over_the_writing_of_the_cell_that_matters() -> None:
 
 
 def test_a_fine_map_of_another_size_is_refused() -> None:
-    seen = msgspec.structs.replace(peaked((6, 6), 0.9), fine=np.ones((6, 6), np.float32))
+    seen = with_fine(peaked((6, 6), 0.9), np.ones((6, 6), np.float32))
     picture = Picture(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
     with pytest.raises(ValueError, match="fine map"):
         choose([picture], 100, LodParams(budget=100), EMBEDDED)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from saccade.lod.draw import FRAME, LONGEST, annotate
-from saccade.lod.values import Choice, Look, Region
+from saccade.lod.values import Choice, Look, Region, StillMaps
 
 
 def look(rows: int, columns: int) -> Look:
     flat = np.full((rows, columns), 0.5, np.float32)
-    return Look(propositional=flat, perspectival=flat, participatory=flat, lost=flat)
+    return Look(still=StillMaps(propositional=flat, perspectival=flat, lost=flat), participatory=flat)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10, 2000), (2000, 10), (300, 200)])

@@ -98,10 +98,10 @@ def test_the_fine_map_is_the_texture_at_a_quarter_of_a_token() -> None:
     page[40:48, 16:24] = (torch.arange(64).view(8, 8, 1) * 37 % 256).to(torch.uint8)
     made = texture(page)
     look = to_look(score(still(made, (3, 2)), torch.ones(6), torch.tensor(0.0)), (3, 2))
-    assert look.fine is not None
-    assert look.fine.shape == (3 * FINE, 2 * FINE)
-    assert np.allclose(look.fine, propositional(made, (3 * FINE, 2 * FINE)).numpy())
-    assert divmod(int(look.fine.argmax()), 2 * FINE) == (5, 2)  # places of 8 x 8 pixels
+    assert look.still.fine is not None
+    assert look.still.fine.shape == (3 * FINE, 2 * FINE)
+    assert np.allclose(look.still.fine, propositional(made, (3 * FINE, 2 * FINE)).numpy())
+    assert divmod(int(look.still.fine.argmax()), 2 * FINE) == (5, 2)  # places of 8 x 8 pixels
 
 
 def test_parts_run_in_order_where_there_are_no_streams() -> None:

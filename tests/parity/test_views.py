@@ -24,7 +24,8 @@ from saccade.plan import Row, StepPlan
 from saccade.request import Pixels, Request, Zoomed
 from saccade.runtime import build
 from saccade.runtime.engine import Engine
-from saccade.runtime.lookout import HostLooks, Lookout
+from saccade.runtime.lookout import Lookout
+from saccade.runtime.looks import HostLooks
 from saccade.runtime.runner import Launched
 from saccade.vision.layout import lay_out, zoomed
 from saccade.vision.preprocess import Preprocessor, ResampleTables

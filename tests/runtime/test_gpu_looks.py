@@ -18,7 +18,8 @@ from saccade.plan import Row
 from saccade.request import Zoomed
 from saccade.runtime import build
 from saccade.runtime.engine import Engine
-from saccade.runtime.lookout import HostLooks, Lookout
+from saccade.runtime.lookout import Lookout
+from saccade.runtime.looks import HostLooks
 from tests import checkpoints
 from tests.parity.oracle import picture
 from tests.parity.test_views import TURN, looked

@@ -12,17 +12,30 @@ from safetensors.torch import load_file
 from saccade import SamplingParams
 from saccade.config import EngineConfig
 from saccade.errors import CheckpointError
-from saccade.lod.values import LodParams
+from saccade.lod.relevance import STILL_MAPS
+from saccade.lod.values import LodParams, Look, StillMaps
 from saccade.media.detail import Wishes
 from saccade.plan import Layout
-from saccade.request import Request, Zoomed
-from saccade.runtime import build
+from saccade.request import Request, View, Zoomed
+from saccade.runtime import build, lookout
 from saccade.runtime.engine import Engine
 from saccade.runtime.lookout import Lookout
+from saccade.runtime.looks import ByItself, HostLooks, Sending
 from saccade.vision.layout import lay_out
-from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, bench, patches_of
+from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Question, bench, looked, patches_of
 
 __all__ = ["bench"]  # the fixture
+
+
+def preview_of(peers: Bench, question: Question, budget: int | None) -> Request:
+    return peers.front.prepare_prompt(
+        question.text,
+        SamplingParams(max_tokens=4, temperature=0),
+        f"look{next(peers.numbers)}",
+        images=question.pictures,
+        trusted=True,
+        wishes=Wishes(params=LodParams(budget=budget, gate=False), only_look=True),
+    )
 
 
 def only_look(peers: Bench, number: int, **options: Any) -> tuple[Request, Zoomed, Layout]:
@@ -31,14 +44,7 @@ def only_look(peers: Bench, number: int, **options: Any) -> tuple[Request, Zoome
     engine = peers.engine(**options)
     told = []
     for _ in range(2):
-        request = peers.front.prepare_prompt(
-            question.text,
-            SamplingParams(max_tokens=4, temperature=0),
-            f"look{next(peers.numbers)}",
-            images=question.pictures,
-            trusted=True,
-            wishes=Wishes(params=LodParams(budget=question.budget, gate=False), only_look=True),
-        )
+        request = preview_of(peers, question, question.budget)
         engine.submit(request)
         while not engine.idle:
             told += [delta.zoomed for delta in engine.step() if delta.zoomed]
@@ -178,3 +184,79 @@ def test_what_a_deleted_picture_says_by_itself_is_forgotten(bench: Callable[[str
             engine.forget(content)
         kept.append([*counts, len(stills)])
     assert kept == [[len(contents), 0], [0, 0]]
+
+
+def test_what_a_picture_says_by_itself_comes_to_the_host_once(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later looks refer to it; another view of the picture has its own; what was deleted comes anew, and so
+    does what others took the place of."""
+    peers = bench("registered")
+    engine = peers.engine()
+    came: list[tuple[int, int]] = []  # still maps brought, and other numbers
+    stills: list[StillMaps] = []
+    wait = HostLooks.wait
+
+    def noted(self: HostLooks) -> tuple[tuple[Look, ...], ...]:
+        brought = [one for row in self.looks for one in row if one.maps is not None]
+        maps = sum(STILL_MAPS * one.grid[0] * one.grid[1] for one in brought)
+        came.append((len(brought), self.numbers.numel() - maps))
+        found = wait(self)
+        stills.extend(look.still for row in found for look in row)
+        return found
+
+    monkeypatch.setattr(HostLooks, "wait", noted)
+
+    def ask(question: Question, budget: int | None = None) -> View:
+        """With a budget of its own, only looked at: this checkpoint zooms behind views of one size alone."""
+        request = preview_of(peers, question, budget) if budget else peers.request(question, n=1)
+        looked(engine, [request])
+        return request.media[0].view
+
+    seen = ask(LOOKS[0])
+    ask(LOOKS[1])  # something else about the same picture
+    assert came == [(1, seen.tokens + 1), (0, seen.tokens + 1)]
+    assert stills[0] is stills[1]
+    larger = ask(LOOKS[0], budget=40)
+    assert larger.content == seen.content
+    assert came[2:] == [(1, larger.tokens + 1)]
+    assert stills[2].propositional.shape == larger.token_grid != seen.token_grid
+
+    def delete() -> None:
+        engine.forget(seen.content)
+
+    def crowd_out() -> None:
+        monkeypatch.setattr(lookout, "STILLS", seen.tokens)
+        ask(LOOKS[3])
+
+    for lose in (delete, crowd_out):
+        lose()
+        before = len(came)
+        ask(LOOKS[0])
+        ask(LOOKS[1])
+        assert [count for count, _ in came[before:]] == [1, 0]
+        assert stills[-1] is stills[-2]
+        assert all(stills[-1] is not one for one in stills[:-2])
+        assert np.array_equal(stills[-1].propositional, stills[0].propositional)
+    keeping = engine._runner._lookout
+    assert keeping is not None
+    assert len(keeping._still) == 1
+    assert keeping._kept == seen.tokens
+
+
+def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
+    maps = torch.rand(STILL_MAPS, 2, 3)
+    still, other = ByItself(b"one", 6, maps), ByItself(b"other", 6, maps + 1)
+    sending = Sending()
+    looks = []
+    for number, one in enumerate((still, still, other)):
+        at = sending.add(torch.full((6,), float(number)))
+        looks.append(sending.coming((2, 3), one, at, sending.add(torch.tensor(number + 0.5))))
+    (found,) = sending.to_host((tuple(looks),)).wait()
+    assert [one.maps is None for one in looks] == [False, True, False]
+    assert found[0].still is found[1].still is still.maps
+    assert [look.strength for look in found] == [0.5, 1.5, 2.5]
+    for number, (look, raw) in enumerate(zip(found, (maps, maps, maps + 1), strict=True)):
+        assert np.array_equal(look.participatory, np.full((2, 3), number, np.float32))
+        assert np.array_equal(look.propositional, raw[0].numpy())
+        assert np.array_equal(look.lost, raw[2].numpy())

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from saccade.errors import EngineDied
+from saccade.lod.values import Look, StillMaps
 from saccade.metrics import EngineStats
 from saccade.raster import OPAQUE, shown, words_of
-from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View
+from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View, Zoomed
 from saccade.runtime.wire import Cancel, Channel, News, Submit, ToEngine, ToFront
 
 
@@ -158,3 +159,20 @@ def test_shared_memory_is_given_back_at_once() -> None:
         kept.append(engine.receive(ToEngine))  # a waiting request holds no descriptor
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert "saccade-pixels" not in Path("/proc/self/maps").read_text()
+
+
+def test_looks_arrive_with_what_their_pictures_say_by_themselves() -> None:
+    front, engine = pair()
+    maps = np.random.default_rng(0).random((5, 3, 4), dtype=np.float32)
+    fine = np.random.default_rng(1).random((12, 16), dtype=np.float32)
+    still = StillMaps(propositional=maps[0], perspectival=maps[1], lost=maps[2], fine=fine)
+    looks = tuple(Look(still=still, participatory=one, strength=0.5) for one in maps[3:])
+    assert looks[0].share.shape == still.writing.shape  # what is made of them stays where it was made
+    told = Zoomed(regions=((), ()), gated=(None, None), more_tokens=0, visual_tokens=0, looks=looks)
+    engine.send(News((Delta(request_id="r", zoomed=told),), EngineStats()))
+    (delta,) = front.receive(ToFront).deltas
+    for ours, theirs in zip(looks, delta.zoomed.looks, strict=True):
+        for name in ("propositional", "perspectival", "participatory", "lost"):
+            assert np.array_equal(getattr(ours, name), getattr(theirs, name))
+        assert np.array_equal(theirs.still.fine, fine)
+        assert theirs.strength == 0.5

@@ -16,7 +16,7 @@ from saccade.cache.kinds import SCOPES
 from saccade.cache.pins import Pins
 from saccade.cache.prefix import PrefixCache
 from saccade.cache.swap import SwapSpace
-from saccade.lod.values import Choice, Grid, LodParams, Look, Picture, Region, ViewRule
+from saccade.lod.values import Choice, Grid, LodParams, Look, Picture, Region, StillMaps, ViewRule
 from saccade.plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, Zooming
 from saccade.schedule.cost import Coefficients, CostModel, Work
@@ -110,7 +110,7 @@ def zooming(
 def look_of(cells: list[int]) -> Look:
     """A look at the cells of a view and the question's last: any change of any of them shows."""
     seen = np.full((1, 1), abs(hash(tuple(cells))) % 1009, dtype=np.float32)
-    return Look(propositional=seen, perspectival=seen, participatory=seen, lost=seen)
+    return Look(still=StillMaps(propositional=seen, perspectival=seen, lost=seen), participatory=seen)
 
 
 def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:

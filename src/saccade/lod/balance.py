@@ -9,29 +9,18 @@ exploit .. explore          how spread the question's map is, and how far the ot
 focus .. diversify          how strong the second place is beside the first: how many views
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
-from saccade.lod.values import FINE, SCORERS, Look, Map, Scorer, Weights
+from saccade.lod.values import FINE, SCORERS, Look, Map, Scorer, Weights, shares
 
 NEIGHBOURHOOD = 3  # cells along the side of the square that counts as one place
-BLANK = 0.2  # of the mean: what a place without anything on it counts beside others of its cell
 
 
 class Balanced(NamedTuple):
     relevance: Map  # sums to 1, or is all zero
     weights: Weights
-
-
-def shares(values: Map) -> Map:
-    """A map that sums to 1; all zero where it has nothing."""
-    values = np.maximum(values, 0, dtype=np.float32)
-    total = float(values.sum(dtype=np.float64))
-    if not math.isfinite(total):
-        raise ValueError("a map of relevance has values that are not finite")
-    return values / np.float32(total) if total > 0 else np.zeros_like(values)
 
 
 def spread(share: Map) -> float:
@@ -64,11 +53,12 @@ def places(share: Map) -> tuple[float, float]:
 
 def balance(look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = False) -> Balanced:
     """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions."""
-    maps = {name: shares(getattr(look, name)) for name in SCORERS}
-    usable = [name for name in SCORERS if name in scorers and maps[name].any()]
+    maps = dict(zip(SCORERS, (*look.still.shares, look.share), strict=True))
+    said = *look.still.said, bool(look.share.any())
+    usable = [name for name, there in zip(SCORERS, said, strict=True) if there and name in scorers]
     if not usable:
         return Balanced(np.zeros_like(maps["propositional"]), Weights(scorers=(0.0, 0.0, 0.0)))
-    tensions = Weights() if even else _tensions(maps, look.lost, usable)
+    tensions = Weights() if even else _tensions(maps, look.still.writing, usable)
     given = _weights(usable, None if even else tensions.explore)
     mixed = sum(np.float32(given[name]) * maps[name] for name in usable)
     weights = Weights(
@@ -80,27 +70,24 @@ def balance(look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = Fals
     return Balanced(shares(np.asarray(mixed, np.float32)), weights)
 
 
-def finer(relevance: Map, fine: Map | None) -> Map:
+def finer(relevance: Map, within: Map | None) -> Map:
     """Relevance over FINE times as many rows and columns: what a cell has lies where something stands in it.
     A view's token is coarser than a row of writing; which token matters is the question's, where in it the
-    texture's."""
+    texture's. `within`: as `StillMaps.within`; None: nobody knows."""
     rows, columns = relevance.shape
-    if fine is None:
+    if within is None:
         return np.repeat(np.repeat(relevance / np.float32(FINE * FINE), FINE, 0), FINE, 1)
-    stands = np.maximum(fine, 0) + np.float32(BLANK) * fine.mean(dtype=np.float32) + np.float32(1e-9)
-    stands = stands.reshape(rows, FINE, columns, FINE)
-    share = stands / stands.sum((1, 3), keepdims=True)
-    found: Map = (share * relevance[:, None, :, None]).reshape(rows * FINE, columns * FINE)
+    found: Map = (within * relevance[:, None, :, None]).reshape(rows * FINE, columns * FINE)
     return found.astype(np.float32, copy=False)
 
 
-def _tensions(maps: dict[Scorer, Map], lost: Map, usable: list[Scorer]) -> Weights:
+def _tensions(maps: dict[Scorer, Map], writing: Map, usable: list[Scorer]) -> Weights:
     lead = maps[usable[-1]]  # the question's map where there is one
     others = [maps[name] for name in usable[:-1]]
     common = max((agreement(lead, other) for other in others), default=0.0)
     first, second = places(lead)
     return Weights(
-        particularise=_within(float((lead * np.minimum(np.maximum(lost, 0), 1)).sum(dtype=np.float64))),
+        particularise=_within(float((lead * writing).sum(dtype=np.float64))),
         explore=_within(spread(lead) * (1 - common)),
         diversify=second / first if first > 0 else 0.0,
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from saccade.lod.allocate import Field, allocate
-from saccade.lod.balance import Balanced, balance, finer, shares, spread
+from saccade.lod.balance import Balanced, balance, finer, spread
 from saccade.lod.values import FINE, Choice, LodParams, Picture, ViewRule
 
 PRICE = (2e-3, 5e-4)  # relevance a token must bring in: when compressing, when particularising
@@ -31,7 +31,7 @@ def choose(pictures: Sequence[Picture], budget: int, params: LodParams, rule: Vi
     for one, found, why, part in zip(pictures, balanced, gated, share, strict=True):
         most = 0 if why else max(1, round(rule.most_views * (0.5 + 0.5 * found.weights.diversify)))
         most = min(most, rule.most_views)
-        relevance = finer(found.relevance * np.float32(part), one.look.fine)
+        relevance = finer(found.relevance * np.float32(part), one.look.still.within)
         fields.append(Field(relevance, one.size, one.frame, most=most))
         prices.append(PRICE[0] + (PRICE[1] - PRICE[0]) * found.weights.particularise)
     regions = allocate(fields, left, rule, min(prices, default=0.0))
@@ -50,9 +50,9 @@ def _gate(picture: Picture, found: Balanced, params: LodParams) -> str | None:
     if not params.gate or not params.open_ended:
         return None  # whoever names a price has it spent
     asked = "participatory" in params.scorers and picture.look.participatory.any()
-    lead = shares(picture.look.participatory) if asked else found.relevance
+    lead = picture.look.share if asked else found.relevance
     smaller = 1 - math.sqrt(picture.grid[0] * picture.grid[1] / (picture.frame[0] * picture.frame[1]))
-    lost = smaller * float((lead * np.clip(picture.look.lost, 0, 1)).sum(dtype=np.float64))
+    lost = smaller * float((lead * picture.look.still.writing).sum(dtype=np.float64))
     if lost < SHOWN:
         return f"the global view loses {lost:.2f} of the detail where the question looks, less than {SHOWN}"
     wide = spread(lead) if asked else 0.0  # without a question relevance is always spread
@@ -80,8 +80,9 @@ def _check(picture: Picture) -> None:
                 f"the {name} map is {getattr(look, name).shape}; the view is {picture.grid} tokens"
             )
     wanted = (picture.grid[0] * FINE, picture.grid[1] * FINE)
-    if look.fine is not None and look.fine.shape != wanted:
-        raise ValueError(f"the fine map is {look.fine.shape}; {wanted} are needed")
+    fine = look.still.fine
+    if fine is not None and fine.shape != wanted:
+        raise ValueError(f"the fine map is {fine.shape}; {wanted} are needed")
     if min(*picture.size, *picture.frame, *picture.grid) < 1:
         raise ValueError(
             f"a picture of {picture.size}, frame {picture.frame}, view {picture.grid}: all need 1"

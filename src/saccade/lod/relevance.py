@@ -12,12 +12,14 @@ participatory   how the question takes hold of it
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
-from saccade.lod.values import FINE, Grid, Look
+from saccade.lod.values import FINE, Grid, Look, StillMaps
 
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
 STILL = ("propositional", "perspectival", "lost", "fine")  # parts of `still`
@@ -128,27 +130,30 @@ def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.
 
 
 def score(maps: Tensor, share: Tensor, strength: Tensor) -> Tensor:
-    """All of one look, `numbers_of(grid)` numbers on the device: what `still` gave, then what `from_head` or
-    `from_attention` gave."""
+    """All of one look, on the device: what `still` gave, then what `from_head` or `from_attention` gave."""
     return torch.cat([maps.flatten(), share.flatten(), strength.reshape(1)])
-
-
-def numbers_of(grid: Grid) -> int:
-    """Numbers of one look at a view of that many rows and columns."""
-    return (STILL_MAPS + 1) * grid[0] * grid[1] + 1
 
 
 def to_look(scores: Tensor, grid: Grid) -> Look:
     """A look out of `score`'s numbers; brings them to the host."""
-    rows, columns = grid
     numbers = scores.float().cpu().numpy()
-    maps = numbers[:-1].reshape(STILL_MAPS + 1, rows, columns)
-    fine = maps[3:-1].reshape(FINE, FINE, rows, columns).transpose(2, 0, 3, 1)
+    still = still_maps(numbers[: STILL_MAPS * grid[0] * grid[1]], grid)
     return Look(
-        propositional=maps[0],
-        perspectival=maps[1],
-        lost=maps[2],
-        fine=fine.reshape(rows * FINE, columns * FINE),
-        participatory=maps[-1],
+        still=still,
+        participatory=numbers[-1 - grid[0] * grid[1] : -1].reshape(grid),
         strength=float(numbers[-1]),
+    )
+
+
+def still_maps(numbers: NDArray[np.float32], grid: Grid) -> StillMaps:
+    """What `still` gave, once it is on the host; a copy, to be kept."""
+    rows, columns = grid
+    maps = numbers.reshape(STILL_MAPS, rows, columns)
+    fine = maps[3:].reshape(FINE, FINE, rows, columns).transpose(2, 0, 3, 1)
+    propositional, perspectival, lost = maps[:3].copy()
+    return StillMaps(
+        propositional=propositional,
+        perspectival=perspectival,
+        lost=lost,
+        fine=fine.reshape(rows * FINE, columns * FINE),
     )

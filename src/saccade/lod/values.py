@@ -5,6 +5,8 @@ gives   the shapes the rooms of `lod` exchange with each other and with the engi
 never   imports torch; imports anything of ours
 """
 
+import math
+from functools import cached_property
 from typing import Literal, get_args
 
 import msgspec
@@ -21,6 +23,7 @@ DETAILS: tuple[Detail, ...] = get_args(Detail)
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 LADDER = (16, 64, 196, 400)  # tokens of a zoomed view; skipping a region costs none
 FINE = 4  # places along a token's side at which it is known where in it something stands
+BLANK = 0.2  # of the mean: what a place without anything on it counts beside others of its cell
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -74,15 +77,76 @@ class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look at a picture gave. Maps are >= 0 and finite, of any scale; `lost` is 0..1."""
+def shares(values: Map) -> Map:
+    """A map that sums to 1; all zero where it has nothing."""
+    values = np.maximum(values, 0, dtype=np.float32)
+    total = float(np.add.reduce(values, axis=None, dtype=np.float64))
+    if not math.isfinite(total):
+        raise ValueError("a map of relevance has values that are not finite")
+    return values / np.float32(total) if total > 0 else np.zeros_like(values)
+
+
+class StillMaps(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What a picture says without a question, of one view of it: every look at that refers to it. What a
+    choice makes of the maps is computed once, and to be read only."""
 
     propositional: Map
     perspectival: Map
-    participatory: Map
     lost: Map  # what a coarse view loses first: how much writing there is
-    strength: float = 0.0  # log of the summed raw participatory scores: compares pictures of one request
     fine: Map | None = None  # propositional, FINE times as many rows and columns; None: as if flat
+
+    @cached_property
+    def shares(self) -> tuple[Map, Map]:
+        """Of propositional and perspectival."""
+        return shares(self.propositional), shares(self.perspectival)
+
+    @cached_property
+    def said(self) -> tuple[bool, bool]:
+        """Whether there is anything in either."""
+        one, other = self.shares
+        return bool(one.any()), bool(other.any())
+
+    @cached_property
+    def writing(self) -> Map:
+        """`lost`, between 0 and 1."""
+        return np.minimum(np.maximum(self.lost, 0), 1)
+
+    @cached_property
+    def within(self) -> Map | None:
+        """Where in a token something stands, as shares of it: [rows, FINE, columns, FINE]."""
+        if self.fine is None:
+            return None
+        mean = self.fine.mean(dtype=np.float32)
+        stands = np.maximum(self.fine, 0) + np.float32(BLANK) * mean + np.float32(1e-9)
+        rows, columns = stands.shape[0] // FINE, stands.shape[1] // FINE
+        stands = stands.reshape(rows, FINE, columns, FINE)
+        found: Map = stands / stands.sum((1, 3), keepdims=True)
+        return found
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What one look at a picture gave. Maps are >= 0 and finite, of any scale; `lost` is 0..1."""
+
+    still: StillMaps
+    participatory: Map
+    strength: float = 0.0  # log of the summed raw participatory scores: compares pictures of one request
+
+    @cached_property
+    def share(self) -> Map:
+        """The participatory map, summing to 1."""
+        return shares(self.participatory)
+
+    @property
+    def propositional(self) -> Map:
+        return self.still.propositional
+
+    @property
+    def perspectival(self) -> Map:
+        return self.still.perspectival
+
+    @property
+    def lost(self) -> Map:
+        return self.still.lost
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,9 @@
 
 takes   a step's inputs, and the hidden states its forward pass handed out, or a captured step kept
 gives   the looks of its rows with sights, on their way to the host
-owns    the relevance head, where the checkpoint ships one; a small cache of what pictures say by themselves
-never   waits for the device, but in `HostLooks.wait`
+owns    the relevance head, where the checkpoint ships one; a small cache of what pictures say by themselves:
+        it comes to the host with the first look at a picture, later ones bring what the question adds
+never   waits for the device
 
 With a head, every token of a view leaves a vector beside its keys and values (the side page: it lies in the
 same blocks, so whoever shares, copies or moves those has it too), and a look compares the question's vector
@@ -15,6 +16,7 @@ prompt was cut into steps, or how much of it another request had computed before
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -27,17 +29,17 @@ from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
 from saccade.kernels.choice import mode
 from saccade.kernels.compact import read_slots
-from saccade.lod.relevance import from_attention, from_head, numbers_of, score, to_look
-from saccade.lod.values import Grid, Look
+from saccade.lod.relevance import from_attention, from_head
 from saccade.models.layers import LanguageModel, Watch
-from saccade.plan import Row, Sight, Span
+from saccade.plan import Row, Sight
 from saccade.request import Pixels
 from saccade.runtime.buckets import COUPLED
+from saccade.runtime.looks import ByItself, Coming, HostLooks, Sending
 from saccade.runtime.stills import Stills
 from saccade.views import RelevanceHead
 from saccade.vision.splice import visible
 
-STILLS = 1024  # pictures; 19 maps of at most 256 tokens each: 20 MB
+STILLS = 1 << 18  # tokens of views: 19 maps of each and what is made of them, 40 MB of the host's
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
 HEAD_EPS = 1e-6
 TOGETHER = 16  # looks coupled at once: keys of 256 tokens at three layers of Qwen3-VL-8B are 50 MB in float32
@@ -88,27 +90,6 @@ def _read(checkpoint: Checkpoint, file: str, shapes: dict[str, tuple[int, ...]])
     return found
 
 
-@dataclass(frozen=True)
-class HostLooks:
-    """Looks on their way to the host."""
-
-    numbers: Tensor  # all of them, one after the other, as `lod.relevance.score` gives them
-    grids: tuple[tuple[Grid, ...], ...]  # of each row with sights
-    done: torch.cuda.Event | None
-
-    @property
-    def there(self) -> bool:
-        """Whether there is nothing to wait for."""
-        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> tuple[tuple[Look, ...], ...]:
-        if self.done is not None:
-            self.done.synchronize()
-        sizes = [numbers_of(grid) for grids in self.grids for grid in grids]
-        parts = iter(torch.split(self.numbers, sizes))
-        return tuple(tuple(to_look(next(parts), grid) for grid in grids) for grids in self.grids)
-
-
 def compared(depth: int) -> tuple[int, ...]:
     """The layers whose queries and keys are compared, of a decoder of so many and without a head."""
     return tuple(dict.fromkeys(min(int(depth * part), depth - 1) for part in MIDDLE))
@@ -155,9 +136,9 @@ class Lookout:
         self._stills = stills if stills is not None else Stills(device, None)
         self._layers = compared(depth)
         self.depth = self._layers[-1] if head is None else head.layer  # layers a question passes to look
-        # By view key: of which picture, and the maps that do not depend on the question, least recently used
-        # first.
-        self._still: OrderedDict[bytes, tuple[bytes, Tensor]] = OrderedDict()
+        # By view key: the maps that do not depend on the question, least recently used first.
+        self._still: OrderedDict[bytes, ByItself] = OrderedDict()
+        self._kept = 0  # tokens of their views
 
     @property
     def watched(self) -> tuple[int, ...]:
@@ -229,13 +210,14 @@ class Lookout:
     def see_coupled(self, chunks: Sequence[Row], coupled: Tensor) -> HostLooks:
         """After a captured step that coupled its prompts, one sight each: `coupled` as `couple_ends` gives
         it, which the next such step writes again."""
-        parts: list[Tensor] = []
-        for row, found in zip(chunks, coupled, strict=False):
+        sending = Sending()
+        sending.add(coupled[: len(chunks)])
+        looks: list[tuple[Coming, ...]] = []
+        for place, row in enumerate(chunks):
             (sight,) = row.sights
-            share, strength = found[: sight.span.view.tokens], found[COUPLED:]
-            parts += [self._by_itself(sight).flatten(), share, strength]
-        grids = tuple((row.sights[0].span.view.token_grid,) for row in chunks)
-        return self._to_host(torch.cat(parts), grids)
+            first, still = place * (COUPLED + 1), self._by_itself(sight)
+            looks.append((sending.coming(sight.span.view.token_grid, still, first, first + COUPLED),))
+        return sending.to_host(tuple(looks))
 
     def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
         """Of rows with sights: each with its block table and its question. Views of equally many tokens are
@@ -249,9 +231,13 @@ class Lookout:
                 some = alike[first : first + together]
                 shares, strengths = self._couple([wanted[number] for number in some])
                 coupled |= zip(some, zip(shares, strengths, strict=True), strict=True)
-        numbers = [score(self._by_itself(one.sight), *coupled[i]) for i, one in enumerate(wanted)]
-        grids = tuple(tuple(sight.span.view.token_grid for sight in row.sights) for row, _, _ in asking)
-        return self._to_host(torch.cat(numbers), grids)
+        sending, looks = Sending(), []
+        for number, one in enumerate(wanted):
+            share, strength = (sending.add(part) for part in coupled[number])
+            grid, still = one.sight.span.view.token_grid, self._by_itself(one.sight)
+            looks.append(sending.coming(grid, still, share, strength))
+        each = iter(looks)
+        return sending.to_host(tuple(tuple(islice(each, len(row.sights))) for row, _, _ in asking))
 
     # With a head
 
@@ -298,29 +284,31 @@ class Lookout:
         side = self._pages.side.flatten(0, 2).index_select(0, slots.flatten())
         return from_head(questions, side.view(*slots.shape, -1))
 
-    def _by_itself(self, sight: Sight) -> Tensor:
+    def _by_itself(self, sight: Sight) -> ByItself:
         """What a picture says without a question."""
         key = sight.span.key
         known = self._still.get(key)
         if known is not None:
             self._still.move_to_end(key)
-            return known[1]
+            return known
         # A picture has one frame; what a zoomed view would be cut from is all of it.
         view = sight.span.view
         maps = self._stills.maps(self._upload(sight.pixels, view.content)[0], view.token_grid)
+        still = ByItself(view.content, view.tokens, maps)
         if sight.keep:
-            self._keep(sight.span, maps)
-        return maps
+            self._keep(key, still)
+        return still
 
-    def _keep(self, span: Span, still: Tensor) -> None:
-        self._still[span.key] = span.view.content, still
-        while len(self._still) > STILLS:
-            self._still.popitem(last=False)
+    def _keep(self, key: bytes, still: ByItself) -> None:
+        self._still[key] = still
+        self._kept += still.tokens
+        while self._kept > STILLS:
+            self._kept -= self._still.popitem(last=False)[1].tokens
 
     def forget(self, content: bytes) -> None:
         """A picture was deleted."""
-        for key in [key for key, (shown, _) in self._still.items() if shown == content]:
-            del self._still[key]
+        for key in [key for key, still in self._still.items() if still.content == content]:
+            self._kept -= self._still.pop(key).tokens
 
     def _slots(self, wanted: Sequence[Wanted]) -> Tensor:
         """Where the tokens of views lie in the pages, by the block tables of their rows: [views, tokens]."""
@@ -333,12 +321,3 @@ class Lookout:
     def _index(self, values: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))
         return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
-
-    def _to_host(self, numbers: Tensor, grids: tuple[tuple[Grid, ...], ...]) -> HostLooks:
-        if self._device.type != "cuda":
-            return HostLooks(numbers, grids, None)
-        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        host.copy_(numbers, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return HostLooks(host, grids, done)

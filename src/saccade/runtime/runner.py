@@ -27,7 +27,8 @@ from saccade.runtime.buckets import TOKENS, Division, Shape
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
 from saccade.runtime.history import send
-from saccade.runtime.lookout import HostLooks, Lookout
+from saccade.runtime.lookout import Lookout
+from saccade.runtime.looks import HostLooks
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.sampler import HostSample, SampleOutput, Sampler
 from saccade.vision.encode import Encoder
