@@ -83,7 +83,7 @@ sanitise)
     # The kernels are compiled first, outside the sanitizer; what it then runs is a part at a time.
     SANITIZER=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     within 90 "$PYTHON" -m bench.kernels --check
-    for part in decode compact finish points products qkv many sample pixels; do
+    for part in decode compact finish points products qkv chosen sample pixels; do
         within 60 "$SANITIZER" --tool memcheck --error-exitcode 3 --log-file "$FOLDER/memcheck-$part.log" \
             "$PYTHON" -m bench.kernels --check --parts "$part"
         tail -n 2 "$FOLDER/memcheck-$part.log" || true

@@ -427,6 +427,24 @@ def many(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[
     yield from left([(t, (t.lines or 128) - 3 * turn) for turn, t in enumerate(cut)], device, launch)
 
 
+def chosen(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """What the tables name, at the shapes they name it for; of wide ones as much as can be normed."""
+    tuned = [(key, tuning) for key, tuning in skinny.TUNED.items() if tuning is not None]
+    for turn, ((limit, columns, depth, gated), tuning) in enumerate(tuned):
+        columns = min(columns * (1 + gated), add_norm.WIDEST)
+        weight = (torch.randn(columns, depth, device=device) * depth**-0.5).bfloat16()
+        early = turn % 2 == 0
+        for rows in {limit, max(1, limit - dice.randint(0, 7))}:
+            x = torch.randn(rows, depth, device=device).bfloat16()
+            yield from product(x, weight, tuning._replace(pdl=early), launch)
+    left_over = [
+        (tuning._replace(pdl=early), limit)
+        for (limit, *_), tuning in skinny.LEFT.items()
+        for early in (False, True)
+    ]
+    yield from left(left_over, device, launch)
+
+
 def device_runs(x: Tensor) -> bool:
     """Whether kernels do more than compile."""
     return x.device.type == "cuda"
@@ -494,6 +512,7 @@ CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator
     "products": (products,),
     "qkv": (projection,),
     "layer": (),  # made of the others
+    "chosen": (chosen,),
     "many": (many,),
     "sample": (samples,),
     "pixels": (pixels,),
