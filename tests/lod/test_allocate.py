@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.lod.allocate import Field, allocate
+from saccade.lod.allocate import UNITS, WHOLE, Field, _Pick, _region, allocate, windows
 from saccade.lod.values import LADDER, Map, Region, ViewRule
 
 sizes = st.integers(1, 3000)
@@ -59,6 +59,37 @@ def covered(field: Field, some: tuple[Region, ...]) -> Map:
     for x0, y0, x1, y1 in (region.box for region in some):
         inside |= ((y >= y0 - 1) & (y <= y1 + 1))[:, None] & ((x >= x0 - 1) & (x <= x1 + 1))[None]
     return inside.astype(np.float32)
+
+
+@given(st.lists(fields(), max_size=3), budgets, rules, prices)
+@settings(max_examples=100, deadline=None)
+def test_windows_are_those_of_looking_at_every_place_of_every_window_each_time(
+    pictures: list[Field], budget: int, rule: ViewRule, price: float
+) -> None:
+    rests = [np.rint(one.relevance.astype(np.float64) * UNITS).astype(np.int64) for one in pictures]
+    picks: list[_Pick] = []
+    left, most = budget, [one.most for one in pictures]
+    while True:
+        best: tuple[int, _Pick] | None = None
+        for i, field in enumerate(pictures):
+            for window in windows(field, rule, budget) if most[i] > 0 else ():
+                if window.tokens > left:
+                    continue
+                gains = np.lib.stride_tricks.sliding_window_view(rests[i], window.cells).sum((2, 3))
+                place = int(gains.argmax())
+                gain = int(gains.flat[place])
+                worth = gain * window.sharp // WHOLE - round(price * UNITS) * window.tokens
+                if worth > (best[0] if best else 0):  # the first of equals stays
+                    best = worth, _Pick(i, window, divmod(place, gains.shape[1]), gain)
+        if best is None:
+            break
+        pick = best[1]
+        picks.append(pick)
+        left, most[pick.field] = left - pick.window.tokens, most[pick.field] - 1
+        (row, column), (high, wide) = pick.at, pick.window.cells
+        rests[pick.field][row : row + high, column : column + wide] = 0
+    for i, (field, found) in enumerate(zip(pictures, allocate(pictures, budget, rule, price), strict=True)):
+        assert set(found) == {_region(field, pick) for pick in picks if pick.field == i}
 
 
 @given(fields(), budgets, rules, prices, st.data())

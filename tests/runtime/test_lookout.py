@@ -15,12 +15,13 @@ from saccade.errors import CheckpointError
 from saccade.lod.relevance import STILL_MAPS
 from saccade.lod.values import LodParams, Look, StillMaps
 from saccade.media.detail import Wishes
-from saccade.plan import Layout
+from saccade.plan import Layout, StepPlan
 from saccade.request import Request, View, Zoomed
 from saccade.runtime import build, lookout
 from saccade.runtime.engine import Engine
 from saccade.runtime.lookout import Lookout
 from saccade.runtime.looks import ByItself, HostLooks, Sending
+from saccade.runtime.runner import Launched, Runner
 from saccade.vision.layout import lay_out
 from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Question, bench, looked, patches_of
 
@@ -260,3 +261,30 @@ def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
         assert np.array_equal(look.participatory, np.full((2, 3), number, np.float32))
         assert np.array_equal(look.propositional, raw[0].numpy())
         assert np.array_equal(look.lost, raw[2].numpy())
+
+
+def test_views_are_on_their_way_before_anybody_hears_of_the_look(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lone question: the step that learns the look launches the views chosen by it."""
+    peers = bench("stock")
+    engine = peers.engine(overlap=True)
+    did: list[str] = []
+    wait, launch = HostLooks.wait, Runner.launch
+
+    def waited(self: HostLooks) -> Any:
+        did.append("looked")
+        return wait(self)
+
+    def launched(self: Runner, plan: StepPlan) -> Launched:
+        did.append("launched")
+        return launch(self, plan)
+
+    monkeypatch.setattr(HostLooks, "wait", waited)
+    monkeypatch.setattr(Runner, "launch", launched)
+    engine.submit(peers.request(LOOKS[0], n=1))
+    while not engine.idle:
+        engine.step()
+        engine.check()
+        did.append("told")
+    assert did[:6] == ["launched", "told", "looked", "launched", "told", "launched"]

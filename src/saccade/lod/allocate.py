@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from saccade.lod.values import Grid, Map, Region, ViewRule
 
 UNITS = 1 << 24  # of relevance 1
+MOST = 1e6  # relevance that a cell counts for at most; about 1 in all is usual
 LATTICE = 0.5  # tokens of the frame: windows begin at multiples of it, where the cells they cover allow that
 TINY = 1e-9  # of a side
 # rows and columns of tokens of each level: square, and as many tokens in a long row
@@ -82,21 +83,19 @@ def spend(
     """Of the windows given for each picture."""
     if not (price >= 0):
         raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
-    rests = [_whole(field.relevance) for field in fields]
-    bounds = [[int(rest.sum())] * len(some) for rest, some in zip(rests, shapes, strict=True)]
+    grounds = [_Ground(field.relevance, some) for field, some in zip(fields, shapes, strict=True)]
     picks: list[_Pick] = []
     cost, left = round(price * UNITS), budget
     most = [field.most for field in fields]
     while True:
         open_ = [i for i, more in enumerate(most) if more > 0]
-        best = _best(rests, shapes, bounds, open_, left, cost)
+        best = _best(grounds, open_, left, cost)
         if best is None:
             break
         picks.append(best)
         left -= best.window.tokens
         most[best.field] -= 1
-        rest, (row, column), (high, wide) = rests[best.field], best.at, best.window.cells
-        rest[row : row + high, column : column + wide] = 0
+        grounds[best.field].cover(best.at, best.window.cells)
     return tuple(
         _in_reading_order(_region(fields[i], pick) for pick in picks if pick.field == i)
         for i in range(len(fields))
@@ -141,61 +140,45 @@ def _covered(share: float, cells: int) -> int:
     return max(1, min(cells, int(share * cells + 0.5)))
 
 
-def _whole(relevance: Map) -> NDArray[np.int64]:
-    least, most = relevance.min(initial=0), relevance.max(initial=0)  # neither is a number where one is not
-    if not (least >= 0 and most < np.inf):
-        raise ValueError("relevance must be finite and at least 0 everywhere")
-    scaled = np.minimum(relevance, 1e6, dtype=np.float64)
-    scaled *= UNITS
-    return np.rint(scaled, out=scaled).astype(np.int64)
+class _Ground:
+    """What is left of one picture's relevance, and what each window would gain of it."""
 
+    def __init__(self, relevance: Map, windows: tuple[Window, ...]) -> None:
+        self.windows = windows
+        self._rest = _whole(relevance)
+        # By window: what it gained at its best place when that was last looked for. Relevance is only ever
+        # taken away, so it gains no more now; no less either if nothing was taken there: it has a place then.
+        self.bounds = [int(self._rest.sum())] * len(windows)
+        self._places: list[Grid | None] = [None] * len(windows)
+        self._sums: NDArray[np.int64] | None = None
+        self._tall: dict[int, NDArray[np.int64]] = {}  # sums over so many rows
 
-def _best(
-    rests: list[NDArray[np.int64]],
-    shapes: Sequence[tuple[Window, ...]],
-    bounds: list[list[int]],
-    open_: list[int],
-    left: int,
-    cost: int,
-) -> _Pick | None:
-    """The window that is worth most, if any is worth something and fits. `bounds`: what each window gained at
-    its best place when it was last looked at; relevance is only ever taken away, so it gains no more now."""
-    best: _Pick | None = None
-    rank = 0, 0, 0  # of the best: its worth, then what comes first of equals, picture and window
-    sums: dict[int, NDArray[np.int64]] = {}
-    tall: dict[tuple[int, int], NDArray[np.int64]] = {}  # sums over so many rows of a picture
-    for most, first, then in _by_promise(shapes, bounds, open_, left, cost):
-        if (most, first, then) <= rank:
-            break  # nor has any behind it
-        i, number = -first, -then
-        window = shapes[i][number]
-        high, wide = window.cells
-        if i not in sums:
-            sums[i] = _sums(rests[i])
-        if (i, high) not in tall:
-            tall[i, high] = sums[i][high:] - sums[i][:-high]
-        gains = tall[i, high][:, wide:] - tall[i, high][:, :-wide]
-        place = int(gains.argmax())  # the first of equals
-        gain = bounds[i][number] = gains.item(place)
-        worth = gain * window.sharp // WHOLE - cost * window.tokens
-        if worth > 0 and (worth, first, then) > rank:
-            rank = worth, first, then
-            best = _Pick(i, window, divmod(place, gains.shape[1]), gain)
-    return best
+    def best(self, number: int) -> tuple[int, Grid]:
+        """What a window gains where it gains most, and where: the first of equals."""
+        at = self._places[number]
+        if at is None:
+            high, wide = self.windows[number].cells
+            if high not in self._tall:
+                if self._sums is None:
+                    self._sums = _sums(self._rest)
+                self._tall[high] = self._sums[high:] - self._sums[:-high]
+            gains = self._tall[high][:, wide:] - self._tall[high][:, :-wide]
+            place = int(gains.argmax())
+            self.bounds[number] = gains.item(place)
+            at = self._places[number] = divmod(place, gains.shape[1])
+        return self.bounds[number], at
 
-
-def _by_promise(
-    shapes: Sequence[tuple[Window, ...]], bounds: list[list[int]], open_: list[int], left: int, cost: int
-) -> list[tuple[int, int, int]]:
-    """The windows that fit, those first that may be worth most, then in order: what they may be worth, and
-    picture and window, both negative."""
-    found = [
-        (bounds[i][number] * window.sharp // WHOLE - cost * window.tokens, -i, -number)
-        for i in open_
-        for number, window in enumerate(shapes[i])
-        if window.tokens <= left
-    ]
-    return sorted([one for one in found if one[0] > 0], reverse=True)
+    def cover(self, at: Grid, cells: Grid) -> None:
+        """Nothing is left of some cells. Who gained most elsewhere still does, at the same place."""
+        (top, left), (below, right) = at, (at[0] + cells[0], at[1] + cells[1])
+        self._rest[top:below, left:right] = 0
+        self._sums = None
+        self._tall.clear()
+        for number, place in enumerate(self._places):
+            if place is not None:
+                (row, column), (high, wide) = place, self.windows[number].cells
+                if row < below and top < row + high and column < right and left < column + wide:
+                    self._places[number] = None
 
 
 def _sums(rest: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -203,6 +186,47 @@ def _sums(rest: NDArray[np.int64]) -> NDArray[np.int64]:
     sums = np.zeros((rest.shape[0] + 1, rest.shape[1] + 1), np.int64)
     np.cumsum(rest.cumsum(0), 1, out=sums[1:, 1:])
     return sums
+
+
+def _whole(relevance: Map) -> NDArray[np.int64]:
+    units = relevance * np.float64(UNITS)
+    least, most = units.min(initial=0), units.max(initial=0)  # neither is a number where one is not
+    if not (least >= 0 and most < np.inf):
+        raise ValueError("relevance must be finite and at least 0 everywhere")
+    if most > MOST * UNITS:
+        np.minimum(units, MOST * UNITS, out=units)
+    return np.rint(units, out=units).astype(np.int64)
+
+
+def _best(grounds: Sequence[_Ground], open_: list[int], left: int, cost: int) -> _Pick | None:
+    """The window that is worth most, if any is worth something and fits."""
+    best: _Pick | None = None
+    rank = 0, 0, 0  # of the best: its worth, then what comes first of equals, picture and window
+    for promised in _by_promise(grounds, open_, left, cost):
+        if promised <= rank:
+            break  # nor has any behind it
+        _, first, then = promised
+        window = grounds[-first].windows[-then]
+        gain, at = grounds[-first].best(-then)
+        worth = gain * window.sharp // WHOLE - cost * window.tokens
+        if worth > 0 and (worth, first, then) > rank:
+            rank = worth, first, then
+            best = _Pick(-first, window, at, gain)
+    return best
+
+
+def _by_promise(
+    grounds: Sequence[_Ground], open_: list[int], left: int, cost: int
+) -> list[tuple[int, int, int]]:
+    """The windows that fit, those first that may be worth most, then in order: what they may be worth, and
+    picture and window, both negative."""
+    found = [
+        (bound * window.sharp // WHOLE - cost * window.tokens, -i, -number)
+        for i in open_
+        for number, (bound, window) in enumerate(zip(grounds[i].bounds, grounds[i].windows, strict=True))
+        if window.tokens <= left
+    ]
+    return sorted([one for one in found if one[0] > 0], reverse=True)
 
 
 def _region(field: Field, pick: _Pick) -> Region:

@@ -145,7 +145,8 @@ class SerialLoop:
 class OverlappedLoop:
     """The same, except that step N+1 is planned and launched before N is learnt.
 
-    The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row.
+    The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row. Where nothing
+    can be done before a look is learnt, its views are on their way before anybody hears of it.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -157,7 +158,10 @@ class OverlappedLoop:
         behind = self._ahead
         self._ahead, failed = self._turns.launch(plan)
         # Apologies go out at once: the engine may be idle from here on, and nobody steps an idle one.
-        return self._turns.learn(behind) + failed
+        told = self._turns.learn(behind) + failed
+        if plan is None and not told and behind is not None and behind.looks is not None:
+            self._ahead, told = self._turns.launch(self._turns.plan())
+        return told
 
     @property
     def spare(self) -> float:
