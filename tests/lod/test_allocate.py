@@ -1,5 +1,7 @@
 """Allocation keeps its promises for any relevance, size and budget."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -61,11 +63,13 @@ def covered(field: Field, some: tuple[Region, ...]) -> Map:
     return inside.astype(np.float32)
 
 
-@given(st.lists(fields(), max_size=3), budgets, rules, prices)
+@given(st.lists(fields(), max_size=3), budgets, rules, prices, st.sampled_from([1, 300]))
 @settings(max_examples=100, deadline=None)
 def test_windows_are_those_of_looking_at_every_place_of_every_window_each_time(
-    pictures: list[Field], budget: int, rule: ViewRule, price: float
+    pictures: list[Field], budget: int, rule: ViewRule, price: float, times: int
 ) -> None:
+    """Also where there is more relevance than 32 bits have units for."""
+    pictures = [replace(one, relevance=one.relevance * np.float32(times)) for one in pictures]
     rests = [np.rint(one.relevance.astype(np.float64) * UNITS).astype(np.int64) for one in pictures]
     picks: list[_Pick] = []
     left, most = budget, [one.most for one in pictures]

@@ -15,7 +15,7 @@ units of 2^-24, so sums are exact and ties fall to the smaller level, then to th
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from saccade.lod.values import Grid, Map, Region, ViewRule
 
 UNITS = 1 << 24  # of relevance 1
+Units = NDArray[np.signedinteger[Any]]
 MOST = 1e6  # relevance that a cell counts for at most; about 1 in all is usual
 LATTICE = 0.5  # tokens of the frame: windows begin at multiples of it, where the cells they cover allow that
 TINY = 1e-9  # of a side
@@ -150,8 +151,8 @@ class _Ground:
         # taken away, so it gains no more now; no less either if nothing was taken there: it has a place then.
         self.bounds = [int(self._rest.sum())] * len(windows)
         self._places: list[Grid | None] = [None] * len(windows)
-        self._sums: NDArray[np.int64] | None = None
-        self._tall: dict[int, NDArray[np.int64]] = {}  # sums over so many rows
+        self._sums: Units | None = None
+        self._tall: dict[int, Units] = {}  # sums over so many rows
 
     def best(self, number: int) -> tuple[int, Grid]:
         """What a window gains where it gains most, and where: the first of equals."""
@@ -181,21 +182,23 @@ class _Ground:
                     self._places[number] = None
 
 
-def _sums(rest: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sums(rest: Units) -> Units:
     """Of all cells above and to the left: [rows + 1, columns + 1]."""
-    sums = np.zeros((rest.shape[0] + 1, rest.shape[1] + 1), np.int64)
-    np.cumsum(rest.cumsum(0), 1, out=sums[1:, 1:])
+    sums = np.zeros((rest.shape[0] + 1, rest.shape[1] + 1), rest.dtype)
+    np.add.accumulate(np.add.accumulate(rest, 1, rest.dtype), 0, rest.dtype, sums[1:, 1:])
     return sums
 
 
-def _whole(relevance: Map) -> NDArray[np.int64]:
+def _whole(relevance: Map) -> Units:
+    """Relevance in units; in 32 bits where all sums fit, which is quicker."""
     units = relevance * np.float64(UNITS)
     least, most = units.min(initial=0), units.max(initial=0)  # neither is a number where one is not
     if not (least >= 0 and most < np.inf):
         raise ValueError("relevance must be finite and at least 0 everywhere")
     if most > MOST * UNITS:
         np.minimum(units, MOST * UNITS, out=units)
-    return np.rint(units, out=units).astype(np.int64)
+    np.rint(units, out=units)
+    return units.astype(np.int32 if np.add.reduce(units, None) < 1 << 31 else np.int64)
 
 
 def _best(grounds: Sequence[_Ground], open_: list[int], left: int, cost: int) -> _Pick | None:

@@ -67,7 +67,7 @@ def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> 
 def _lengthen(group: Group, decided: Request, limits: Limits, holdings: Holdings) -> None:
     holdings.making.gone(group)
     group.request, group.layout = decided, lay_out(decided)
-    group.pixels = pixels_of(decided)
+    group.pixels = pixels_of(decided, group.layout)
     holdings.making.came(group)
     for choice in group.choices:
         choice.tokens = list(group.layout.tokens)

@@ -66,15 +66,18 @@ class Group:
 def group_of(request: Request, layout: Layout, since: float) -> Group:
     """A request that has just come. Zoomed views show the pixels of their picture."""
     given = {item.slot: item.pixels for item in request.media}
-    pixels = pixels_of(request)
+    pixels = pixels_of(request, layout)
     return Group(request, layout, pixels, sum(one.nbytes for one in given.values()), since=since)
 
 
-def pixels_of(request: Request) -> dict[bytes, Pixels]:
+def pixels_of(request: Request, layout: Layout) -> dict[bytes, Pixels]:
     """By view key; those of a picture that is named and also given are the given ones."""
     given = {item.slot: item.pixels for item in request.media}
-    shown = sorted(request.media, key=lambda item: not item.absent)
-    return {item.view.key: given[slot_of(item)] for item in shown}
+    media = sorted(
+        request.media, key=lambda item: item.slot
+    )  # as the layout has them, which knows their keys
+    shown = sorted(zip(media, layout.spans, strict=True), key=lambda one: not one[0].absent)
+    return {span.key: given[slot_of(item)] for item, span in shown}
 
 
 def slot_of(item: Media) -> int:
