@@ -22,6 +22,8 @@ from saccade.runtime.rows import DeviceRows
 
 Ints = NDArray[np.int32]
 
+NONE = np.empty(0, dtype=np.int32)
+
 # Blocks copied one by one, a kernel for K and one for V. More go together, in a dozen launches: a question
 # about a known picture, which has one to copy, would wait for those.
 FEW_COPIES = 4
@@ -50,13 +52,16 @@ class Upload:
         self._size = 0
 
     def add(self, values: Sequence[int] | Ints) -> slice:
+        if not len(values):  # of most steps' table changes and copies there are none
+            return slice(self._size, self._size)
         part = np.asarray(values, dtype=np.int32).reshape(-1)
         self._parts.append(part)
         self._size += part.size
         return slice(self._size - part.size, self._size)
 
     def send(self, device: torch.device) -> Tensor:
-        packed = torch.from_numpy(np.concatenate(self._parts))
+        parts = self._parts
+        packed = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate((*parts, NONE)))
         if device.type != "cuda":
             return packed
         return packed.pin_memory().to(device, non_blocking=True)
@@ -128,7 +133,8 @@ class Batch:
         copies = upload.add([block for pair in ordered for block in pair])
         pieces = {name: upload.add(values) for name, values in arrays.items()}
         packed = upload.send(self._device)
-        self._rows.change_tables(packed[places], packed[blocks])
+        if plan.table:
+            self._rows.change_tables(packed[places], packed[blocks])
         for source, target in plan.copies if few else ():
             self._pages.copy_block(source, target)
         if ordered:
