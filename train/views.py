@@ -14,7 +14,7 @@ from saccade.lod.allocate import Field, Window, allocate, spend, windows
 from saccade.lod.balance import finer
 from saccade.lod.choose import PRICE
 from saccade.lod.glance import glance
-from saccade.lod.values import FINE, Grid, LodParams, Map, Region, ViewRule
+from saccade.lod.values import FINE, Grid, LodParams, Map, Region, ViewRule, in_tokens
 from saccade.pictures.scene import Ask, Box
 
 UNIT = 32  # pixels along a token's side
@@ -117,7 +117,7 @@ class Chooser:
         self.windows = tuple(one for one in every if one.tokens <= left)
 
     def field(self, ask: Ask, fine: Map, rng: Random) -> Field:
-        relevance = finer(guess(ask, *self.size, self.look, rng), fine)
+        relevance = finer(guess(ask, *self.size, self.look, rng), in_tokens(fine))
         return Field(relevance, self.size, self.frame, most=rng.choice((2, 2, 3, 4)))
 
     def free(self, field: Field, price: float) -> tuple[Region, ...]:

@@ -86,6 +86,17 @@ def shares(values: Map) -> Map:
     return values / np.float32(total) if total > 0 else np.zeros_like(values)
 
 
+def in_tokens(fine: Map) -> Map:
+    """Where in a token something stands, as shares of it: [rows, FINE, columns, FINE]. `fine` has FINE times
+    as many rows and columns as there are tokens."""
+    mean = fine.mean(dtype=np.float32)
+    stands = np.maximum(fine, 0) + np.float32(BLANK) * mean + np.float32(1e-9)
+    rows, columns = stands.shape[0] // FINE, stands.shape[1] // FINE
+    stands = stands.reshape(rows, FINE, columns, FINE)
+    found: Map = stands / stands.sum((1, 3), keepdims=True)
+    return found
+
+
 class StillMaps(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What a picture says without a question, of one view of it: every look at that refers to it. What a
     choice makes of the maps is computed once, and to be read only."""
@@ -113,15 +124,8 @@ class StillMaps(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def within(self) -> Map | None:
-        """Where in a token something stands, as shares of it: [rows, FINE, columns, FINE]."""
-        if self.fine is None:
-            return None
-        mean = self.fine.mean(dtype=np.float32)
-        stands = np.maximum(self.fine, 0) + np.float32(BLANK) * mean + np.float32(1e-9)
-        rows, columns = stands.shape[0] // FINE, stands.shape[1] // FINE
-        stands = stands.reshape(rows, FINE, columns, FINE)
-        found: Map = stands / stands.sum((1, 3), keepdims=True)
-        return found
+        """Where in a token something stands, as `in_tokens` has it."""
+        return None if self.fine is None else in_tokens(self.fine)
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True, dict=True):
