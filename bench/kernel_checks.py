@@ -378,16 +378,27 @@ def products(device: torch.device, dice: random.Random, launch: Launch) -> Itera
                         raise
 
 
-def product(x: Tensor, weight: Tensor, tuning: skinny.SkinnyTuning | None, launch: Launch) -> Iterator[Check]:
+def product(
+    x: Tensor,
+    weight: Tensor,
+    tuning: skinny.SkinnyTuning | None,
+    launch: Launch,
+    *,
+    only: bool | None = None,
+) -> Iterator[Check]:
+    """Plain, gated, normed. `only`: gated, or not at all, for a tuning that has no room for the other."""
     (rows, depth), columns, dtype = x.shape, weight.shape[0], x.dtype
     residual = torch.randn(rows, columns, device=x.device).to(dtype)
     norm = skinny.Norm(torch.randn(columns, device=x.device).to(dtype), 1e-6)
     label = f"{rows} x {columns} x {depth} {tuning.name if tuning else 'default'}"
     plain = F.linear(x, weight)
+    if only is not False:
+        made = launch(skinny.skinny_triton, x, weight, gated=True, tuning=tuning)[0]
+        yield compared(f"gated {label}", made, activation.silu_mul_reference(plain), dtype)
+    if only:
+        return
     made = launch(skinny.skinny_triton, x, weight, tuning=tuning)[0]
     yield compared(f"product {label}", made, plain, dtype)
-    made = launch(skinny.skinny_triton, x, weight, gated=True, tuning=tuning)[0]
-    yield compared(f"gated {label}", made, activation.silu_mul_reference(plain), dtype)
     made = launch(skinny.skinny_triton, x, weight, residual=residual, norm=norm, tuning=tuning)[0]
     wanted = add_norm.add_rms_norm_reference(plain, residual, norm.weight, 1e-6)[0]
     yield compared(f"normed {label}", made, wanted, dtype)
@@ -436,7 +447,7 @@ def chosen(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
         early = turn % 2 == 0
         for rows in {limit, max(1, limit - dice.randint(0, 7))}:
             x = torch.randn(rows, depth, device=device).bfloat16()
-            yield from product(x, weight, tuning._replace(pdl=early), launch)
+            yield from product(x, weight, tuning._replace(pdl=early), launch, only=gated)
     left_over = [
         (tuning._replace(pdl=early), limit)
         for (limit, *_), tuning in skinny.LEFT.items()

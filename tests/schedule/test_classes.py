@@ -225,6 +225,41 @@ def test_a_picture_that_lacked_a_row_has_its_share_of_steps_full_of_text_once_th
     assert engine.finish("picture")
 
 
+@pytest.mark.parametrize(("texts", "whole"), [(0, True), (1, True), (20, False)])
+def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_come_often(
+    texts: int, whole: bool
+) -> None:
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, least_chunk=1)
+    engine = Engine(blocks=200, limits=limits, prefix_caching=False)
+    for number in range(texts):
+        engine.add(question(f"text {number}", [2, 3], max_tokens=1))
+    engine.run()
+    assert engine.now < 0.9
+    engine.add(seen("picture", 1, max_tokens=1))
+    plan = engine.step()
+    assert plan is not None
+    assert plan.encodes[0].stop is None  # its view goes at once in any case
+    assert (plan.rows[0].count == 17) == whole
+    engine.run()
+    assert engine.finish("picture")
+    engine.now += 1.0  # they come no more
+    engine.add(seen("later", 2, max_tokens=1))
+    plan = engine.step()
+    assert plan is not None
+    assert plan.rows[0].count == 17
+
+
+def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -> None:
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1, max_rows=20)
+    engine = Engine(blocks=200, limits=limits, prefix_caching=False)
+    for number in range(9):
+        engine.add(question(f"text {number}", [2, 3, 4, 5, 6], max_tokens=1))
+    plan = engine.step()
+    assert plan is not None
+    assert len(plan.rows) == 9
+    assert engine.truth.predict(work_of(plan, 1)) > 4.0
+
+
 def test_steps_grow_while_a_prompt_waits_long_and_no_longer() -> None:
     limits = small_limits(
         max_step_tokens=64, itl_target=4.0, least_chunk=1, stretch=2.5, stretch_after=(1.0, 3.0)

@@ -58,6 +58,10 @@ class Session:
         self.inputs = Inputs(checkpoint, llm.front.tokens, options.seed)
         self._bar = bar
 
+    @property
+    def on_cuda(self) -> bool:
+        return self.llm.engine.info.device.startswith("cuda")
+
     def scale(self, workload: Workload) -> Scale:
         return chosen_scale(workload, self.options)
 

@@ -25,6 +25,7 @@ from saccade.plan import Layout, StepPlan, StepResult
 from saccade.request import Delta, FinishReason, Request
 from saccade.schedule import failing, policy
 from saccade.schedule.admission import Admission
+from saccade.schedule.arrivals import Arrivals
 from saccade.schedule.choices import choices_of
 from saccade.schedule.coming import Coming
 from saccade.schedule.cost import Coefficients, CostModel
@@ -78,6 +79,7 @@ class Scheduler:
         self._in_flight: dict[int, Step] = {}  # by plan number, oldest first
         self._handles = count()
         self._totals = Totals()
+        self._arrivals = Arrivals()
         self.forget_untimed = self._totals.forget_untimed  # of steps nobody waited for
         self._admission = Admission(
             limits,
@@ -108,6 +110,8 @@ class Scheduler:
         self._totals.came(group)
         for sequence in group.choices:
             self._queue(sequence)
+        if not group.choices[0].encoding:
+            self._arrivals.came(group.since)
 
     def _queue(self, sequence: Sequence) -> None:
         """Into the line of its class as things stand; choices of one request need its views once."""
@@ -170,6 +174,9 @@ class Scheduler:
         if step.singles and self._limits.step_target is not None:
             step.target = self._limits.stretched(self._longest_wait(prompts))
             step.tokens_left = min(step.tokens_left, self._limits.stream_tokens)
+        elif not step.singles:
+            rate = self._arrivals.rate(self._clock())
+            step.quiet = self._limits.while_quiet(rate, self._longest_wait(prompts))
         return prompts
 
     def _longest_wait(self, prompts: tuple[list[Sequence], list[Sequence]]) -> float:
@@ -211,7 +218,7 @@ class Scheduler:
             self._limits,
             step.tokens_left,
             step.milliseconds if step.target is not None else 0.0,
-            step.target,
+            (step.target, step.target if step.quiet is None else step.quiet),
             both=both,
             turn=self._totals.steps,
         )
