@@ -36,9 +36,11 @@ POINTS = {
 SCALED_STEPS = 24  # a point
 
 
-def rows(llm: LLM, repeat: int) -> Iterator[str]:
-    names = [name for name in ON_GPU if parse_workload(name).kind not in ON_PROCESS]
-    ordered = [name for name in names if name not in LAST] + list(LAST)
+ROWS = tuple(name for name in ON_GPU if parse_workload(name).kind not in ON_PROCESS)
+
+
+def rows(llm: LLM, repeat: int, names: tuple[str, ...]) -> Iterator[str]:
+    ordered = [name for name in names if name not in LAST] + [name for name in LAST if name in names]
     with Progress(disable=True) as bar:
         session = Session(llm, llm.front.checkpoint, BenchOptions(repeat=repeat, progress=False), bar)
         for workload in map(parse_workload, ordered):
@@ -76,10 +78,19 @@ def grown(llm: LLM, requests: int) -> Iterator[str]:
 @click.argument("model", default="embedded")
 @option("--seconds", type=float, default=300.0, help="after which no part begins")
 @option("--repeat", type=int, default=2, help="timed runs of a row")
+@option("--row", "chosen", type=click.Choice(ROWS), multiple=True, help="these alone, and nothing else")
 @option("--requests", type=int, default=2000, help="of growth")
 @option("--plots", type=click.Path(file_okay=False, path_type=Path), help="a folder for one SVG a part")
 @with_options(ENGINE_OPTIONS)
-def main(model: str, seconds: float, repeat: int, requests: int, plots: Path | None, **given: Any) -> None:
+def main(
+    model: str,
+    seconds: float,
+    repeat: int,
+    chosen: tuple[str, ...],
+    requests: int,
+    plots: Path | None,
+    **given: Any,
+) -> None:
     began = time.perf_counter()
     llm = LLM(model, progress=False, **engine_config(model, given).options())
     laps = ", ".join(f"{part} {took:.1f}" for part, took in llm.engine.start_seconds.items())
@@ -87,7 +98,8 @@ def main(model: str, seconds: float, repeat: int, requests: int, plots: Path | N
     while llm.engine.prepare():  # as a server does while nobody asks
         pass
     print(f"prepared after {time.perf_counter() - began:.1f} s", flush=True)
-    parts = (rows(llm, repeat), scaled(llm, plots), grown(llm, requests))
+    everything = (rows(llm, repeat, ROWS), scaled(llm, plots), grown(llm, requests))
+    parts = (rows(llm, repeat, chosen),) if chosen else everything
     for line in (line for part in parts for line in part):
         print(f"{time.perf_counter() - began:6.1f} s  {line}", flush=True)
         if time.perf_counter() - began > seconds:

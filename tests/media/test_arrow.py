@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from saccade.config import MediaLimits
-from saccade.media import arrow
+from saccade.media import arrow, spread
 from saccade.media.arrow import copied_words
 from saccade.media.source import load_picture
 from saccade.raster import OPAQUE, Words, contiguous, shown, words_of
@@ -51,6 +51,21 @@ def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
     packed = contiguous(pixels)
     assert packed.flags.c_contiguous
     np.testing.assert_array_equal(packed, pixels)
+
+
+@pytest.mark.parametrize("height", [1, 2, 3, 17])
+def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
+    image = plain().resize((31, height))
+    one = copied_words(image)
+    monkeypatch.setattr(spread, "LEAST_BYTES", 1)
+    monkeypatch.setattr(spread, "COPIERS", 4)
+    several = copied_words(image)
+    np.testing.assert_array_equal(several, one)
+    assert words_of(shown(several)) is several
+    with spread.alone(1 << 30) as granted, spread.alone(1 << 30) as another:  # one picture at a time
+        assert (granted, another) == (True, False)
+    with spread.alone(1 << 30) as granted:
+        assert granted
 
 
 def test_the_copy_stays_as_it_was_when_the_picture_changes_or_goes() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from saccade.media import hashing
+from saccade.media import spread
 from saccade.media.hashing import content_hash, for_tenant, part_hash, picture_hash
 
 BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
@@ -25,11 +25,11 @@ def test_every_part_is_in_the_hash() -> None:
 
 def test_hashing_by_all_cores_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("PNG", "RGB", (4, 6), bytes(range(256)) * 8192)
-    monkeypatch.setattr(hashing, "SPREAD_BYTES", 1 << 30)
+    monkeypatch.setattr(spread, "LEAST_BYTES", 1 << 30)
     alone = picture_hash(*given)
-    monkeypatch.setattr(hashing, "SPREAD_BYTES", 1)
+    monkeypatch.setattr(spread, "LEAST_BYTES", 1)
     assert picture_hash(*given) == alone
-    with hashing._spreading:  # somebody else has the cores
+    with spread._spreading:  # somebody else has the cores
         assert picture_hash(*given) == alone
 
 

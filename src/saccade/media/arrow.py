@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from saccade.media.spread import opaque
 from saccade.raster import OPAQUE, Words
 
 _FORMAT = b"+w:4"  # lists of four, each a pixel
@@ -64,8 +65,7 @@ def copied_words(image: Image.Image) -> Words:
         padded: Words = np.asarray(lent)
     else:
         padded = np.frombuffer(image.tobytes("raw", "RGBX"), dtype=np.uint32)
-    words: Words = padded.reshape(image.height, image.width) | OPAQUE
-    return words
+    return opaque(padded.reshape(image.height, image.width))
 
 
 def _lent(image: Image.Image) -> _Lent | None:

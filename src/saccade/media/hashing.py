@@ -4,18 +4,13 @@ takes   what kind of source it is, its mode and size, its bytes, the tenant's sa
 gives   32 bytes; equal exactly when all of these are equal
 """
 
-import os
-import sys
-import threading
 from collections.abc import Sequence
 
 from blake3 import blake3
 
+from saccade.media.spread import alone
+
 _CONTEXT = "saccade 2026 media content hash, keyed per tenant"
-# From here on all cores hash, if there are several and nobody else has them do it: somebody waits for this
-# one picture. Of many, threads hash one each.
-SPREAD_BYTES = 1 << 20 if (os.cpu_count() or 1) >= 4 else sys.maxsize
-_spreading = threading.Lock()
 
 
 def picture_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview) -> bytes:
@@ -26,12 +21,8 @@ def picture_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytear
     """
     header = b"".join(_framed(part.encode()) for part in (kind, mode, ",".join(map(str, size))))
     header += len(data).to_bytes(8, "little")
-    if len(data) < SPREAD_BYTES or not _spreading.acquire(blocking=False):
-        return _digest(header, data, threads=1)
-    try:
-        return _digest(header, data, threads=blake3.AUTO)
-    finally:
-        _spreading.release()
+    with alone(len(data)) as granted:
+        return _digest(header, data, threads=blake3.AUTO if granted else 1)
 
 
 def _digest(header: bytes, data: bytes | bytearray | memoryview, threads: int) -> bytes:
