@@ -19,9 +19,11 @@ _stretches = count(1)
 
 
 def keep_all() -> None:
-    """Whatever is there now stays as long as the process. Call it once, when everything has been made."""
+    """Whatever is there now stays as long as the process. Call it when everything has been made, and again
+    when more has."""
     gc.collect()
     gc.freeze()
+    atexit.unregister(gc.unfreeze)
     atexit.register(gc.unfreeze)  # or libraries find their objects alive at the end, and say so at length
 
 

@@ -76,6 +76,7 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
         idle = engine.idle and not engine.prepare()
         if idle and preparing:
             preparing = False
+            keep_all()  # captured steps too: a search through them takes as long as several steps
             channel.send(News((), engine.stats()))  # who waits for that hears of it
         messages = inbox.take(wait=idle, seconds=heap.seconds if heap is not None and heap.used else None)
         if idle and not messages and heap is not None:
