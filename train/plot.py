@@ -15,8 +15,8 @@ from . import ROOT
 LOG = ROOT / "train/log"
 PANELS = (
     (("answer", "views_answer"), "answer loss"),
-    (("characters", "things"), "dense losses"),
-    (("right", "views_right", "read"), "share right"),
+    (("characters", "views_characters", "things"), "dense losses"),
+    (("right", "views_right", "read", "views_read"), "share right"),
 )
 
 

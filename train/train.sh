@@ -1,6 +1,6 @@
 #!/bin/sh
 # The whole training on one GPU, in runs of at most ten minutes each. Repeat a line that was interrupted: the second run
-# resumes from train/.state/last.pt, the third and the fourth begin from the folder that those before made. Weights, log and the quick
+# resumes from train/.state/last.pt, the later ones begin from the folder that those before made. Weights, log and the quick
 # evaluation land in $OUT (default train/.state/out).
 set -e
 cd "$(dirname "$0")/.."
@@ -12,5 +12,7 @@ python3 -m train.join "$OUT"
 python3 -m train.run --weights src/saccade/embedded --begin 0.62 --seconds 450 --upto 1.0 --settings train/log/settings_run3.json --no-state
 python3 -m train.join "$OUT"
 python3 -m train.run --weights src/saccade/embedded --begin 0.62 --seconds 500 --upto 1.0 --settings train/log/settings_run4.json --no-state
+python3 -m train.join "$OUT"
+python3 -m train.run --weights src/saccade/embedded --begin 0.62 --seconds 376 --upto 1.0 --settings train/log/settings_run5.json --no-state
 python3 -m train.join "$OUT"
 python3 -m train.quality train/.state/weights.pt --count 200
