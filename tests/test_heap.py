@@ -95,6 +95,21 @@ def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(trims) == 2
 
 
+def test_who_is_busy_trims_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    trimmer = heap.Trimmer(10.0, clock=lambda: now[0])
+    monkeypatch.setattr(trimmer, "_trim", lambda _: None)
+    for now[0], due, overdue in (
+        (9.0, False, False),
+        (10.0, True, False),
+        (119.0, True, False),
+        (120.0, True, True),
+    ):
+        assert (trimmer.due, trimmer.overdue) == (due, overdue)
+    trimmer.trim()
+    assert not trimmer.due
+
+
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
     assert not heap.settle_heap(heap.MAPPING)

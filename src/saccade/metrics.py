@@ -19,6 +19,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds. From one decode step of a small model to the slowest request anybody waits for.
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)
 INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
+LATE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 END_TO_END_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
@@ -300,6 +301,12 @@ class FrontMetrics:
             "saccade_request_seconds",
             "From a request's arrival to its end.",
             buckets=END_TO_END_BUCKETS,
+            registry=self.registry,
+        )
+        self.late = Histogram(
+            "saccade_front_late_seconds",
+            "How late the server's event loop was, asked a hundred times a second.",
+            buckets=LATE_BUCKETS,
             registry=self.registry,
         )
         stage = Histogram(

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from saccade.api import exchange
+from saccade.api import exchange, server
 from saccade.api.asgi import ABORT
 from saccade.api.server import bind, create_app, serve
 from saccade.config import ServeConfig
@@ -382,3 +383,29 @@ async def _becomes(client: httpx.AsyncClient, url: str, status: int) -> None:
     async with asyncio.timeout(20):
         while (await client.get(url)).status_code != status:
             await asyncio.sleep(0.01)
+
+
+async def test_the_heap_is_trimmed_while_nobody_is_answered_or_when_that_is_overdue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop waits for it: all streams would."""
+    trims: list[str] = []
+    heap = SimpleNamespace(due=True, overdue=False, trim=lambda: trims.append("trim"))
+    monkeypatch.setattr(server, "Trimmer", lambda: heap)
+    monkeypatch.setattr(server, "ENGINE_POLL_SECONDS", 0.001)
+    service: Any = SimpleNamespace(link=SimpleNamespace(alive=True), exchanges={"somebody"})
+    running: Any = asyncio.get_running_loop().create_future()
+    over = asyncio.create_task(server._until_over(service, asyncio.Event(), running))
+    await asyncio.sleep(0.1)
+    assert not trims
+    heap.overdue = True
+    await asyncio.sleep(0.1)
+    assert trims
+    heap.overdue = False
+    service.exchanges.clear()
+    await asyncio.sleep(0.05)
+    trims.clear()
+    await asyncio.sleep(0.1)
+    assert trims
+    service.link.alive = False
+    assert await over

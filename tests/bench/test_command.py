@@ -188,6 +188,8 @@ def test_processes_of_its_own_start_and_serve_a_mixed_load(vision_model: Path, t
             half, most = (rows[f"{phase}: {metric} p{share}"] for share in (50, 99))
             assert 0 <= half["value"] <= most["value"]
             assert half["parameters"]["lost"] == 0, half["note"]
+            assert half["note"].startswith("late: client ")
+            assert "server <= " in half["note"]
 
 
 def test_a_run_that_is_terminated_prints_what_it_has(

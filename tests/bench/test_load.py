@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from saccade.bench.client import Client
-from saccade.bench.load import Arrival, Stream, follow, plan_phase, poisson, summarise
+from saccade.bench.load import Arrival, Stream, follow, latest, plan_phase, poisson, summarise
 from saccade.errors import SaccadeError
 
 
@@ -121,3 +121,11 @@ def test_waits_are_summed_up_in_milliseconds_and_losses_are_told() -> None:
     assert "1 of 3" in rows["text only: text ttft p50"].note
     with pytest.raises(SaccadeError, match="503"):
         summarise("text only", arrivals, streams[2:])
+
+
+def test_how_late_a_loop_was_is_told_of_the_time_between_two_counts() -> None:
+    before = {0.001: 50.0, 0.01: 60.0, 0.1: 61.0, float("inf"): 62.0}
+    grown = {0.001: 70.0, 0.01: 85.0, 0.1: 86.0, float("inf"): 87.0}
+    assert latest(before, grown) == "<= 10 ms"  # the late ones were before
+    assert latest({}, grown) == "<= inf ms"
+    assert latest(grown, grown) == "<= 1 ms"

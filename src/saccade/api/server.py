@@ -33,6 +33,7 @@ from saccade.config import ServeConfig
 from saccade.errors import ConfigError, EngineDied, NotFound, Overloaded, SaccadeError, WrongMethod
 from saccade.front import Front
 from saccade.heap import Trimmer
+from saccade.lateness import watched
 from saccade.metrics import CONTENT_TYPE
 from saccade.runtime.link import EngineLink
 
@@ -226,7 +227,8 @@ async def serve(
             await asyncio.sleep(0.01)
         if started is not None and server.started:
             started(_url(listener))
-        died = await _until_over(link, stop, running)
+        async with watched(app.service.metrics.late.observe):
+            died = await _until_over(app.service, stop, running)
         await _end(app.service, died, now)
     finally:
         server.should_exit = True
@@ -265,13 +267,14 @@ def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> Callable[[], None]:
     return restore
 
 
-async def _until_over(link: EngineLink, stop: asyncio.Event, running: asyncio.Task[None]) -> bool:
-    """Waits for a signal or the engine's end; whether it was the engine's end."""
+async def _until_over(service: Service, stop: asyncio.Event, running: asyncio.Task[None]) -> bool:
+    """Waits for a signal or the engine's end; whether it was the engine's end. The heap is trimmed while
+    nobody is being answered, and seldom otherwise: the loop waits for that."""
     heap = Trimmer()
     while not stop.is_set() and not running.done():
-        if not link.alive:
+        if not service.link.alive:
             return True
-        if heap.due:
+        if heap.overdue or (heap.due and not service.exchanges):
             await asyncio.to_thread(heap.trim)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), ENGINE_POLL_SECONDS)

@@ -10,7 +10,7 @@ counts from the moment a request was due, so a client that falls behind does not
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,11 +24,12 @@ from saccade.bench.client import Client, ConnectionBroke
 from saccade.bench.figures import Row, percentile
 from saccade.bench.inputs import Inputs
 from saccade.bench.options import BenchOptions, Workload
-from saccade.bench.server import SERVED_NAME, await_prepared, serving
+from saccade.bench.server import SERVED_NAME, await_prepared, lateness, serving
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, SaccadeError
 from saccade.garbage import nothing_older
+from saccade.lateness import watched
 from saccade.text.tokens import Tokens
 
 Kind = Literal["text", "image"]
@@ -178,6 +179,24 @@ async def follow(client: Client, body: bytes, kind: Kind, due: float) -> Stream:
     return seen
 
 
+class Most:
+    """The largest of some numbers."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def see(self, value: float) -> None:
+        self.value = max(self.value, value)
+
+
+def latest(before: Mapping[float, float], after: Mapping[float, float]) -> str:
+    """By how much a loop was late at most between two counts (by seconds, each with all that were less)."""
+    bounds = sorted(after)
+    grown = [after[bound] - before.get(bound, 0.0) for bound in bounds]
+    reached = next((bound for bound, count in zip(bounds, grown, strict=True) if count == grown[-1]), 0.0)
+    return f"<= {reached * 1e3:g} ms"
+
+
 async def run_phase(
     client: Client,
     arrivals: Sequence[Arrival],
@@ -203,9 +222,9 @@ async def run_phase(
 def summarise(
     phase: str, arrivals: Sequence[Arrival], streams: Sequence[Stream], note: str = ""
 ) -> list[Row]:
-    """p50 and p99 of the waits of one phase, in milliseconds."""
+    """p50 and p99 of the waits of one phase, in milliseconds. `note`: what else is to be said of it."""
     good = [stream for stream in streams if stream.done and stream.first is not None]
-    lost, note = len(arrivals) - len(good), ""
+    lost = len(arrivals) - len(good)
     if lost:
         reasons = sorted({stream.error for stream in streams if stream.error})
         note = f"{lost} of {len(arrivals)} unanswered" + (f" ({reasons[0]})" if reasons else "")
@@ -263,9 +282,14 @@ async def _phases(
             ready = await asyncio.to_thread(bodies.make_all, arrivals)
             phase = f"+ {rate:g} images/s" if rate else "text only"
             bar.update(task, description=f"{workload.name} {phase}")
+            before, own = await asyncio.to_thread(lateness, url), Most()
             with nothing_older():  # a search of all that torch has loaded takes longer than any wait
-                streams = await run_phase(client, arrivals, ready, bar, task)
-            found = summarise(phase, arrivals, streams)
+                async with watched(own.see):
+                    streams = await run_phase(client, arrivals, ready, bar, task)
+            late = latest(before, await asyncio.to_thread(lateness, url))
+            found = summarise(
+                phase, arrivals, streams, f"late: client {own.value * 1e3:.0f} ms, server {late}"
+            )
             tell(found)
             rows += found
     return rows

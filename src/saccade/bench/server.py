@@ -24,7 +24,7 @@ SERVED_NAME = "bench"
 START_SECONDS = 900.0  # a large checkpoint on a slow disk
 STOP_SECONDS = 30.0
 LOG_LINES = 15  # shown when the server does not start
-TO_PREPARE = "saccade_steps_to_prepare"
+TO_PREPARE, LATE = "saccade_steps_to_prepare", "saccade_front_late_seconds"
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
@@ -69,11 +69,24 @@ def await_prepared(url: str, seconds: float) -> None:
     must not meet it at that. Asking for metrics keeps nobody from it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        told = httpx.get(f"{url}/metrics", timeout=5.0, trust_env=False).text
-        left = [line.split()[1] for line in told.splitlines() if line.startswith(f"{TO_PREPARE} ")]
-        if left and float(left[0]) == 0:
+        if _metrics(url).get(TO_PREPARE) == 0:
             return
         time.sleep(0.25)
+
+
+def lateness(url: str) -> dict[float, float]:
+    """Of the server's event loop since it began: how often it was late by at most so many seconds."""
+    found = {}
+    for name, value in _metrics(url).items():
+        if name.startswith(f"{LATE}_bucket"):
+            found[float(name.partition('le="')[2].partition('"')[0])] = value
+    return found
+
+
+def _metrics(url: str) -> dict[str, float]:
+    lines = httpx.get(f"{url}/metrics", timeout=5.0, trust_env=False).text.splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
 
 
 def _free_port() -> int:
