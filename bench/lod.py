@@ -4,7 +4,8 @@
 
 serve      for each size of picture: requests per second and time to the first token at full detail and at
            budgets of some shares of it; every picture is new, and the gate is off: every request looks.
-           `captured` is the share of steps that ran as captured ones
+           `at most` and `floor` are the chip's ceilings for as many visual tokens, passed once; `captured`
+           is the share of steps that ran as captured ones
 stages     milliseconds of each stage of a look at one picture by itself; of texture and maps together,
            captured and not, with streams and without; of all a new picture costs
 questions  ten questions about one picture, at full detail over the prefix cache, and with zooms: one after
@@ -47,7 +48,7 @@ def serve(
 ) -> None:
     print(
         f"\n{'size':>11} {'detail':>6} {'budget':>6} {'spent':>6}"
-        f" {'requests/s':>10} {'x full':>6} {'TTFT ms':>8} {'captured':>8}"
+        f" {'requests/s':>10} {'x full':>6} {'at most':>8} {'TTFT ms':>8} {'floor':>6} {'captured':>8}"
     )
     for size in sizes:
         full = bench.full_tokens(size)
@@ -65,9 +66,10 @@ def serve(
             rate = statistics.median(rates)
             base = base or rate
             budget = full if level.share is None else int(full * level.share)
+            most, floor = bench.ceiling(round(statistics.mean(spent)), requests)
             print(
                 f"{size[0]:>5}x{size[1]:<5} {level.name:>6} {budget:6} {statistics.mean(spent):6.0f}"
-                f" {rate:10.2f} {rate / base:6.2f} {statistics.median(firsts):8.1f}"
+                f" {rate:10.2f} {rate / base:6.2f} {most:8.1f} {statistics.median(firsts):8.1f} {floor:6.1f}"
                 f" {captured / max(steps, 1):8.0%}",
                 flush=True,
             )

@@ -12,6 +12,7 @@ import click
 import numpy as np
 import torch
 
+from saccade.bench.ceilings import floors
 from saccade.bench.inputs import Inputs
 from saccade.garbage import nothing_older
 from saccade.llm import LLM, Output
@@ -19,6 +20,8 @@ from saccade.lod.values import LodParams
 from saccade.media.detail import Wishes
 from saccade.media.source import Shared
 from saccade.request import Delta, Pixels
+from saccade.runtime.memory import DTYPES
+from saccade.runtime.network import read_network
 from saccade.sampling import SamplingParams
 from saccade.stages import Stages
 
@@ -67,6 +70,19 @@ class Bench:
     def steps(self) -> tuple[int, int]:
         """So far, and those of them that ran captured."""
         return self.llm.engine.stats().steps, self.llm.engine.captured_steps
+
+    def ceiling(self, visual: int, requests: int) -> tuple[float, float]:
+        """Requests a second and milliseconds to a first token at the chip's ceilings, where a question about
+        so many visual tokens passes tower and model once."""
+        info = self.llm.engine.info
+        dtype = DTYPES[info.dtype]
+        network = read_network(self.front.checkpoint.config, dtype.itemsize)
+        least = floors(network, torch.device(info.device), dtype)
+        prompt = visual + QUESTION_TOKENS
+        merge = self.front.checkpoint.image.merge_size if self.front.checkpoint.image else 1
+        first = least.encode(visual * merge**2) + least.prefill(prompt)
+        answer = (self.answer_tokens - 1) * least.decode(requests, prompt) / requests
+        return 1e3 / (first + answer), first
 
     def full_tokens(self, size: tuple[int, int]) -> int:
         image = self.front.checkpoint.image
