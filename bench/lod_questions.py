@@ -18,8 +18,8 @@ SHOWN = ("prepare", "unpack", "queue", "look", "encode", "prefill", "decode")
 
 
 def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level], length: int) -> None:
-    """With answers of `length` tokens."""
-    bench.answer_tokens = length
+    """With answers of `length` tokens; the bench has its own afterwards."""
+    usual, bench.answer_tokens = bench.answer_tokens, length
     for size in sizes:
         full = bench.full_tokens(size)
         turns = {}
@@ -34,6 +34,7 @@ def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[L
             turns[level.name] = in_turn(bench, bench.picture(size), level, full)
         by_stage(turns)
         at_once(bench, size, levels, full)
+    bench.answer_tokens = usual
 
 
 def in_turn(bench: Bench, picture: Pixels, level: Level, full: int) -> list[Asked]:

@@ -2,7 +2,7 @@
 
 takes   somebody to tell
 gives   word of every waking, how many seconds after its time it was
-never   takes part in what it watches: a hundred wakings a second take a thousandth of a core
+never   takes part in what it watches: twenty wakings a second take some thousandths of a core
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-EVERY = 0.01  # seconds
+EVERY = 0.05  # seconds
 
 
 async def _watch(tell: Callable[[float], None]) -> None:

@@ -305,7 +305,7 @@ class FrontMetrics:
         )
         self.late = Histogram(
             "saccade_front_late_seconds",
-            "How late the server's event loop was, asked a hundred times a second.",
+            "How late the server's event loop was, asked twenty times a second.",
             buckets=LATE_BUCKETS,
             registry=self.registry,
         )

@@ -66,6 +66,9 @@ def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: in
         assert (granted, another) == (True, False)
     with spread.alone(1 << 30) as granted:
         assert granted
+    monkeypatch.setattr(spread, "_process", -1)  # as in a child that was forked off: it has no threads
+    with spread.alone(1 << 30) as granted:
+        assert not granted
 
 
 def test_the_copy_stays_as_it_was_when_the_picture_changes_or_goes() -> None:

@@ -23,7 +23,6 @@ from saccade.request import View
 from saccade.runtime import way
 from saccade.runtime.batch import Upload
 from saccade.runtime.buckets import (
-    ALONE,
     CHUNKS,
     DECODES,
     MOST,
@@ -83,7 +82,7 @@ def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
     assert shape.longest > max(starts, default=0)
     assert (shape.chunks, shape.tokens) == (0, 0) if not prompts else shape.chunks >= len(prompts)
     assert shape.tokens >= sum(count for _, count in prompts)
-    assert not prompts or (shape.tokens in (TOKENS if starts else ALONE) and shape.chunks in CHUNKS)
+    assert not prompts or (shape.tokens in TOKENS and shape.chunks in CHUNKS)
     assert prompts or shape.decodes in DECODES
 
 
@@ -110,7 +109,7 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
 def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
     decodes = [shape for shape in first_shapes(20, 9000) if not shape.chunks]
     assert [shape.decodes for shape in decodes] == [24, 16, 8, 4, 2, 1]
-    assert [shape.tokens for shape in first_shapes(20, 9000) if shape.chunks] == sorted(ALONE)[::-1]
+    assert [shape.tokens for shape in first_shapes(20, 9000) if shape.chunks] == sorted(TOKENS)[::-1]
     assert {shape.longest for shape in first_shapes(20, 9000)} == {4096}
     assert {shape.longest for shape in first_shapes(20, 900)} == {900}
     assert max(shape.decodes for shape in first_shapes(512, 9000)) == 64

@@ -249,6 +249,19 @@ def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_c
     assert plan.rows[0].count == 17
 
 
+def test_a_picture_gets_on_beside_texts_of_one_token_however_long_they_are() -> None:
+    """Nobody streams, and every step is beyond the target with the texts alone."""
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, max_rows=8, least_chunk=1)
+    engine = Engine(blocks=400, limits=limits, prefix_caching=False)
+    engine.add(question("text", TEXT, max_tokens=1))
+    engine.step()
+    engine.add(seen("picture", 1, max_tokens=1))
+    for number in range(12):
+        engine.add(question(f"text {number}", TEXT, max_tokens=1))
+        engine.step()
+    assert engine.finish("picture")
+
+
 def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -> None:
     limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1, max_rows=20)
     engine = Engine(blocks=200, limits=limits, prefix_caching=False)

@@ -61,26 +61,22 @@ def test_the_oldest_moves_even_if_the_budget_is_one_token() -> None:
 
 def test_classes_share_tokens_and_time_only_while_both_want_some() -> None:
     limits = small_limits(max_step_tokens=20, encode_share=0.5)
-    plain, encoding = allowances(limits, 10, 4.0, (20.0, 20.0), both=True, turn=0)
+    plain, encoding = allowances(limits, 10, 4.0, 20.0, both=True, turn=0)
     assert (plain.tokens, plain.until) == (5, 12.0)
     assert (encoding.tokens, encoding.until) == (10, 20.0)
-    plain, encoding = allowances(limits, 10, 4.0, (20.0, 20.0), both=False, turn=0)
+    plain, encoding = allowances(limits, 10, 4.0, 20.0, both=False, turn=0)
     assert (plain.tokens, plain.until, encoding.tokens, encoding.until) == (10, 20.0, 10, 20.0)
-    plain, encoding = allowances(limits, 10, 4.0, (None, 20.0), both=True, turn=0)
-    assert (plain.tokens, plain.until, encoding.until) == (5, None, 20.0)
 
 
 def test_a_single_token_goes_to_the_classes_in_turn() -> None:
     limits = small_limits()
-    assert [
-        allowances(limits, 1, 0.0, (None, None), both=True, turn=turn)[0].tokens for turn in range(4)
-    ] == [
+    assert [allowances(limits, 1, 0.0, None, both=True, turn=turn)[0].tokens for turn in range(4)] == [
         0,
         1,
         0,
         1,
     ]
-    assert [allowances(limits, 1, 0.0, (None, None), both=False, turn=turn)[0].tokens for turn in (0, 1)] == [
+    assert [allowances(limits, 1, 0.0, None, both=False, turn=turn)[0].tokens for turn in (0, 1)] == [
         1,
         1,
     ]

@@ -9,6 +9,7 @@ counts from the moment a request was due, so a client that falls behind does not
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from saccade.errors import ConfigError, SaccadeError
 from saccade.garbage import nothing_older
 from saccade.lateness import watched
 from saccade.text.tokens import Tokens
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["text", "image"]
 IMAGE_QUESTION_TOKENS = 16
@@ -227,7 +230,8 @@ def summarise(
     lost = len(arrivals) - len(good)
     if lost:
         reasons = sorted({stream.error for stream in streams if stream.error})
-        note = f"{lost} of {len(arrivals)} unanswered" + (f" ({reasons[0]})" if reasons else "")
+        told = f"{lost} of {len(arrivals)} unanswered" + (f" ({reasons[0]})" if reasons else "")
+        note = f"{told}; {note}" if note else told
     rows = []
     for metric, samples in _waits(good).items():
         for share in (50, 99):
@@ -275,7 +279,10 @@ async def _phases(
             if warm.error:
                 raise SaccadeError(f"mixed_load: the server refused a request: {warm.error}")
         bar.update(task, description=f"{workload.name}: the engine prepares itself")
-        await asyncio.to_thread(await_prepared, url, SETTLING)
+        if not await asyncio.to_thread(await_prepared, url, SETTLING):
+            log.warning(
+                "after %.0f s the engine still prepares itself; the first phase may show it", SETTLING
+            )
         for number, rate in enumerate(rates):
             arrivals = plan_phase(options.text_rate, rate, options.phase_seconds, (options.seed, number))
             bar.update(task, total=len(arrivals), completed=0, description=f"preparing phase {number + 1}")

@@ -64,14 +64,16 @@ def serving(config: EngineConfig) -> Iterator[str]:
             _stop(process)
 
 
-def await_prepared(url: str, seconds: float) -> None:
-    """Until the engine has captured ahead whatever it means to, or the seconds are over: who measures waits
-    must not meet it at that. Asking for metrics keeps nobody from it."""
+def await_prepared(url: str, seconds: float) -> bool:
+    """Until the engine has captured ahead whatever it means to, or the seconds are over; whether it has. Who
+    measures waits must not meet it at that; asking for metrics keeps nobody from it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if _metrics(url).get(TO_PREPARE) == 0:
-            return
+        with contextlib.suppress(httpx.TransportError):
+            if _metrics(url).get(TO_PREPARE) == 0:
+                return True
         time.sleep(0.25)
+    return False
 
 
 def lateness(url: str) -> dict[float, float]:

@@ -149,7 +149,7 @@ def still_maps(numbers: NDArray[np.float32], grid: Grid) -> StillMaps:
     """What `still` gave, once it is on the host; a copy, to be kept."""
     rows, columns = grid
     maps = numbers.reshape(STILL_MAPS, rows, columns)
-    fine = maps[3:].reshape(FINE, FINE, rows, columns).transpose(2, 0, 3, 1)
+    fine = maps[3:].reshape(FINE, FINE, rows, columns).transpose(2, 0, 3, 1).copy()
     propositional, perspectival, lost = maps[:3].copy()
     return StillMaps(
         propositional=propositional,

@@ -26,12 +26,14 @@ CORES = os.cpu_count() or 1
 LEAST_BYTES = 1 << 20 if CORES >= 4 else sys.maxsize
 COPIERS = min(4, CORES)  # more gain nothing: memory is as fast as it is
 _spreading = threading.Lock()
+_process = os.getpid()  # a child that is forked off has none of the threads, ours or those of the hash
 
 
 @contextmanager
 def alone(size: int) -> Iterator[bool]:
     """Within: whether all cores may go over so many bytes."""
-    granted = size >= LEAST_BYTES and _spreading.acquire(blocking=False)
+    ours = size >= LEAST_BYTES and os.getpid() == _process
+    granted = ours and _spreading.acquire(blocking=False)
     try:
         yield granted
     finally:

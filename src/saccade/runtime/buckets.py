@@ -15,9 +15,6 @@ DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BESIDE = (0, 8, 32, 64, 128, 256)
 # Of short prompts, all rows together. An H200 takes 7.1 ms for 64 and 9.8 for 256 beside some answers.
 TOKENS = (64, 128, 192, 256, 384, 512)
-# Where no row of one token is beside them: a question about a known picture is often that short, and products
-# of 32 lines are quicker than of 64 (not timed in a whole step yet).
-ALONE = (32, *TOKENS)
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
 COUPLED = 256  # tokens of a view that a step which only looks couples with its prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
@@ -101,7 +98,7 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
         return None
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
-    padded, prompts = _least(TOKENS if decodes else ALONE, tokens), _least(CHUNKS, len(chunks))
+    padded, prompts = _least(TOKENS, tokens), _least(CHUNKS, len(chunks))
     if padded is None or prompts is None:
         return None
     return Shape(rows, padded, prompts, tier, ending, divided.sighted)
@@ -111,17 +108,16 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
     """What is captured before serving begins, the largest first: the others then fit into its memory."""
     tier = tiers(longest)[0]
     sizes = [size for size in row_sizes(most_rows, prompts=False) if size <= SMALL]
-    prompts = [Shape(0, tokens, CHUNKS[0], tier, "greedy") for tokens in reversed(ALONE)]
+    prompts = [Shape(0, tokens, CHUNKS[0], tier, "greedy") for tokens in reversed(TOKENS)]
     return prompts + [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
 
 
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [Shape(0, tokens, CHUNKS[0], tier, "look") for tokens in ALONE[:2] if looks]
+    brief = [Shape(0, TOKENS[0], CHUNKS[0], tier, "look")] if looks else []
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
-    sizes = row_sizes(most_rows, prompts=True)
-    beside = [(size, tokens, CHUNKS[0]) for size in sizes for tokens in (TOKENS if size else ALONE)]
+    beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
     shapes = [
         Shape(*sizes, tier, ending, sighted)

@@ -57,9 +57,9 @@ class Limits:
     # long: a step's fixed part is then shared by more, and a machine at its limit keeps up.
     stretch_after: tuple[float, float] = (0.25, 0.8)
     stretch: float = 3.0
-    # Of requests without views to encode, how many may be expected to come during a step while nobody
-    # streams: they wait for its end. Where they come often, prompts of lone pictures are cut too, though
-    # their views go whole.
+    # Of requests without views to encode, how many may be expected to come in the time that pictures add to a
+    # step while nobody streams: they wait for its end. Where they come often, prompts of pictures are cut
+    # too, though their views go whole.
     unwatched: float = 0.15
     # Prompt tokens of a step beside answers that stream, where there is a target: more than a captured step
     # holds takes the host longer to launch than the step may last.
@@ -96,11 +96,14 @@ class Limits:
         share = min(max((waited - first) / (last - first), 0.0), 1.0)
         return self.step_target * (1 + share * (self.stretch - 1))
 
-    def while_quiet(self, rate: float, waited: float) -> float | None:
-        """Milliseconds that prompts of pictures may make a step take while nobody streams, `rate` such
-        requests come a second and some prompt has waited for so long."""
+    def while_quiet(self, rate: float, empty: float, waited: float) -> float | None:
+        """Milliseconds that prompts with views to encode may add to a step while nobody streams, `rate` other
+        requests come a second and some prompt has waited for so long. None, which is any, where a step that
+        does nothing (`empty` ms) is beyond the target already: cutting would cost more than it spares."""
         least = self.stretched(waited)
-        return None if least is None or not rate else max(least, 1e3 * self.unwatched / rate)
+        if least is None or not rate or empty >= (self.step_target or 0.0):
+            return None
+        return max(least, 1e3 * self.unwatched / rate)
 
     @property
     def most_class_rows(self) -> int:
@@ -178,20 +181,20 @@ def allowances(
     limits: Limits,
     tokens: int,
     now: float,
-    targets: tuple[float | None, float | None],
+    target: float | None,
     *,
     both: bool,
     turn: int,
 ) -> tuple[Allowance, Allowance]:
     """What prompts without and with views to encode may add to a step that has `tokens` left and takes `now`
-    ms already, by the target of each. When `both` want some, the first get their share and the second the
-    rest; a single token goes to them in turn."""
+    ms already. When `both` want some, the first get their share and the second the rest; a single token goes
+    to them in turn."""
     share, first = 1.0, tokens
     if both:
         share = 1 - limits.encode_share
         first = min(max(int(tokens * share), 1), tokens - 1) if tokens > 1 else tokens * (turn % 2)
-    until = targets[0] if targets[0] is None else now + max(targets[0] - now, 0.0) * share
-    return Allowance(first, until, limits.least_chunk), Allowance(tokens, targets[1], limits.least_chunk)
+    until = target if target is None else now + max(target - now, 0.0) * share
+    return Allowance(first, until, limits.least_chunk), Allowance(tokens, target, limits.least_chunk)
 
 
 def has_time(allowance: Allowance, now: float, alone: float, waited: float, limits: Limits) -> bool:

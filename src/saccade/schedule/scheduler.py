@@ -175,8 +175,8 @@ class Scheduler:
             step.target = self._limits.stretched(self._longest_wait(prompts))
             step.tokens_left = min(step.tokens_left, self._limits.stream_tokens)
         elif not step.singles:
-            rate = self._arrivals.rate(self._clock())
-            step.quiet = self._limits.while_quiet(rate, self._longest_wait(prompts))
+            rate, waited = self._arrivals.rate(self._clock()), self._longest_wait(prompts)
+            step.quiet = self._limits.while_quiet(rate, step.milliseconds, waited)
         return prompts
 
     def _longest_wait(self, prompts: tuple[list[Sequence], list[Sequence]]) -> float:
@@ -218,11 +218,13 @@ class Scheduler:
             self._limits,
             step.tokens_left,
             step.milliseconds if step.target is not None else 0.0,
-            (step.target, step.target if step.quiet is None else step.quiet),
+            step.target,
             both=both,
             turn=self._totals.steps,
         )
         for kind in CLASSES:
+            if kind and step.quiet is not None:
+                allowances[kind].until = step.milliseconds + step.quiet
             for sequence in prompts[kind]:
                 still = sequence.row is not None  # it may have given way
                 portion = self._holdings.portion(step, sequence, allowances[kind]) if still else 0

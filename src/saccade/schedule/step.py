@@ -25,7 +25,7 @@ class Step:
     patches_left: int
     cost: CostModel
     target: float | None = None  # ms it may take, where streams are waiting for it
-    quiet: float | None = None  # ms that prompts with pictures may make it take, where none are
+    quiet: float | None = None  # ms that prompts with views to encode may add to it, where none are
     work: Work = field(default_factory=Work)
     enter: list[Enter] = field(default_factory=list)
     arriving: list[Sequence] = field(default_factory=list)  # whose rows those are
