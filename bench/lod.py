@@ -37,6 +37,7 @@ from saccade.lod.glance import glance
 from saccade.lod.texture import texture
 from saccade.lod.values import LodParams, Picture
 from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
+from saccade.runtime.looks import look_now
 from saccade.runtime.stills import Stills
 from saccade.views import views_of
 
@@ -114,7 +115,7 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         asking = torch.randn(views.head.width, device=device)
         places = torch.randn(tokens, views.head.width, device=device)
         coupling = lambda: relevance.from_head(asking, places)  # noqa: E731
-    look = relevance.to_look(relevance.score(relevance.still(made, grid), *coupling()), grid)
+    look = look_now(relevance.still(made, grid), grid, *coupling())
     picture = Picture(look=look, size=size, frame=frame, grid=grid)
     streams: list[torch.cuda.Stream] = []
     if device.type == "cuda":

@@ -8,13 +8,12 @@ from saccade.lod.relevance import (
     from_attention,
     from_head,
     propositional,
-    score,
     side_by_side,
     still,
-    to_look,
 )
 from saccade.lod.texture import texture
 from saccade.lod.values import FINE
+from saccade.runtime.looks import look_now
 
 
 def test_the_head_is_the_softmax_of_scaled_products() -> None:
@@ -86,7 +85,7 @@ def test_a_look_has_every_map_in_its_place() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[::3, ::5] = 0
     share = torch.arange(6.0) / 15
-    look = to_look(score(still(texture(page), (3, 2)), share, torch.tensor(1.5)), (3, 2))
+    look = look_now(still(texture(page), (3, 2)), (3, 2), share, torch.tensor(1.5))
     assert look.participatory.flatten().tolist() == pytest.approx(share.tolist())
     assert look.strength == 1.5
     assert look.propositional.shape == look.perspectival.shape == look.lost.shape == (3, 2)
@@ -97,7 +96,7 @@ def test_the_fine_map_is_the_texture_at_a_quarter_of_a_token() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[40:48, 16:24] = (torch.arange(64).view(8, 8, 1) * 37 % 256).to(torch.uint8)
     made = texture(page)
-    look = to_look(score(still(made, (3, 2)), torch.ones(6), torch.tensor(0.0)), (3, 2))
+    look = look_now(still(made, (3, 2)), (3, 2), torch.ones(6), torch.tensor(0.0))
     assert look.still.fine is not None
     assert look.still.fine.shape == (3 * FINE, 2 * FINE)
     assert np.allclose(look.still.fine, propositional(made, (3 * FINE, 2 * FINE)).numpy())

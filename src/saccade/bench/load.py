@@ -182,16 +182,6 @@ async def follow(client: Client, body: bytes, kind: Kind, due: float) -> Stream:
     return seen
 
 
-class Most:
-    """The largest of some numbers."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def see(self, value: float) -> None:
-        self.value = max(self.value, value)
-
-
 def latest(before: Mapping[float, float], after: Mapping[float, float]) -> str:
     """By how much a loop was late at most between two counts (by seconds, each with all that were less)."""
     bounds = sorted(after)
@@ -289,13 +279,13 @@ async def _phases(
             ready = await asyncio.to_thread(bodies.make_all, arrivals)
             phase = f"+ {rate:g} images/s" if rate else "text only"
             bar.update(task, description=f"{workload.name} {phase}")
-            before, own = await asyncio.to_thread(lateness, url), Most()
+            before, own = await asyncio.to_thread(lateness, url), [0.0]
             with nothing_older():  # a search of all that torch has loaded takes longer than any wait
-                async with watched(own.see):
+                async with watched(own.append):
                     streams = await run_phase(client, arrivals, ready, bar, task)
             late = latest(before, await asyncio.to_thread(lateness, url))
             found = summarise(
-                phase, arrivals, streams, f"late: client {own.value * 1e3:.0f} ms, server {late}"
+                phase, arrivals, streams, f"late: client {max(own) * 1e3:.0f} ms, server {late}"
             )
             tell(found)
             rows += found

@@ -1,8 +1,8 @@
 """Three ways to score the places of a picture, over the tokens of its global view.
 
 takes   the picture's texture; the question's coupling with the view's tokens (of a head, or queries and keys)
-gives   maps float32 [rows, columns], >= 0, on the device they came from; `Look`s on the host
-never   waits for the device, but in `to_look`
+gives   maps float32 [rows, columns], >= 0, on the device they came from
+never   waits for the device
 
 propositional   what a place says: its information content, question or not
 perspectival    how it stands out: each channel against its surround
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
-from saccade.lod.values import FINE, Grid, Look, StillMaps
+from saccade.lod.values import FINE, Grid, StillMaps
 
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
 STILL = ("propositional", "perspectival", "lost", "fine")  # parts of `still`
@@ -127,22 +127,6 @@ def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.
             part()
     for stream in streams:
         here.wait_stream(stream)
-
-
-def score(maps: Tensor, share: Tensor, strength: Tensor) -> Tensor:
-    """All of one look, on the device: what `still` gave, then what `from_head` or `from_attention` gave."""
-    return torch.cat([maps.flatten(), share.flatten(), strength.reshape(1)])
-
-
-def to_look(scores: Tensor, grid: Grid) -> Look:
-    """A look out of `score`'s numbers; brings them to the host."""
-    numbers = scores.float().cpu().numpy()
-    still = still_maps(numbers[: STILL_MAPS * grid[0] * grid[1]], grid)
-    return Look(
-        still=still,
-        participatory=numbers[-1 - grid[0] * grid[1] : -1].reshape(grid),
-        strength=float(numbers[-1]),
-    )
 
 
 def still_maps(numbers: NDArray[np.float32], grid: Grid) -> StillMaps:

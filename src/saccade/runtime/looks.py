@@ -65,6 +65,13 @@ class HostLooks:
         return tuple(tuple(one.take(numbers) for one in looks) for looks in self.looks)
 
 
+def look_now(maps: Tensor, grid: Grid, share: Tensor, strength: Tensor) -> Look:
+    """One by itself, waited for: what `lod.relevance.still` gave, then what a coupling did."""
+    sending, tokens = Sending(), grid[0] * grid[1]
+    coming = sending.coming(grid, ByItself(b"", tokens, maps), sending.add(share), sending.add(strength))
+    return sending.to_host(((coming,),)).wait()[0][0]
+
+
 class Sending:
     """Collects the numbers of looks, to send them in one copy."""
 
