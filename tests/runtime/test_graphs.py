@@ -106,6 +106,22 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     assert [one.row for one in divided.chunks] == [0, 1]
 
 
+def test_short_questions_look_in_smaller_steps() -> None:
+    def tokens(count: int, ending: str) -> int:
+        divided = divide([row(0, 70, count)])
+        assert divided is not None
+        shape = shape_of(divided, ending, 64, 900)
+        assert shape is not None
+        return shape.tokens
+
+    assert [tokens(count, "look") for count in (2, 32, 33, 65)] == [32, 32, 64, 128]
+    assert tokens(20, "greedy") == 64
+    looks = [
+        shape.tokens for shape in later_shapes(64, 900, vision=True, looks=True) if shape.ending == "look"
+    ]
+    assert looks == [32, 64]
+
+
 def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
     decodes = [shape for shape in first_shapes(20, 9000) if not shape.chunks]
     assert [shape.decodes for shape in decodes] == [24, 16, 8, 4, 2, 1]

@@ -15,11 +15,12 @@ DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BESIDE = (0, 8, 32, 64, 128, 256)
 # Of short prompts, all rows together. An H200 takes 7.1 ms for 64 and 9.8 for 256 beside some answers.
 TOKENS = (64, 128, 192, 256, 384, 512)
+BRIEF = (32, *TOKENS)  # of steps that only look: a question is short, and is computed once more afterwards
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
 COUPLED = 256  # tokens of a view that a step which only looks couples with its prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
-MOST = 144  # captured steps
+MOST = 145  # captured steps
 SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
 
 
@@ -98,7 +99,7 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
         return None
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
-    padded, prompts = _least(TOKENS, tokens), _least(CHUNKS, len(chunks))
+    padded, prompts = _least(BRIEF if ending == "look" else TOKENS, tokens), _least(CHUNKS, len(chunks))
     if padded is None or prompts is None:
         return None
     return Shape(rows, padded, prompts, tier, ending, divided.sighted)
@@ -115,7 +116,7 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [Shape(0, TOKENS[0], CHUNKS[0], tier, "look")] if looks else []
+    brief = [Shape(0, tokens, CHUNKS[0], tier, "look") for tokens in BRIEF[:2] if looks]
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
