@@ -419,21 +419,22 @@ def product(
 
 
 def many(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
-    """Every tile of up to 256 rows at three shapes, cut along K and not, launched early and not."""
+    """Every tile of up to 256 rows, each at one of three shapes, cut along K or not, launched early or not.
+    Most are candidates that no table names: `chosen` has those that run."""
     tiles = [tile for some in TILES.values() for tile, _ in some]
     few = [tile._replace(lines=lines) for lines in (16, 32, 64) for tile in TALL if fits(tile, lines)]
+    shapes = ((1536, 4096), (1000, 1032), (400, 12288))
     for turn, tile in enumerate((*tiles, *few)):
         lines = tile.lines or 0
         counts = (129, 200, 256) if lines == 256 or turn % 2 else (65, 100, 128)
         counts = counts if lines > 64 else (lines // 2 - 7, lines - 3, lines)
-        shapes = ((1536, 4096), (1000, 1032), (400, 12288))
-        for at, (rows, (columns, depth)) in enumerate(zip(counts, shapes, strict=True)):
-            early = (turn + at) % 2 == 0
-            for splits in (1, 2 + (turn + at) % 3):
-                tuning = tile._replace(splits=splits, pdl=early, ahead=512 if early else 0)
-                x = torch.randn(rows, depth, device=device).bfloat16()
-                weight = (torch.randn(columns, depth, device=device) * depth**-0.5).bfloat16()
-                yield from product(x, weight, tuning, launch)
+        at = dice.randrange(len(shapes))
+        rows, (columns, depth) = counts[at], shapes[at]
+        early = dice.random() < 0.5
+        tuning = tile._replace(splits=dice.randint(1, 4), pdl=early, ahead=512 if early else 0)
+        x = torch.randn(rows, depth, device=device).bfloat16()
+        weight = (torch.randn(columns, depth, device=device) * depth**-0.5).bfloat16()
+        yield from product(x, weight, tuning, launch)
     cut = [tile._replace(splits=4) for tile in tiles[::3]]
     yield from left([(t, (t.lines or 128) - 3 * turn) for turn, t in enumerate(cut)], device, launch)
 
