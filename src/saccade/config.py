@@ -141,7 +141,7 @@ class EngineConfig:
     swap_bytes: int | None = None
     overlap: bool | None = None  # plan step N+1 while N runs; None: on cuda
     # ms between two tokens of an answer that prompts and pictures of others may lead to; 0: any.
-    # None: 11.5 on cuda, any on cpu
+    # None: 11 on cuda, any on cpu
     itl_target: float | None = None
     kernels: Kernels = "auto"  # auto: those measured faster (kernels/choice.py); triton: all; torch: none
     graphs: Switch = "auto"  # captured decode steps and short prompts; auto: on cuda with Triton attention

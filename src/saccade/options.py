@@ -176,7 +176,7 @@ ENGINE_OPTIONS = (
         type=float,
         metavar="MS",
         help="Milliseconds between two tokens of an answer that others' prompts and pictures may lead to, "
-        "three times as many while prompts have to wait; 0: any. [default: 11.5 on a GPU, any on a CPU]",
+        "three times as many while prompts have to wait; 0: any. [default: 11 on a GPU, any on a CPU]",
     ),
     option(
         "--kernels",

@@ -266,6 +266,24 @@ def test_a_picture_gets_on_beside_texts_of_one_token_however_long_they_are() -> 
     assert steps < 8
 
 
+@pytest.mark.parametrize(("before", "spared"), [(0, True), (60, False)])
+def test_pictures_leave_a_step_to_the_text_in_it_where_texts_are_seldom(before: int, spared: bool) -> None:
+    limits = small_limits(max_step_tokens=64, itl_target=12.0, encode_layers=40, max_rows=80, max_queue=80)
+    engine = Engine(blocks=400, limits=limits, prefix_caching=False)
+    for number in range(before):
+        engine.add(question(f"text {number}", [2, 3], max_tokens=1))
+    engine.add(question("stream", [2, 3], max_tokens=60, **ENDLESS))
+    engine.run(until=lambda: bool(engine.tokens("stream")))
+    engine.add(question("text", TEXT, max_tokens=1))
+    engine.add(seen("picture", 1, max_tokens=1))
+    first, second = engine.step(), engine.step()
+    assert first is not None
+    assert second is not None
+    assert [row.count for row in first.rows] == [1, len(TEXT)]
+    assert bool(first.encodes) != spared
+    assert second.encodes
+
+
 def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -> None:
     limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1, max_rows=20)
     engine = Engine(blocks=200, limits=limits, prefix_caching=False)

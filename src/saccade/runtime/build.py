@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 SLOW_START = 10.0  # seconds, from which on a start says what took how long
 # ms, on cuda: an H200's tokens beside 6 pictures a second then take about 1.5 times what they take beside
 # texts alone, at the 99th percentile. A CPU's steps are longer than any target worth having.
-DEFAULT_ITL_TARGET = 11.5
+DEFAULT_ITL_TARGET = 11.0
 
 
 @dataclass(frozen=True)

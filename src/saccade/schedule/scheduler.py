@@ -225,6 +225,8 @@ class Scheduler:
         for kind in CLASSES:
             if kind and step.quiet is not None:
                 allowances[kind].until = step.milliseconds + step.quiet
+            elif kind and step.longer and self._spares_texts(step):
+                allowances[kind].until = step.milliseconds
             for sequence in prompts[kind]:
                 still = sequence.row is not None  # it may have given way
                 portion = self._holdings.portion(step, sequence, allowances[kind]) if still else 0
@@ -232,6 +234,10 @@ class Scheduler:
                     step.run(sequence, sequence.next_row(portion))
             if self._places.waiting[kind]:
                 self._admission.admit(step, kind, allowances[kind])
+
+    def _spares_texts(self, step: Step) -> bool:
+        """Whether pictures leave a step to the prompts of others that are in it."""
+        return self._limits.spares_texts(self._arrivals.rate(self._clock()), step.target)
 
     def rest(self) -> None:
         """For the loop, when there was nothing to plan: somebody may wait for features on disk."""

@@ -55,7 +55,7 @@ class PlanOptions:
     max_num_batched_tokens: int = 8192
     max_model_len: int = 32768
     block_size: int = 16
-    itl_target: float = 11.5
+    itl_target: float = 11.0
     prefix_caching: bool = True
     kv_cache_dtype: str = "auto"
     kv_vision_dtype: str = "auto"
