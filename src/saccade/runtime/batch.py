@@ -106,7 +106,7 @@ class Batch:
         if unknown:
             parts["corrections"] = self._rows.corrections(unknown)
         rows = (*[row.row for row in divided.decodes], *[-1] * (shape.decodes - len(divided.decodes)))
-        if step.held != rows:
+        if rows and step.held != rows:
             parts["rows"] = rows
         if divided.chunks:
             parts["feed"] = pack(divided.chunks, shape)

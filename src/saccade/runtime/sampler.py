@@ -56,6 +56,7 @@ class Sampler:
         self._uses = [Use()] * max_rows
         self._told: list[tuple[Sampling, int] | None] = [None] * max_rows  # with which seed
         self._parameters = torch.zeros(max_rows, 9, dtype=torch.float64, device=device)
+        self._greedy = [True] * max_rows  # whether the row's line of those has the temperature 0
         self._bias = RowLists(max_rows, device)
         self._ends = RowLists(max_rows, device)
         self._history = History(max_rows, vocab, device)
@@ -72,13 +73,22 @@ class Sampler:
         been told it is not told again: only a history of tokens can have changed meanwhile."""
         last = {entry.row: entry for entry in entries}  # of a row told twice
         entries = tuple([entry for entry in last.values() if not self._knows(entry)])
+        for entry in entries:
+            self._note(entry)
+        self._send([entry for entry in entries if not self._greedy_again(entry)])
+
+    def _greedy_again(self, entry: Enter) -> bool:
+        """Whether the row's line need not change: nothing but its temperature of 0 is ever read."""
+        return self._greedy[entry.row] and self._uses[entry.row] == _PLAIN
+
+    def _send(self, entries: Sequence[Enter]) -> None:
         if not entries:
             return
         rows = send(torch.tensor([entry.row for entry in entries]), self._device)
         lines = [_line(entry.sampling, entry.seed) for entry in entries]
         self._parameters.index_copy_(0, rows, send(torch.tensor(lines, dtype=torch.float64), self._device))
         for entry in entries:
-            self._note(entry)
+            self._greedy[entry.row] = not self._uses[entry.row].random
 
     def vacate(self) -> None:
         """Nobody has a row: whoever uses one without entering it asks for nothing."""
