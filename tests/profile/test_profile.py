@@ -61,7 +61,7 @@ def test_kernels_belong_to_their_section_and_gaps_are_between_them() -> None:
         Event("saccade.decode", 0, 1000, "CPU"),
         Event("saccade.decode", 0, 1000),  # its shadow on the device is no kernel
         Event("nvjet_tst_128x64", 100, 300),
-        Event("_split_kernel", 250, 400),  # overlaps, on another stream
+        Event("_split_kernel", 250, 400),  # launched early: it waits for the one before
         Event("nvjet_tst_128x64", 460, 500),
         Event("triton_norm", 510, 520),
         Event("nvjet_tst_128x64", 2000, 2100),  # of another section
@@ -70,11 +70,12 @@ def test_kernels_belong_to_their_section_and_gaps_are_between_them() -> None:
     found = trace.read(events, ["decode"])["decode"]
     assert [(one.name, one.kind, one.calls, one.microseconds) for one in found.kernels] == [
         ("nvjet_tst_128x64", "products", 2, 240.0),
-        ("_split_kernel", "attention", 1, 150.0),
+        ("_split_kernel", "attention", 1, 100.0),
         ("triton_norm", "rest", 1, 10.0),
     ]
     assert (found.busy, found.idle, found.gaps) == (0.35, 0.07, (60, 10))
     assert found.of_kind("products") == 0.24
+    assert sum(one.microseconds for one in found.kernels) == 350
 
 
 def test_kernels_of_a_graph_belong_to_the_range_that_launched_it() -> None:

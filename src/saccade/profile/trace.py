@@ -6,9 +6,10 @@ gives   `Found` of each section; a kernel belongs to where it was launched, not 
 never   guesses: on a device without kernel events (a CPU) it tells operators by their own time, and no gaps
 """
 
+import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -31,7 +32,7 @@ class Kernel:
     name: str
     kind: str
     calls: int
-    microseconds: float
+    microseconds: float  # beside another that began before only what it ran beyond that one's end
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _on_device(runs: Sequence[_Run], hosts: Sequence[Any]) -> Found:
     outside = [one for index, one in enumerate(runs) if all(at[index] is None for at in places.values())]
     busy, gaps = _busy_and_gaps([(one.start, one.end) for one in runs])
     return Found(
-        kernels=_gathered((one.name, one.end - one.start) for one in runs),
+        kernels=_gathered(_own_times(runs)),
         busy=busy / 1e3,
         idle=sum(gaps) / 1e3,
         gaps=tuple(sorted(gaps, reverse=True)),
@@ -149,6 +150,15 @@ def _on_device(runs: Sequence[_Run], hosts: Sequence[Any]) -> Found:
         between=_between(runs, places.get(STEP, ())),
         lost=sum(one.lost for one in runs),
     )
+
+
+def _own_times(runs: Sequence[_Run]) -> Iterator[tuple[str, float]]:
+    """Names and us. A kernel launched early stands on the device before the one ahead of it has ended and
+    waits there: it counts from that end on, and all together are as long as the device was busy."""
+    reached = -math.inf
+    for one in runs:
+        yield one.name, max(one.end - max(one.start, reached), 0.0)
+        reached = max(reached, one.end)
 
 
 def _place(spans: Sequence[tuple[float, float]], moment: float) -> int | None:
