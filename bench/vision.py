@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -30,11 +31,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from saccade.kernels.choice import Mode, running
 from saccade.media.geometry import ImageProcessing, plain_view
 from saccade.models.dims import VisionDims
-from saccade.models.layers import Place
+from saccade.models.layers import Layout, Place
 from saccade.models.vit import QwenVision, VisionLayer
 from saccade.plan import Encode
 from saccade.vision.encode import Encoder, Halfway
-from saccade.vision.graphs import MOST_PATCHES, PACKED_PATCHES, Captured, Shape, tower_graphs
+from saccade.vision.graphs import MOST_PATCHES, PACKED_PATCHES, Captured, tower_graphs
 from saccade.vision.preprocess import Preprocessor
 from saccade.vision.unfinished import Unfinished, unit
 
@@ -114,9 +115,11 @@ def sliced(lab: Lab, encode: Encode, *, captured: bool) -> Tensor:
 
 
 def replayed(lab: Lab, encode: Encode) -> Tensor:
-    """By captured stretches, another picture of the size first: what is given must come from the replay."""
+    """By captured stretches, another picture first, turned: of as many patches, and of another grid unless it
+    is square. What is given must come from the replay, and from the picture's own tables."""
     encoder = lab.encoder(captured=True)
-    other = Encode(encode.view, b"other", np.flip(encode.pixels, 1).copy())
+    turned = msgspec.structs.replace(encode.view, grid=encode.view.grid[::-1])
+    other = Encode(turned, b"other", np.flip(encode.pixels, 1).copy())
     encoder.encode([other], capture=True)
     return encoder.encode([encode], capture=True)[encode.key]
 
@@ -126,6 +129,7 @@ def check(lab: Lab, size: tuple[int, int]) -> list[str]:
     """What is wrong; empty if nothing is."""
     encode, wrong = lab.picture(size), []
     grid = [encode.view.grid]
+    layout = lab.tower.layout(grid)
     frames = torch.from_numpy(encode.pixels).to(lab.device)
     made = {}
     for kernels in lab.kernels:
@@ -133,8 +137,8 @@ def check(lab: Lab, size: tuple[int, int]) -> list[str]:
             made[kernels] = Preprocessor(lab.processing, lab.device).patches(frames, encode.view, lab.dtype)
     if not all(torch.equal(one, made["torch"]) for one in made.values()):
         wrong.append("patches by the kernel differ from the twin's")
-    stream = lab.tower.begin(made["torch"], grid)
-    planned, levels = lab.tower.carry(stream, grid, 0, lab.tower.depth, recurring=True)
+    stream = lab.tower.begin(made["torch"], layout)
+    planned, levels = lab.tower.carry(stream, layout, 0, lab.tower.depth, recurring=True)
     same = lab.tower.finish(planned, levels)
     captured = encode.patches <= MOST_PATCHES
     if captured and not torch.equal(replayed(lab, encode), same):
@@ -210,10 +214,11 @@ def tower_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
     grid, count = encode.view.grid, encode.patches
     made = torch.randn(count, lab.tower.patch_dim, device=lab.device, dtype=lab.dtype)
     ceiling = tower_ceiling(lab, count)
+    layout, turned = (lab.tower.layout([one]) for one in (grid, grid[::-1]))
 
     def planned() -> Tensor:
-        begun = lab.tower.begin(made, [grid])
-        stream, levels = lab.tower.carry(begun, [grid], 0, lab.tower.depth, recurring=True)
+        begun = lab.tower.begin(made, layout)
+        stream, levels = lab.tower.carry(begun, layout, 0, lab.tower.depth, recurring=True)
         return lab.tower.finish(stream, levels)
 
     for kernels in lab.kernels:
@@ -221,19 +226,26 @@ def tower_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
             yield f"tower, {kernels}", seconds(partial(lab.tower, made, [grid]), lab.device), ceiling
             yield f"tower, {kernels}, planned", seconds(planned, lab.device), ceiling
             for views in (1, 2, 4):
-                shape = Shape(grid, views)
-                found = tower_graphs(lab.tower, lab.device, lab.dtype).find(shape, now=True)
-                if found is None or (views > 1 and shape.patches > PACKED_PATCHES):
+                graphs = tower_graphs(lab.tower, lab.device, lab.dtype)
+                found = graphs.find(graphs.shape(grid, views), now=True)
+                if found is None or (views > 1 and views * count > PACKED_PATCHES):
                     continue
-                call = partial(through, found, made.repeat(views, 1), [grid] * views, lab.tower.depth)
+                packed = lab.tower.layout([grid] * views)
+                call = partial(through, found, made.repeat(views, 1), [packed], lab.tower.depth)
                 call()
                 name = f"tower, {kernels}, captured" + (f", {views} views" if views > 1 else "")
                 yield name, seconds(call, lab.device), views * ceiling
+                if views == 1 and turned.grids != layout.grids:
+                    both = partial(through, found, made, [layout, turned], lab.tower.depth)
+                    yield f"{name}, grids by turns", seconds(both, lab.device) / 2, ceiling
 
 
-def through(found: Captured, made: Tensor, grids: list[tuple[int, int]], depth: int) -> Tensor:
-    stream, levels = found.carry(found.begin(made, grids), grids, 0, depth)
-    return found.finish(stream, levels)
+def through(found: Captured, made: Tensor, layouts: list[Layout], depth: int) -> Tensor:
+    """A call for each layout; gives what the last gave."""
+    for layout in layouts:
+        stream, levels = found.carry(found.begin(made, layout), layout, 0, depth)
+        given = found.finish(stream, levels)
+    return given
 
 
 def first_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:

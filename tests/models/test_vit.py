@@ -7,6 +7,7 @@ import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.models import vit
+from saccade.models.layers import Layout
 from saccade.models.load import load
 from tests import checkpoints
 from tests.models.harness import relative_error
@@ -57,12 +58,24 @@ def test_kept_tables_are_bounded_and_least_recently_used_go_first(
 ) -> None:
     tower.forget_tables()
     monkeypatch.setitem(vit.KEPT_PATCHES, "cpu", 40)
-    first, second = tower.table((4, 4)), tower.table((4, 6))
-    assert tower.table((4, 4)) is first  # now (4, 6) is the older
-    tower.table((2, 2))
-    assert tower.table((4, 4)) is first
-    assert tower.table((4, 6)) is not second
-    huge = tower.table((20, 20))  # over the bound alone: kept until the next
-    assert tower.table((20, 20)) is huge
-    tower.table((2, 2))
-    assert tower.table((20, 20)) is not huge
+    first, second = tower.tables((4, 4)), tower.tables((4, 6))
+    assert tower.tables((4, 4)) is first  # now (4, 6) is the older
+    tower.tables((2, 2))
+    assert tower.tables((4, 4)) is first
+    assert tower.tables((4, 6)) is not second
+    huge = tower.tables((20, 20))  # over the bound alone: kept until the next
+    assert tower.tables((20, 20)) is huge
+    tower.tables((2, 2))
+    assert tower.tables((20, 20)) is not huge
+
+
+def test_a_layout_has_the_tables_of_its_views_one_after_the_other(tower: vit.QwenVision) -> None:
+    grids = [(4, 6), (2, 2), (6, 4)]
+    layout, alone = tower.layout(grids), [tower.layout([grid]) for grid in grids]
+    assert layout.sizes == (24, 4, 24)
+    static = Layout(layout.grids, tuple((torch.zeros_like(layout.table(n)),) for n in range(4)))
+    static.copy_(layout)
+    for number in range(4):
+        parts = torch.cat([one.table(number) for one in alone])
+        assert torch.equal(layout.table(number), parts)
+        assert torch.equal(static.table(number), parts)

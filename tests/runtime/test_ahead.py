@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
+from saccade.lod.allocate import Field, windows
 from saccade.lod.values import ViewRule
 from saccade.media.geometry import plain_view
 from saccade.models.layers import VisionTower
@@ -29,26 +31,53 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
     return vision
 
 
-def test_the_ladder_and_the_usual_looks_come_first_and_fit(tower: VisionTower) -> None:
+def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: VisionTower) -> None:
     made = TowerGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_shapes(PROCESSING, RULE, made, 4096)
     assert len(set(shapes)) == len(shapes)
-    ladder = [(4, 4), (2, 8), (8, 8), (4, 16), (14, 14), (7, 28), (20, 20), (10, 40)]
-    patches_of = [(2 * rows, 2 * columns) for rows, columns in ladder]
-    assert {shape.grid for shape in shapes[:9]} >= set(patches_of)
-    assert {shape.views for shape in shapes if shape.grid == (16, 16)} == {1, 2, 4, 8, 16}
-    assert {shape.views for shape in shapes if shape.grid == (40, 40)} == {1, 2}, "as many as go together"
-    assert {shape.views for shape in shapes if shape.grid == (24, 24)} == {1, 2, 4}, "a look"
-    assert Shape((26, 26), 1) in shapes, "the look at 1024x1024 that a quarter of its tokens pays for"
+    assert {shape.size for shape in shapes[:4]} == {4 * tokens for tokens in RULE.zoom_tokens}
+    assert {shape.views for shape in shapes if shape.size == 4 * 64} == {1, 2, 4, 8, 16}
+    assert {shape.views for shape in shapes if shape.size == 4 * 400} == {1, 2}, "as many as go together"
+    assert {shape.views for shape in shapes if shape.size == 4 * 144} == {1, 2, 4}, "a look"
+    often = shapes[: MOST_SHAPES - SPARE - 13]
+    for tokens in (36, 39, 40):
+        reason = "a window at 1024x1024, whose budget of 12% leaves 41"
+        assert {Shape(4 * tokens, 1), Shape(4 * tokens, 2)} <= set(often), reason
+    for tokens in (13 * 13, 9 * 9):
+        assert Shape(4 * tokens, 1) in often, "the looks at 1024x1024 that 25% and 12% pay for"
     assert all(shape.views == 1 for shape in likely_shapes(PROCESSING, RULE, made, 4096, alone=True))
     assert all(shape.patches < 4 * 100 for shape in likely_shapes(PROCESSING, RULE, made, 100, alone=True))
 
 
-def test_a_checkpoint_of_square_views_of_two_levels_has_only_those() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_window_of_any_size_is_thought_of(tower: VisionTower, alone: bool) -> None:
+    """Of every budget and picture for which the allocator has one; `alone` there is a place for each."""
+    made = TowerGraphs(tower, Counting(), CPU, torch.float32)
+    shapes = likely_shapes(PROCESSING, RULE, made, 4096, alone=alone)
+    sizes = {
+        window.tokens
+        for side in (512, 1024, 2048)
+        for left in range(16, 64)
+        for window in windows(
+            Field(np.zeros((8, 8), np.float32), (side, side), PROCESSING.token_grid(side, side)), RULE, left
+        )
+        if window.tokens <= left
+    }
+    assert len(sizes) == 37
+    assert {Shape(4 * tokens, 1) for tokens in sizes} <= set(shapes)
+    if alone:
+        last = max(shapes.index(Shape(4 * tokens, 1)) for tokens in sizes)
+        assert last < MOST_SHAPES - SPARE - len(SIZES)
+
+
+def test_a_checkpoint_of_square_views_of_two_levels_has_only_those(tower: VisionTower) -> None:
     rule = replace_rule(zoom_tokens=(16, 64), square=True)
     assert set(zoom_grids(PROCESSING, rule)) == {(4, 4), (8, 8)}
     looks = look_grids(replace(PROCESSING, max_pixels=32 * 32 * 8), rule)
     assert all(rows * columns <= 8 for rows, columns in looks), "none larger than the picture"
+    made = TowerGraphs(tower, Counting(), CPU, torch.float32)
+    for none in (rule, replace_rule(zoom_tokens=())):
+        assert likely_shapes(PROCESSING, none, made, 4096), "looks, whatever the ladder"
 
 
 def replace_rule(**changes: object) -> ViewRule:
@@ -58,7 +87,7 @@ def replace_rule(**changes: object) -> ViewRule:
 def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTower) -> None:
     recorder = Counting()
     made = graphs(tower, recorder)
-    shapes = [Shape((4, 4), 1), Shape((2, 6), 2), Shape((4, 4), 1)]
+    shapes = [Shape(16, 1), Shape(12, 2), Shape(16, 1)]
     ahead = Ahead(made, shapes)
     for number in (1, 2):
         assert ahead.go_on()
@@ -71,34 +100,34 @@ def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTo
     found = made.find(shapes[1])  # at its first coming
     assert found is not None
     cut = patches(tower, shapes[1])
-    assert torch.equal(through(found, tower, shapes[1], cut, []), tower(cut, [(2, 6)] * 2))
+    assert torch.equal(through(found, tower, [(2, 6), (6, 2)], cut, []), tower(cut, [(2, 6), (6, 2)]))
     assert recorder.replayed == before + 2 + tower.depth
 
 
 def test_no_shape_leaves_for_one_that_has_not_come(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), most_shapes=SPARE + 1)
-    ahead = Ahead(made, [Shape((2, columns), 1) for columns in (2, 4, 6)])
+    ahead = Ahead(made, [Shape(size, 1) for size in (4, 8, 12)])
     assert ahead.go_on()
     assert not ahead.go_on()
-    assert made.shapes == (Shape((2, 2), 1),)
+    assert made.shapes == (Shape(4, 1),)
 
 
 def test_what_comes_often_fits_beside_what_is_there_from_the_start(tower: VisionTower) -> None:
     made = TowerGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_shapes(PROCESSING, RULE, made, 4096)
-    grids = [plain_view(bytes(16), size, PROCESSING).grid for size in SIZES]
+    sizes = [4 * plain_view(bytes(16), size, PROCESSING).tokens for size in SIZES]
     began = {
-        Shape(grid, views) for grid in grids for views in (1, 2, 4) if made.together(grid, views) == views
+        Shape(size, views) for size in sizes for views in (1, 2, 4) if made.together(size, views) == views
     }
-    often = {shape for shape in shapes if shape.views > 1} | set(shapes[:19])
-    assert len(began | often) <= MOST_SHAPES - SPARE
+    last = shapes.index(Shape(4 * 16, 64))  # of levels together; what follows is rare
+    assert len(began | set(shapes[: last + 1])) <= MOST_SHAPES - SPARE
 
 
 def test_a_shape_begun_by_requests_is_completed(tower: VisionTower) -> None:
-    made, shape = graphs(tower, Counting(), sightings=1), Shape((4, 4), 1)
+    made, shape = graphs(tower, Counting(), sightings=1), Shape(16, 1)
     found = made.find(shape)
     assert found is not None
-    through(found, tower, shape, patches(tower, shape), [])
+    through(found, tower, [(4, 4)], patches(tower, shape), [])
     states = [found.complete, made.capture(shape), found.complete, made.capture(shape)]
     assert states == [False, True, True, False]
 
@@ -106,7 +135,7 @@ def test_a_shape_begun_by_requests_is_completed(tower: VisionTower) -> None:
 @pytest.mark.parametrize("fail_at", [0, 2])
 def test_a_capture_that_fails_ends_nothing(tower: VisionTower, fail_at: int) -> None:
     made = graphs(tower, Counting(fail_at=fail_at))
-    ahead = Ahead(made, [Shape((4, 4), 1), Shape((4, 4), 1)])
+    ahead = Ahead(made, [Shape(16, 1), Shape(16, 1)])
     assert ahead.go_on()
     assert not ahead.go_on()
     assert len(made) == 0
@@ -114,7 +143,7 @@ def test_a_capture_that_fails_ends_nothing(tower: VisionTower, fail_at: int) -> 
 
 
 def test_want_of_memory_ends_nothing(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, shape = graphs(tower, Counting()), Shape((4, 4), 1)
+    made, shape = graphs(tower, Counting()), Shape(16, 1)
 
     def short(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")

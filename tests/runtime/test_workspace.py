@@ -55,8 +55,9 @@ def test_a_view_that_no_context_could_hold_is_not_measured(tower: VisionTower) -
 def test_what_is_set_aside_for_a_view_half_way_is_what_it_takes(tower: VisionTower) -> None:
     grid = (8, 12)
     with torch.inference_mode():
-        stream = tower.begin(torch.zeros(96, tower.patch_dim), [grid])
-        stream, levels = tower.carry(stream, [grid], 0, tower.depth)
+        layout = tower.layout([grid])
+        stream = tower.begin(torch.zeros(96, tower.patch_dim), layout)
+        stream, levels = tower.carry(stream, layout, 0, tower.depth)
     half = Halfway(tower.depth, stream, tuple(levels))
     taken = half.stream.nbytes + sum(level.nbytes for level in half.levels)
     assert unfinished_bytes(tower, torch.float32, 96) == taken
@@ -67,12 +68,15 @@ def test_common_sizes_are_captured_whole_before_the_first_request(tower: VisionT
     processing = replace(PROCESSING, min_pixels=1024, max_pixels=16_384)
     graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
     encoder = Encoder(tower, processing, CPU, torch.float32, None, graphs)
-    sizes = [(448, 448), (480, 640), (512, 512)]  # two of one grid
+    sizes = [(448, 448), (480, 640), (640, 480), (512, 512)]  # two of one grid, two of as many patches
     calls = warm_pictures(encoder, processing, 1000, progress=False, sizes=sizes)
     assert calls == 3 * len(sizes)
     grids = {plain_view(bytes(16), size, processing).grid for size in sizes}
-    assert len(grids) == 2
-    assert {shape.grid for shape in graphs.shapes} == grids
+    assert len(grids) == 3
+    counts = {rows * columns for rows, columns in grids}
+    assert len(counts) == 2
+    assert {shape.size for shape in graphs.shapes} == counts
+    assert len(graphs) == 3 * len(counts)
     assert {shape.views for shape in graphs.shapes} == {1, 2, 4}
     for shape in graphs.shapes:
         found = graphs.find(shape)

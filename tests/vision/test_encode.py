@@ -14,7 +14,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.record import PlainRecorder
 from saccade.media.geometry import ImageProcessing, plain_view
-from saccade.models.layers import VisionTower
+from saccade.models.layers import Layout, VisionTower
 from saccade.models.load import load
 from saccade.plan import Encode
 from saccade.request import Pixels, View
@@ -65,19 +65,13 @@ class MeanTower(VisionTower):
         self.calls: list[list[tuple[int, int]]] = []
         self.dtypes: set[torch.dtype] = set()
 
-    def begin(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
-        self.calls.append(list(grids))
+    def begin(self, patches: Tensor, layout: Layout) -> Tensor:
+        self.calls.append(list(layout.grids))
         self.dtypes.add(patches.dtype)
         return patches
 
     def carry(
-        self,
-        stream: Tensor,
-        grids: Sequence[tuple[int, int]],
-        first: int,
-        stop: int,
-        *,
-        recurring: bool = False,
+        self, stream: Tensor, layout: Layout, first: int, stop: int, *, recurring: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         levels = []
         for layer in range(first, stop):
@@ -198,11 +192,102 @@ def test_views_whose_number_has_no_graphs_go_in_parts_that_have(views: int, call
     tower = MeanTower()
     encodes = [encode_of(picture(i, 16, 24)) for i in range(views)]
     graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
-    graphs.capture(Shape(encodes[0].view.grid, 1))
+    graphs.capture(Shape(encodes[0].patches, 1))
     tower.calls.clear()
     features = run(Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
     assert [len(call) for call in tower.calls] == calls
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
+    graphs.check()
+
+
+def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: VisionTower) -> None:
+    """Nine of four grids of 24 patches and two of 16: calls of eight, one and two views."""
+    grids = [(4, 6), (6, 4), (2, 12), (4, 4), (12, 2), (6, 4), (4, 4), (4, 6), (2, 12), (12, 2), (4, 6)]
+    pixels = picture(1, 90, 90)
+    box = (0, 0, 90, 90)
+    views = [View(bytes([i] * 16), box, grid, 2, VIT_PROCESSING.digest) for i, grid in enumerate(grids)]
+    encodes = [encode_of(pixels, view) for view in views]
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    together = run(Encoder(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    assert set(graphs.shapes) == {Shape(24, 8), Shape(24, 1), Shape(16, 2)}
+    plain = Encoder(tower, VIT_PROCESSING, CPU, torch.float32)
+    for encode, feature in zip(encodes, together, strict=True):
+        assert torch.allclose(feature, run(plain, [encode])[0], atol=1e-5, rtol=1e-5)
+    graphs.check()
+
+
+def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(tower: VisionTower) -> None:
+    """Each view by the graphs of its size, in any order: the bits of an uncaptured call alone."""
+    grids = [(4, 6), (2, 12), (4, 6), (6, 4), (4, 4), (12, 2), (6, 4)]
+    pixels = picture(2, 60, 90)
+    views = [
+        View(bytes([i] * 16), (0, 0, 90, 60), grid, 2, VIT_PROCESSING.digest) for i, grid in enumerate(grids)
+    ]
+    encodes = [encode_of(pixels, view) for view in views]
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
+    captured = Encoder(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs)
+    plain = Encoder(tower, VIT_PROCESSING, CPU, torch.float32)
+    with running(Mode(deterministic=True)):
+        expected = run(plain, encodes)
+        apart = [run(captured, [encode])[0] for encode in encodes]
+        together = run(captured, encodes[::-1])[::-1]
+    assert set(graphs.shapes) == {Shape(24, 1), Shape(16, 1)}
+    for one, again, feature in zip(apart, together, expected, strict=True):
+        assert torch.equal(one, feature)
+        assert torch.equal(again, feature)
+
+
+def test_slices_go_on_with_their_own_grids_where_others_went_in_between(tower: VisionTower) -> None:
+    unfinished: Unfinished[Halfway] = Unfinished(10_000)
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    encoder = Encoder(tower, VIT_PROCESSING, CPU, torch.float32, unfinished, graphs)
+    plain = Encoder(tower, VIT_PROCESSING, CPU, torch.float32)
+    pixels = picture(3, 70, 100)
+    encodes = [
+        encode_of(pixels, View(bytes([i] * 16), (0, 0, 100, 70), grid, 2, VIT_PROCESSING.digest))
+        for i, grid in enumerate([(4, 6), (6, 4), (2, 12)])
+    ]
+    for _ in range(3):  # captured the first time, replayed then
+        for first, stop in ((0, 1), (1, 3)):
+            for encode in encodes:
+                unfinished.advance(encode.key, encode.patches, stop)
+                assert encoder.encode([replace_slice(encode, first, stop)]) == {}
+        for encode in encodes:
+            unfinished.finish(encode.key)
+            (feature,) = run(encoder, [replace_slice(encode, 3, None)])
+            assert torch.equal(feature, run(plain, [encode])[0])
+    assert graphs.shapes == (Shape(24, 1),)
+
+
+class GridTower(MeanTower):
+    """Reads grids otherwise than by tables: a captured call of it is right for one grid alone."""
+
+    by_grid = True
+
+    def begin(self, patches: Tensor, layout: Layout) -> Tensor:
+        super().begin(patches, layout)
+        rows = [
+            torch.full((size, 1), float(grid[0]))
+            for size, grid in zip(layout.sizes, layout.grids, strict=True)
+        ]
+        return patches * torch.cat(rows)
+
+
+def test_a_tower_that_reads_grids_itself_has_graphs_of_one_grid_each() -> None:
+    grids = [(4, 6), (6, 4), (4, 6), (2, 12)]
+    pixels = picture(4, 24, 24)
+    views = [
+        View(bytes([i] * 16), (0, 0, 24, 24), grid, 2, PROCESSING.digest) for i, grid in enumerate(grids)
+    ]
+    encodes = [encode_of(pixels, view) for view in views]
+    tower = GridTower()
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    assert set(graphs.shapes) == {Shape(24, 2, (4, 6)), Shape(24, 1, (6, 4)), Shape(24, 1, (2, 12))}
+    for encode, feature in zip(encodes, features, strict=True):
+        made = patches(torch.from_numpy(pixels), encode.view, PROCESSING)
+        assert torch.equal(feature, GridTower().forward(made, [encode.view.grid]))
+    assert graphs.capture(graphs.shape((12, 2), 1))
     graphs.check()
 
 

@@ -62,9 +62,41 @@ class Watch:
             self.seen[layers] = x[tokens]
 
 
-class VisionTower(nn.Module):
-    """Turns the patches of views into features: one vector for the prompt and one per DeepStack level."""
+PatchGrid = tuple[int, int]  # rows, columns of patches
 
+
+@dataclass(frozen=True)
+class Layout:
+    """The views of one call of a vision tower: their grids, and the tables it reads about them."""
+
+    grids: tuple[PatchGrid, ...]
+    tables: tuple[tuple[Tensor, ...], ...]  # table by table: a part for each view, or one for all, [P, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Patches of each view."""
+        return tuple(rows * columns for rows, columns in self.grids)
+
+    def table(self, number: int) -> Tensor:
+        """[P, ...] of all views."""
+        parts = self.tables[number]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def copy_(self, given: "Layout") -> None:
+        """The tables of a layout of as many patches into these, which are one part each. A launch a table."""
+        for (own,), parts in zip(self.tables, given.tables, strict=True):
+            torch.cat(parts, out=own)
+
+
+class VisionTower(nn.Module):
+    """Turns the patches of views into features: one vector for the prompt and one per DeepStack level.
+
+    What its pieces do with a view depends on the number of its patches, and on its grid through `tables`
+    alone: a captured call then serves all grids of a size. A family that reads the grid otherwise, to attend
+    in windows say, sets `by_grid`: its captured calls serve one grid each.
+    """
+
+    by_grid = False
     patch_dim: int  # channels * frames * patch * patch
     merge: int  # patches per token along each side
     depth: int  # layers
@@ -73,33 +105,33 @@ class VisionTower(nn.Module):
     depth_levels: int  # D: how many those are
     out_dim: int
 
-    def forward(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+    def forward(self, patches: Tensor, grids: Sequence[PatchGrid]) -> Tensor:
         """[P, patch_dim] in merge order, views packed; gives [tokens, (1 + D) * out_dim]."""
-        stream, levels = self.carry(self.begin(patches, grids), grids, 0, self.depth)
+        layout = self.layout(grids)
+        stream, levels = self.carry(self.begin(patches, layout), layout, 0, self.depth)
         return self.finish(stream, levels)
+
+    def layout(self, grids: Sequence[PatchGrid]) -> Layout:
+        """Of a call with views of these grids, packed in this order."""
+        return Layout(tuple(grids), tuple(zip(*(self.tables(grid) for grid in grids), strict=True)))
+
+    def tables(self, grid: PatchGrid) -> tuple[Tensor, ...]:
+        """What the pieces below read about a view's grid, [patches, ...] each, on the device."""
+        return ()
 
     # The same in pieces; nothing but the stream and the levels passes from one to the next.
 
-    def begin(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+    def begin(self, patches: Tensor, layout: Layout) -> Tensor:
         """The stream before the first layer: [P, hidden_dim]."""
         raise NotImplementedError
 
     def carry(
-        self,
-        stream: Tensor,
-        grids: Sequence[tuple[int, int]],
-        first: int,
-        stop: int,
-        *,
-        recurring: bool = False,
+        self, stream: Tensor, layout: Layout, first: int, stop: int, *, recurring: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """Through layers `first` .. `stop`; gives the stream and those deep levels [tokens, out_dim] that
-        branch off on the way. `recurring`: these grids will come again, so plans made for them pay."""
+        branch off on the way. `recurring`: views of these sizes will come again, so plans made for them
+        pay."""
         raise NotImplementedError
-
-    def tables(self, grids: Sequence[tuple[int, int]]) -> object:
-        """What is kept by grid and read by the pieces above; who captures those keeps this as long."""
-        return None
 
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
         """The features, of the stream behind the last layer and all D levels in order; with no levels given,

@@ -19,7 +19,16 @@ from saccade.kernels.activation import gelu
 from saccade.kernels.attention import any_shape, recurring_shape
 from saccade.kernels.rope import apply_rotary
 from saccade.models.dims import VisionDims
-from saccade.models.layers import Embedding, LayerNorm, Linear, Place, Turn, VisionTower
+from saccade.models.layers import (
+    Embedding,
+    LayerNorm,
+    Layout,
+    Linear,
+    PatchGrid,
+    Place,
+    Turn,
+    VisionTower,
+)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(gelu, bias=None, approximate="tanh"),
@@ -44,11 +53,15 @@ class Run(NamedTuple):
 
 
 class GridTable(NamedTuple):
-    """What depends on a view's grid alone, in merge order."""
+    """What depends on a view's grid, in merge order."""
 
-    corners: Tensor  # [4, P] int64 into the learned positions
-    weights: Tensor  # [4, P] float32
-    turn: Turn  # [P, head_dim] float32 each
+    corners: Tensor  # [P, 4] int64 into the learned positions
+    weights: Tensor  # [P, 4] float32
+    cos: Tensor  # [P, head_dim] float32, as `Turn` has it
+    sin: Tensor
+
+
+CORNERS, WEIGHTS, COS, SIN = range(4)  # their places
 
 
 class VisionAttention(nn.Module):
@@ -137,24 +150,29 @@ class QwenVision(VisionTower):
         self._head_dim = dims.hidden // dims.heads
         self._theta = dims.theta
         self._place = place
-        self._tables: OrderedDict[tuple[int, int], GridTable] = OrderedDict()
+        self._tables: OrderedDict[PatchGrid, GridTable] = OrderedDict()
         self._kept = 0  # patches in _tables
 
-    def begin(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
-        self._check(patches, grids)
+    def layout(self, grids: Sequence[PatchGrid]) -> Layout:
+        for height, width in grids:
+            if height < 1 or width < 1 or height % self.merge or width % self.merge:
+                raise ValueError(f"a grid of {height} x {width} patches does not divide by {self.merge}")
+        return super().layout(grids)
+
+    def begin(self, patches: Tensor, layout: Layout) -> Tensor:
+        total = sum(layout.sizes)
+        if not total or patches.shape != (total, self.patch_dim):
+            raise ValueError(
+                f"the grids {list(layout.grids)} need patches [{total}, {self.patch_dim}], "
+                f"not {tuple(patches.shape)}"
+            )
         x = self.patch_embedding.forward(patches.to(self._place.dtype))
-        return x + self._learned_positions([self.table(grid) for grid in grids]).to(x.dtype)
+        return x + self._learned_positions(layout).to(x.dtype)
 
     def carry(
-        self,
-        stream: Tensor,
-        grids: Sequence[tuple[int, int]],
-        first: int,
-        stop: int,
-        *,
-        recurring: bool = False,
+        self, stream: Tensor, layout: Layout, first: int, stop: int, *, recurring: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
-        turn, runs = self._turn(grids), _runs(grids)
+        turn, runs = Turn(layout.table(COS), layout.table(SIN)), _runs(layout.sizes)
         planned = recurring or max(run.size for run in runs) >= PLANNED_PATCHES
         levels: list[Tensor] = []
         delta: Tensor | None = None
@@ -169,36 +187,15 @@ class QwenVision(VisionTower):
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
         return torch.cat([self.merger.forward(stream), *levels], dim=-1)
 
-    def _turn(self, grids: Sequence[tuple[int, int]]) -> Turn:
-        turns = [self.table(grid).turn for grid in grids]
-        if len(turns) == 1:
-            return turns[0]
-        return Turn(torch.cat([turn.cos for turn in turns]), torch.cat([turn.sin for turn in turns]))
-
-    def _check(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> None:
-        total = sum(height * width for height, width in grids)
-        if not grids or patches.shape != (total, self.patch_dim):
-            raise ValueError(
-                f"the grids {list(grids)} need patches [{total}, {self.patch_dim}], "
-                f"not {tuple(patches.shape)}"
-            )
-        for height, width in grids:
-            if height < 1 or width < 1 or height % self.merge or width % self.merge:
-                raise ValueError(f"a grid of {height} x {width} patches does not divide by {self.merge}")
-
-    def _learned_positions(self, tables: Sequence[GridTable]) -> Tensor:
+    def _learned_positions(self, layout: Layout) -> Tensor:
         """Bilinear between the four nearest learned positions; [P, hidden] float32."""
-        corners = torch.cat([table.corners for table in tables], dim=1)
-        weights = torch.cat([table.weights for table in tables], dim=1)
+        corners, weights = (layout.table(number).t().contiguous() for number in (CORNERS, WEIGHTS))  # [4, P]
         total = self.positions.forward(corners[0]) * weights[0, :, None]
         for corner in range(1, 4):  # one at a time: a quarter of the memory
             total += self.positions.forward(corners[corner]) * weights[corner, :, None]
         return total
 
-    def tables(self, grids: Sequence[tuple[int, int]]) -> object:
-        return [self.table(grid) for grid in dict.fromkeys(grids)]
-
-    def table(self, grid: tuple[int, int]) -> GridTable:
+    def tables(self, grid: PatchGrid) -> GridTable:
         """The grid's indexes, from the few kept ones or made anew. Least recently used go first."""
         found = self._tables.get(grid)
         if found is not None:
@@ -217,10 +214,10 @@ class QwenVision(VisionTower):
         self._kept = 0
 
 
-def _runs(grids: Sequence[tuple[int, int]]) -> tuple[Run, ...]:
+def _runs(sizes: Sequence[int]) -> tuple[Run, ...]:
     runs = []
     start = 0
-    for size, group in groupby(height * width for height, width in grids):
+    for size, group in groupby(sizes):
         views = len(list(group))
         runs.append(Run(start, views, size))
         start += views * size
@@ -228,7 +225,7 @@ def _runs(grids: Sequence[tuple[int, int]]) -> tuple[Run, ...]:
 
 
 def make_table(
-    grid: tuple[int, int], merge: int, side: int, head_dim: int, theta: float, device: torch.device
+    grid: PatchGrid, merge: int, side: int, head_dim: int, theta: float, device: torch.device
 ) -> GridTable:
     height, width = grid
     # Merge order: [token row, token column, row inside, column inside].
@@ -238,18 +235,18 @@ def make_table(
     top, bottom, down = _between(row, height, side)
     left, right, across = _between(column, width, side)
     corners = torch.stack(
-        (top * side + left, top * side + right, bottom * side + left, bottom * side + right)
+        (top * side + left, top * side + right, bottom * side + left, bottom * side + right), dim=1
     )
     weights = torch.stack(
-        ((1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across)
+        ((1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across), dim=1
     )
     # A quarter of the head turns with the row, a quarter with the column; both repeat for the other half.
     exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)
     frequencies = 1.0 / (theta**exponents)
     angles = torch.cat((row[:, None] * frequencies, column[:, None] * frequencies), dim=-1)
     cos, sin = angles.cos(), angles.sin()
-    turn = Turn(apart(torch.cat((cos, cos), -1)), apart(torch.cat((-sin, sin), -1)))
-    return GridTable(apart(corners), apart(weights), turn)
+    cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return GridTable(apart(corners), apart(weights), apart(cos), apart(sin))
 
 
 def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:

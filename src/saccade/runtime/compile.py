@@ -77,5 +77,6 @@ def _tower(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> None
     patches = torch.zeros(grid[0] * grid[1], tower.patch_dim, dtype=dtype, device=device)
     last = tower.deep[0] if tower.deep else 0
     first = max(last - 1, 0)  # a layer behind another, and one that has a deep level
-    stream, levels = tower.carry(tower.begin(patches, [grid]), [grid], first, last + 1)
+    layout = tower.layout([grid])
+    stream, levels = tower.carry(tower.begin(patches, layout), layout, first, last + 1)
     tower.finish(stream, levels * tower.depth_levels)

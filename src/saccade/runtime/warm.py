@@ -15,7 +15,7 @@ from saccade.media.geometry import ImageProcessing, plain_view
 from saccade.plan import Encode
 from saccade.vision.encode import Encoder
 
-# Width, height. Sizes that fit to one grid are captured once. The last is the largest that is captured.
+# Width, height. Sizes of as many patches are captured once. The last is the largest that is captured.
 SIZES = (
     (448, 448),
     (512, 512),
@@ -72,7 +72,7 @@ def _calls(
     first = encodes[0].view
     if first.tokens >= most_tokens:
         return []
-    return [encodes[:count] for count in TOGETHER if encoder.together(first.grid, count) == count]
+    return [encodes[:count] for count in TOGETHER if encoder.together(encodes[0].patches, count) == count]
 
 
 def _picture(size: tuple[int, int], processing: ImageProcessing, count: int) -> list[Encode]:

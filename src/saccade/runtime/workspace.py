@@ -92,10 +92,11 @@ def _measure(
         del pixels
     else:
         cut = torch.zeros(grid[0] * grid[1], tower.patch_dim, dtype=dtype, device=device)
-    stream = tower.begin(cut, [grid])
+    layout = tower.layout([grid])
+    stream = tower.begin(cut, layout)
     del cut
     layer = tower.deep[0] if tower.deep else 0
-    stream, levels = tower.carry(stream, [grid], layer, layer + 1)
+    stream, levels = tower.carry(stream, layout, layer, layer + 1)
     features = tower.finish(stream, [levels[0]] * tower.depth_levels if levels else [])
     del stream, levels, features
     peak = torch.cuda.max_memory_allocated(device) - before

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from saccade.apart import apart
 from saccade.kernels.choice import mode
-from saccade.models.layers import VisionTower
+from saccade.models.layers import PatchGrid, VisionTower
 from saccade.plan import Encode
 from saccade.raster import contiguous
 from saccade.request import Pixels
-from saccade.vision.graphs import Captured, Carrier, Shape, TowerGraphs
+from saccade.vision.graphs import Captured, Carrier, TowerGraphs
 from saccade.vision.preprocess import PixelProcessing, Preprocessor, ResampleTables
 from saccade.vision.staging import Staging
 from saccade.vision.unfinished import Unfinished
@@ -115,14 +115,14 @@ class Encoder:
     ) -> dict[bytes, Tensor]:
         """One call of the tower; `halves`: what slices before left, of views not at their first."""
         first, stop = group[0].first, group[0].stop
-        grids = [encode.view.grid for encode in group]
+        layout = self._tower.layout([encode.view.grid for encode in group])
         levels: list[Tensor] = []
         if first:
             stream, levels = _resume(halves)
         else:
-            stream = carrier.begin(self._packed(group), grids)
+            stream = carrier.begin(self._packed(group), layout)
         end = self._tower.depth if stop is None else stop
-        stream, more = carrier.carry(stream, grids, first, end)
+        stream, more = carrier.carry(stream, layout, first, end)
         levels += more
         if stop is not None:
             self._leave(group, stop, stream, levels, lent=carrier is not self._tower)
@@ -135,12 +135,11 @@ class Encoder:
         deterministic mode each goes alone, captured from the first time on: always the same kernels."""
         rest: list[Encode] = []
         alone = mode().deterministic
-        for _, alike in groupby(sorted(encodes, key=_likeness), key=_likeness):
+        for _, alike in groupby(sorted(encodes, key=_order), key=self._likeness):
             views = list(alike)
             while views:
-                grid = views[0].view.grid
-                count = 1 if alone else self.together(grid, len(views))
-                step, found = self._find(Shape(grid, count), now=capture or alone)
+                count = 1 if alone else self.together(views[0].patches, len(views))
+                step, found = self._find(views[0], count, now=capture or alone)
                 if found is None:
                     rest += views[:count]
                 else:
@@ -149,17 +148,22 @@ class Encoder:
         for group in self._groups(rest):
             yield group, self._tower
 
-    def _find(self, shape: Shape, *, now: bool) -> tuple[int, Captured | None]:
-        """Graphs for a shape, and for how many of its views at a time: all, or a part that has graphs."""
+    def _likeness(self, encode: Encode) -> tuple[int, int | None, int, PatchGrid | None]:
+        """Views that have it in common can go in one captured call."""
+        return encode.first, encode.stop, encode.patches, encode.view.grid if self._tower.by_grid else None
+
+    def _find(self, encode: Encode, count: int, *, now: bool) -> tuple[int, Captured | None]:
+        """Graphs for so many views like this, and for how many at a time: all, or a part that has graphs."""
         if self._graphs is None:
-            return shape.views, None
+            return count, None
+        shape = self._graphs.shape(encode.view.grid, count)
         found = self._graphs.find(shape, now=now)
         part = self._graphs.smaller(shape) if found is None else None
-        return (shape.views, found) if part is None else (part[0].views, part[1])
+        return (count, found) if part is None else (part[0].views, part[1])
 
-    def together(self, grid: tuple[int, int], views: int) -> int:
-        """How many of so many views of a grid would go in one captured call."""
-        return self._graphs.together(grid, views) if self._graphs is not None else 1
+    def together(self, size: int, views: int) -> int:
+        """How many of so many views of `size` patches would go in one captured call."""
+        return self._graphs.together(size, views) if self._graphs is not None else 1
 
     def _groups(self, encodes: Sequence[Encode]) -> Iterator[list[Encode]]:
         """Neighbours that pass the same layers and fit the patch budget of one call together."""
@@ -252,7 +256,8 @@ class Encoder:
         return preprocessor.patches(frames, encode.view, self._dtype)
 
 
-def _likeness(encode: Encode) -> tuple[int, int, int, tuple[int, int]]:
+def _order(encode: Encode) -> tuple[int, int, int, PatchGrid]:
+    """Alike ones together; of those, grids together, whose tables then lie where they are read."""
     stop = -1 if encode.stop is None else encode.stop
     return encode.first, stop, encode.patches, encode.view.grid
 

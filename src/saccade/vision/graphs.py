@@ -1,15 +1,18 @@
 """The vision tower as captured stretches of layers, one set for each shape that comes often.
 
-takes   the tower; streams of views of one grid
+takes   the tower; streams of views that have as many patches each, whatever their grids
 gives   what the tower gives, in a dozen launches instead of some hundreds
 owns    the captured stretches (least recently used shapes go), and the static buffers all of them share
 never   lets a capture that fails end a request: the shape then takes the ordinary way, for good
 
-A shape is a grid and how many views of it go together. Its graphs are one for the patches, one for each
-stretch of layers, one for the end, so that slices of a view that end where a stretch ends
+A shape is a number of patches and how many views of it go together. Its graphs are one for the patches, one
+for each stretch of layers, one for the end, so that slices of a view that end where a stretch ends
 (`Limits.encode_unit`) are replays too. Layers of a stretch that is not passed whole run one by one. A shape
 is captured when it has come `SIGHTINGS` times, a stretch per call at most: what capturing costs is spread
 over as many steps.
+
+Grids are an input: the graphs read the tower's tables from a static buffer, and what a call's grids have in
+them is copied there before, unless it lies there from the last call.
 """
 
 import logging
@@ -22,12 +25,10 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.record import CudaRecorder, PlainRecorder, Recorder, Replay
-from saccade.models.layers import VisionTower
+from saccade.models.layers import Layout, PatchGrid, VisionTower
 from saccade.vision.unfinished import unit
 
 log = logging.getLogger(__name__)
-
-Grid = tuple[int, int]
 
 MOST_SHAPES = 96  # some 300 kernels each: about 10 MB of the device
 MOST_PATCHES = 8192  # of a shape; beyond, kernels are long enough to hide their launches
@@ -39,20 +40,19 @@ NEVER = -1  # sightings of a shape that cannot be captured
 class Carrier(Protocol):
     """The tower in pieces, as `VisionTower` has them."""
 
-    def begin(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor: ...
-    def carry(
-        self, stream: Tensor, grids: Sequence[Grid], first: int, stop: int
-    ) -> tuple[Tensor, list[Tensor]]: ...
+    def begin(self, patches: Tensor, layout: Layout) -> Tensor: ...
+    def carry(self, stream: Tensor, layout: Layout, first: int, stop: int) -> tuple[Tensor, list[Tensor]]: ...
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor: ...
 
 
 class Shape(NamedTuple):
-    grid: Grid
+    size: int  # patches of a view
     views: int
+    grid: PatchGrid | None = None  # where the tower's pieces are `by_grid`
 
     @property
     def patches(self) -> int:
-        return self.grid[0] * self.grid[1] * self.views
+        return self.size * self.views
 
 
 class Buffers:
@@ -63,20 +63,43 @@ class Buffers:
         self.patches = torch.zeros(patches, tower.patch_dim, device=device, dtype=dtype)
         self.stream = torch.zeros(patches, tower.hidden_dim, device=device, dtype=dtype)
         self.features = torch.zeros(patches // tower.merge**2 * width, device=device, dtype=dtype)
+        least = tower.tables((tower.merge, tower.merge))
+        self._tables = [one.new_zeros((patches, *one.shape[1:])) for one in least]
+        self._grids: tuple[PatchGrid, ...] = ()  # whose tables lie there
+
+    def layout(self, grids: tuple[PatchGrid, ...]) -> Layout:
+        """Of a call with views of these sizes, its tables here: those of whatever grids are put in."""
+        count = sum(rows * columns for rows, columns in grids)
+        return Layout(grids, tuple((table[:count],) for table in self._tables))
+
+    def put(self, own: Layout, given: Layout) -> None:
+        """The tables of a call into a layout of ours, if others lie there. Nobody waits: copies and replays
+        are on one stream, so what was launched before has read what it overwrites."""
+        if given.grids == self._grids:
+            return
+        self._grids = ()  # if copying fails half way
+        own.copy_(given)
+        self._grids = given.grids
+
+    def check(self, tower: VisionTower) -> None:
+        """Raise unless the tables that lie there are those of their grids."""
+        own, right = self.layout(self._grids), tower.layout(self._grids)
+        if not all(torch.equal(own.table(n), right.table(n)) for n in range(len(right.tables))):
+            raise RuntimeError(f"the tables of captured views are not those of the grids {self._grids}")
 
     @staticmethod
     def nbytes(tower: VisionTower, dtype: torch.dtype, patches: int = MOST_PATCHES) -> int:
         features = (1 + tower.depth_levels) * tower.out_dim // tower.merge**2
-        return patches * (tower.patch_dim + tower.hidden_dim + features) * dtype.itemsize
+        tables = sum(one.nbytes for one in tower.tables((tower.merge, tower.merge))) // tower.merge**2
+        return patches * ((tower.patch_dim + tower.hidden_dim + features) * dtype.itemsize + tables)
 
 
 class Captured:
     """One shape. Streams and levels it gives are its buffers: copy what is to outlive the next call."""
 
     def __init__(self, tower: VisionTower, shape: Shape, buffers: Buffers, owner: "TowerGraphs") -> None:
-        self._tower, self._shape, self._owner = tower, shape, owner
-        self._grids = [shape.grid] * shape.views
-        self._kept = tower.tables(self._grids)  # the graphs read them
+        self._tower, self._shape, self._buffers, self._owner = tower, shape, buffers, owner
+        self._layout = buffers.layout(some_grids(shape, tower.merge))
         count, tokens = shape.patches, shape.patches // tower.merge**2
         width = (1 + tower.depth_levels) * tower.out_dim
         self._patches, self._stream = buffers.patches[:count], buffers.stream[:count]
@@ -93,14 +116,14 @@ class Captured:
         """Whether every piece is captured."""
         return len(self._replays) == 2 + -(-self._tower.depth // unit(self._tower.depth))
 
-    def begin(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def begin(self, patches: Tensor, layout: Layout) -> Tensor:
+        self._put_tables(layout)
         self._patches.copy_(patches)
         self._run("begin", self._begin)
         return self._stream
 
-    def carry(
-        self, stream: Tensor, grids: Sequence[Grid], first: int, stop: int
-    ) -> tuple[Tensor, list[Tensor]]:
+    def carry(self, stream: Tensor, layout: Layout, first: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+        self._put_tables(layout)  # since `begin` other views may have gone
         _put(self._stream, stream)
         step, layer = unit(self._tower.depth), first
         while layer < stop:
@@ -121,6 +144,11 @@ class Captured:
         self._run("finish", self._finish)
         return self._features.clone()
 
+    def _put_tables(self, layout: Layout) -> None:
+        if layout.sizes != self._layout.sizes or (self._shape.grid and layout.grids != self._layout.grids):
+            raise RuntimeError(f"views of the grids {layout.grids} came to the graphs of {self._shape}")
+        self._buffers.put(self._layout, layout)
+
     def _run(self, name: str, piece: Replay) -> None:
         replay = self._replays.get(name)
         if replay is not None:
@@ -133,10 +161,10 @@ class Captured:
     # The pieces: what is captured
 
     def _begin(self) -> None:
-        self._stream.copy_(self._tower.begin(self._patches, self._grids))
+        self._stream.copy_(self._tower.begin(self._patches, self._layout))
 
     def _carry(self, first: int, stop: int) -> None:
-        stream, levels = self._tower.carry(self._stream, self._grids, first, stop, recurring=True)
+        stream, levels = self._tower.carry(self._stream, self._layout, first, stop, recurring=True)
         self._stream.copy_(stream)
         passed = [place for place, at in enumerate(self._tower.deep) if first <= at < stop]
         for place, level in zip(passed, levels, strict=True):
@@ -178,10 +206,15 @@ class TowerGraphs:
     def _buffers(self) -> Buffers:
         return Buffers(self._tower, *self._place, self._most_patches)
 
-    def together(self, grid: Grid, views: int) -> int:
-        """How many of so many views of a grid go in one call: a power of two, for few shapes serve all."""
-        most = max(PACKED_PATCHES // (grid[0] * grid[1]), 1)
+    def together(self, size: int, views: int) -> int:
+        """How many of so many views of `size` patches go in one call: a power of two, for few shapes serve
+        all."""
+        most = max(PACKED_PATCHES // size, 1)
         return 1 << (min(views, most).bit_length() - 1)
+
+    def shape(self, grid: PatchGrid, views: int) -> Shape:
+        """Whose graphs serve so many views of a grid."""
+        return Shape(grid[0] * grid[1], views, grid if self._tower.by_grid else None)
 
     def find(self, shape: Shape, *, now: bool = False) -> Captured | None:
         """The shape's stretches if it comes often, or `now`; None: it takes the ordinary way."""
@@ -207,10 +240,11 @@ class TowerGraphs:
         """For a shape that has no graphs: half of its views, or a quarter, that have all of theirs. So many
         replays cost the host less than the launches of one call."""
         for views in (shape.views // 2, shape.views // 4):
-            found = self._shapes.get(Shape(shape.grid, views))
+            part = shape._replace(views=views)
+            found = self._shapes.get(part)
             if found is not None and found.complete:
-                self._shapes.move_to_end(Shape(shape.grid, views))
-                return Shape(shape.grid, views), found
+                self._shapes.move_to_end(part)
+                return part, found
         return None
 
     def capture(self, shape: Shape, *, spare: int = 0) -> bool:
@@ -221,12 +255,13 @@ class TowerGraphs:
         failed = self._seen.get(shape) == NEVER
         if full or failed or shape.patches > self._most_patches or (found is not None and found.complete):
             return False
-        grids, (device, dtype) = [shape.grid] * shape.views, self._place
+        device, dtype = self._place
         try:
             found = self.find(shape, now=True)
             if found is not None:
                 blank = torch.zeros(shape.patches, self._tower.patch_dim, device=device, dtype=dtype)
-                stream, levels = found.carry(found.begin(blank, grids), grids, 0, self._tower.depth)
+                layout = self._tower.layout(some_grids(shape, self._tower.merge))
+                stream, levels = found.carry(found.begin(blank, layout), layout, 0, self._tower.depth)
                 found.finish(stream, levels)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             self._retired = self._shapes.pop(shape, None)
@@ -258,7 +293,7 @@ class TowerGraphs:
     def _give_up(self, shape: Shape, error: Exception) -> None:
         self._seen[shape] = NEVER
         first = str(error).partition("\n")[0]
-        log.warning("views of %s patches run uncaptured, slower: %s", shape.grid, first)
+        log.warning("%d views of %d patches run uncaptured, slower: %s", shape.views, shape.size, first)
 
     def check(self) -> None:
         """Raise unless the bounds hold."""
@@ -268,6 +303,13 @@ class TowerGraphs:
             raise RuntimeError(f"a captured shape has more than {self._most_patches} patches")
         if set(self._shapes) & set(self._seen):
             raise RuntimeError("a captured shape is still being counted")
+        if self._shapes:
+            self._buffers.check(self._tower)
+
+
+def some_grids(shape: Shape, merge: int) -> tuple[PatchGrid, ...]:
+    """Of views of a shape; where any of the size will do, a row of tokens."""
+    return (shape.grid or (merge, shape.size // merge),) * shape.views
 
 
 def tower_graphs(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> TowerGraphs:
