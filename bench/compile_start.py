@@ -1,13 +1,15 @@
 """What a start compiles for an H200, kernel by kernel, on a machine without one.
 
-    PYTHONPATH=src python -m bench.compile_start [qwen3-vl-8b] [--keys]
+    PYTHONPATH=src python -m bench.compile_start [qwen3-vl-8b] [--keys | --workers N]
 
 Needs Triton, no GPU: the model is of the "meta" device, which has shapes and no data, and every launch is
 turned into a compilation for compute capability 9.0. Set TRITON_CACHE_DIR to an empty folder, or what was
 compiled before is found again. Seconds are of this machine, one kernel at a time: "python" is what holds the
 interpreter's lock (source to IR), "rest" is LLVM and ptxas, which do not. `--keys` compiles nothing and only
 counts, in a second or two. `launchers`: lists of argument types, each of which Triton 3.6 has a C compiler
-make a launcher for.
+make a launcher for. `--workers N` times the passes of a start with N processes that compile, or with threads
+alone for 0: all of it, until the last kernel is asked for, and what this process computes in all its threads;
+launchers aside.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.kernels import jit
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.record import PlainRecorder
+from saccade.kernels.workers import Workers
 from saccade.models.layers import LanguageModel, Place
 from saccade.models.registry import find_family
 from saccade.runtime import compile as first
@@ -137,6 +140,43 @@ class Compiled(NamedTuple):
     constants: str
 
 
+class Asking(triton.AsyncCompileMode):  # type: ignore[misc]
+    """Notes how long asking for kernels took, before all that is left is to wait for them."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Any:
+        self.began = time.perf_counter()
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        Asking.seconds += time.perf_counter() - self.began
+        super().__exit__(*exception)
+
+
+@torch.inference_mode()
+def time_start(shapes: str, workers: int, threads: int) -> None:
+    """How long each pass takes as a start has it: side by side."""
+    pretend()
+    jit.COMPILERS = threads
+    triton.AsyncCompileMode = Asking
+    heard: list[bool] = []
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: heard.append(cache_hit)
+    made = rooms(shapes)
+    with running(Mode()), Workers(workers) as helpers:
+        if workers and jit.little_compiled():
+            helpers.start()
+        for where, run in passes(made).items():
+            heard[:], Asking.seconds = [], 0.0
+            began, computed = time.perf_counter(), time.process_time()
+            run()
+            spent, computed = time.perf_counter() - began, time.process_time() - computed
+            found = f"{heard.count(True)} of {len(heard)} kernels found on disk"
+            print(
+                f"{where:16} {spent:5.1f} s, asking {Asking.seconds:4.1f}, computing {computed:4.1f}; {found}"
+            )
+
+
 @torch.inference_mode()
 def compile_all(shapes: str) -> list[Compiled]:
     pretend()
@@ -165,10 +205,15 @@ def main() -> None:
     )
     parser.add_argument("shapes", nargs="?", default="qwen3-vl-8b")
     parser.add_argument("--keys", action="store_true", help="only count kernels")
+    parser.add_argument("--workers", type=int, help="time a start with so many processes that compile")
+    parser.add_argument("--threads", type=int, default=jit.COMPILERS, help="... where there are no processes")
     options = parser.parse_args()
     if options.keys:
         for name, (ahead, left) in count(options.shapes).items():
             print(f"{name:16} {ahead:3} compiled ahead, {left} left")
+        return
+    if options.workers is not None:
+        time_start(options.shapes, options.workers, options.threads)
         return
     kernels = compile_all(options.shapes)
     for one in kernels:

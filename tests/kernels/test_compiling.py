@@ -1,13 +1,10 @@
 """Kernels as they are compiled for a chip, without one: how often, and side by side."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.kernels.places import needs_triton
+from tests.kernels.programs import run
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import torch
 from bench.compile_kernels import pretend
@@ -59,17 +56,6 @@ from bench.compile_start import count
 passes = count("qwen3-vl-8b").values()
 print(sum(ahead for ahead, _ in passes), sum(left for _, left in passes))
 """
-
-
-def run(program: str, folder: Path) -> list[str]:
-    """What it prints, in a process of its own that compiles for a chip."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    environment.pop("TRITON_INTERPRET", None)
-    environment["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split()
 
 
 @needs_triton

@@ -1,20 +1,27 @@
 """Triton where it is installed; names that let the kernels' files load where it is not.
 
 gives   `tl` and `jit` for writing kernels, `TRITON` to ask whether they can run at all, `INTERPRETED` whether
-        they run on the CPU (tests); `compiled_ahead` to have many compiled side by side
+        they run on the CPU (tests); `compiled_ahead` to have many compiled side by side, by `workers` where
+        there are some
 never   decides which implementation runs: that is `choice`
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
+import hashlib
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from saccade.kernels.workers import Workers, current
 
 if TYPE_CHECKING:
     import triton
@@ -41,8 +48,10 @@ __all__ = [
     "compiling",
     "constant",
     "fetch_ahead",
+    "hash_compiler",
     "jit",
     "jit_for_any",
+    "little_compiled",
     "power_of_two",
     "tl",
     "up",
@@ -50,7 +59,8 @@ __all__ = [
 ]
 
 
-COMPILERS = 16  # threads; most of a compilation leaves the interpreter's lock
+COMPILERS = 16  # threads, where no processes help
+FEW = 16  # entries of a cache that has next to nothing of what a start needs: 100
 # Launches that are being compiled, where none runs. Triton would look for the kernel again at each: 83 us
 # against 13, and a step has hundreds.
 _COMPILING: ContextVar[set[Hashable] | None] = ContextVar("compiling", default=None)
@@ -82,9 +92,11 @@ def compiled_ahead() -> Iterator[None]:
         yield
         return
     token = _COMPILING.set(set())
+    helpers = current()
+    threads = helpers.count if helpers is not None and helpers.count else COMPILERS
     try:
         with (
-            ThreadPoolExecutor(COMPILERS) as pool,
+            ThreadPoolExecutor(threads) as pool,
             triton.AsyncCompileMode(_Compilers(pool), ignore_errors=True),
         ):
             yield
@@ -92,26 +104,69 @@ def compiled_ahead() -> Iterator[None]:
         _COMPILING.reset(token)
 
 
+def little_compiled() -> bool:
+    """Whether Triton's cache is as good as empty."""
+    folder = Path(triton.knobs.cache.dir)
+    return not folder.is_dir() or sum(1 for _ in islice(folder.iterdir(), FEW)) < FEW
+
+
+def hash_compiler() -> None:
+    """Triton names what it has compiled by a hash of itself, 400 MB, that it makes once in a process; outside
+    of the interpreter's lock."""
+    with suppress(Exception):  # whoever compiles first makes it then
+        triton.runtime.cache.triton_key()
+
+
 class _Compilers:
-    """Threads that compile a kernel and then what launches it: up to Triton 3.6 that is C, compiled for each
-    list of argument types. Left to the first launch it takes a third of a second there, one after the other.
-    """
+    """Threads that know what the one knows that asks them."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
-        self._types: set[Hashable] = set()  # argument types whose launcher there is, or soon will be
 
     def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:
-        return self._pool.submit(self._compile, compile_kernel)
+        return self._pool.submit(copy_context().run, compile_kernel)
 
-    def _compile(self, compile_kernel: Callable[[], Any]) -> Any:
-        kernel = compile_kernel()
-        types = tuple(kernel.src.signature.values())
-        if types not in self._types:
-            self._types.add(types)
-            with suppress(Exception):  # whoever launches it tries again, and says what is wrong
-                triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
-        return kernel
+
+def _compile(
+    plain: Callable[..., Any], source: Any, *, target: Any, options: dict[str, Any], **more: Any
+) -> Any:
+    """Triton's own `compile`. Ahead of launches a worker is asked first, and what launches the kernel is
+    compiled too: up to Triton 3.6 that is C, for each list of argument types. Left to the first launch it
+    takes a third of a second there, one after the other."""
+    begun = _COMPILING.get()
+    if begun is None:
+        return plain(source, target=target, options=options, **more)
+    types = tuple(source.signature.values())
+    first = types not in begun
+    begun.add(types)
+    helpers = current()
+    if helpers is not None and helpers.count:
+        with suppress(Exception):  # whatever it is, compiling here says so, or does without them
+            _have_compiled(helpers, source, target, options, more["_env_vars"], launcher=first)
+    kernel = plain(source, target=target, options=options, **more)
+    if first:
+        with suppress(Exception):  # whoever launches it tries again, and says what is wrong
+            triton.runtime.driver.active.launcher_cls(source, kernel.metadata)
+    return kernel
+
+
+def _have_compiled(
+    helpers: Workers, source: Any, target: Any, options: dict[str, Any], settings: Any, *, launcher: bool
+) -> None:
+    """The kernel is in Triton's cache afterwards, where a worker could put it there."""
+
+    def missing() -> bool:  # asked as Triton's `compile` asks
+        backend = triton.compiler.make_backend(target)
+        key = triton.compiler.get_cache_key(source, backend, backend.parse_options(dict(options)), settings)
+        folder = triton.runtime.cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+        return folder.get_group(f"{source.name[:150]}.json") is None
+
+    if missing():
+        job = {"module": source.fn.module, "name": source.fn.__name__, "signature": source.signature}
+        job |= {"constants": source.constants, "attrs": source.attrs, "options": options}
+        job |= {"target": (target.backend, target.arch, target.warp_size), "launcher": launcher}
+        if helpers.compile(job) and missing():
+            helpers.dismiss()  # they fill another cache, or read other sources: nothing would be gained
 
 
 if TYPE_CHECKING or not TRITON:
@@ -123,6 +178,11 @@ if TYPE_CHECKING or not TRITON:
 else:
 
     class Kernel(triton.JITFunction):
+        def create_binder(self):
+            made = super().create_binder()
+            self.compile = partial(_compile, self.compile)
+            return made
+
         def run(self, *args, grid, warmup, **kwargs):
             begun = _COMPILING.get()
             if begun is None:

@@ -18,7 +18,7 @@ from saccade.cache.swap import SwapSpace
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.heap import bound_kernels
-from saccade.kernels.choice import running
+from saccade.kernels.choice import TORCH, running
 from saccade.kernels.compact import FORMATS
 from saccade.kernels.record import CudaRecorder, PlainRecorder
 from saccade.media.geometry import ImageProcessing
@@ -27,7 +27,7 @@ from saccade.models.load import load
 from saccade.runtime.ahead import Ahead, likely_shapes
 from saccade.runtime.batch import Batch
 from saccade.runtime.buckets import DECODES, TOKENS
-from saccade.runtime.compile import compile_first
+from saccade.runtime.compile import compile_first, compilers
 from saccade.runtime.features import build_store
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.graphs import Graphs
@@ -75,6 +75,12 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
     device = resolve_device(config)
     if device.type == "cpu":
         bound_kernels()
+        return _build(config, checkpoint, device, progress=progress)
+    with compilers(wanted=config.kernels != TORCH):
+        return _build(config, checkpoint, device, progress=progress)
+
+
+def _build(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *, progress: bool) -> Machine:
     dtype = resolve_dtype(config, checkpoint, device)
     laps = Laps()
     model = load(checkpoint, device, dtype, config.load_format, progress)

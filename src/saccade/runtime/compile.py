@@ -2,12 +2,15 @@
 
 takes   the model, what the checkpoint does to pictures
 gives   nothing; the first to launch these kernels finds them compiled
+owns    while an engine is made, the processes that compile
 never   runs one of them; what does not compile says so when it is launched for real
 
 Captured steps have theirs compiled by `graphs`, ordinary ones beside answers by an idle engine.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -15,7 +18,8 @@ from torch import Tensor
 from saccade.cache.pages import Paged, Pages
 from saccade.kernels.choice import TORCH, mode
 from saccade.kernels.greedy import greedy
-from saccade.kernels.jit import compiled_ahead
+from saccade.kernels.jit import INTERPRETED, TRITON, compiled_ahead, hash_compiler, little_compiled
+from saccade.kernels.workers import Workers, worth_having
 from saccade.media.geometry import ImageProcessing, plain_view
 from saccade.models.layers import LanguageModel, VisionTower
 from saccade.vision.preprocess import Preprocessor
@@ -24,6 +28,21 @@ TOKENS = 513  # of the prompt: kernels are the same for any number that no captu
 # Width, height: between them they launch every kernel that pictures of other sizes launch.
 SIZES = ((1280, 720), (1023, 767), (1040, 767), (1023, 784))
 SIDE = 14  # tokens of the view that goes through the tower
+
+
+@contextmanager
+def compilers(*, wanted: bool) -> Iterator[None]:
+    """Within: what is missing in Triton's cache is compiled by processes, where the machine has cores for
+    them. They start with the first kernel that is missing; at once where that is plainly the case: then they
+    are ready when the weights are."""
+    if not wanted or not TRITON or INTERPRETED:
+        yield
+        return
+    Thread(target=hash_compiler, daemon=True).start()  # beside the weights; a third of a second
+    with Workers(worth_having()) as workers:
+        if little_compiled():
+            workers.start()
+        yield
 
 
 @torch.inference_mode()
