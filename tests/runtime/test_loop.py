@@ -13,6 +13,7 @@ from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.front import Front
+from saccade.models.layers import Layout
 from saccade.plan import StepPlan
 from saccade.request import Delta
 from saccade.runtime.engine import Engine
@@ -65,12 +66,13 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(
     encoder = engine._runner._encoder
     assert encoder is not None
     tower = encoder._tower
-    poor, broken = tower.carry, [peers.request(PICTURES[1]).media[0].view.grid]
+    rows, columns = peers.request(PICTURES[1]).media[0].view.grid
+    poor, broken = tower.carry, [rows * columns]  # captured calls know no more of a view
 
-    def carry(stream: torch.Tensor, grids: Any, *arguments: Any, **more: Any) -> Any:
-        if any(grid in broken for grid in grids):
+    def carry(stream: torch.Tensor, layout: Layout, *arguments: Any, **more: Any) -> Any:
+        if any(size in broken for size in layout.sizes):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB at 0x7f00")
-        return poor(stream, grids, *arguments, **more)
+        return poor(stream, layout, *arguments, **more)
 
     monkeypatch.setattr(tower, "carry", carry)
     questions = [LONG, *PICTURES, *TEXTS]
