@@ -9,7 +9,6 @@ from PIL import Image
 from saccade.config import MediaLimits
 from saccade.media import arrow, spread
 from saccade.media.arrow import copied_words
-from saccade.media.hashing import piece_hash
 from saccade.media.source import load_picture
 from saccade.raster import OPAQUE, Words, contiguous, shown, words_of
 from saccade.request import Pixels
@@ -43,7 +42,7 @@ def scattered() -> Image.Image:
 @pytest.mark.parametrize("make", [plain, resized, cropped, scattered])
 def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
     image = make()
-    words, _ = copied_words(image)
+    words = copied_words(image)
     pixels = shown(words)
     np.testing.assert_array_equal(pixels[0], np.asarray(image))
     assert bool((words >> 24 == 255).all())
@@ -57,14 +56,11 @@ def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
 @pytest.mark.parametrize("height", [1, 2, 3, 17])
 def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
     image = plain().resize((31, height))
-    monkeypatch.setattr(spread, "PIECE", 2 * 31 * 4)  # two rows
-    one, told = copied_words(image, piece_hash)
-    assert told == [piece_hash(one[top : top + 2]) for top in range(0, height, 2)]
+    one = copied_words(image)
     monkeypatch.setattr(spread, "LEAST_BYTES", 1)
     monkeypatch.setattr(spread, "COPIERS", 4)
-    several, again = copied_words(image, piece_hash)
+    several = copied_words(image)
     np.testing.assert_array_equal(several, one)
-    assert again == told
     assert words_of(shown(several)) is several
     with spread.alone(1 << 30) as granted, spread.alone(1 << 30) as another:  # one picture at a time
         assert (granted, another) == (True, False)
@@ -77,7 +73,7 @@ def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: in
 
 def test_the_copy_stays_as_it_was_when_the_picture_changes_or_goes() -> None:
     image = plain()
-    pixels = shown(copied_words(image)[0])
+    pixels = shown(copied_words(image))
     image.paste("red", (0, 0, *image.size))
     del image
     np.testing.assert_array_equal(pixels[0], NOISE)

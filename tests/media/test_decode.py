@@ -321,7 +321,7 @@ def test_damaged_pictures_are_refused_or_decoded_and_nothing_else() -> None:
 
 
 def test_pil_images_and_arrays_of_the_library_are_normalised_alike() -> None:
-    np.testing.assert_array_equal(from_image(Image.fromarray(NOISE), LIMITS)[0][0], NOISE)
+    np.testing.assert_array_equal(from_image(Image.fromarray(NOISE), LIMITS)[0], NOISE)
     np.testing.assert_array_equal(from_array(NOISE, LIMITS)[0], NOISE)
     grey = NOISE[:, :, 0]
     np.testing.assert_array_equal(from_array(grey, LIMITS), from_array(grey[:, :, None], LIMITS))

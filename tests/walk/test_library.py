@@ -16,7 +16,6 @@ from saccade import LLM, SamplingParams
 from saccade.config import MediaLimits
 from saccade.errors import ConfigError, ContextTooLong, InvalidValue, MediaRefused
 from saccade.media import decode
-from saccade.media.spread import Told
 from saccade.request import Delta, Pixels, Request
 from tests.parity.oracle import picture
 
@@ -262,9 +261,9 @@ def test_a_picture_given_in_several_prompts_is_read_once(llm: LLM, monkeypatch: 
     read: list[int] = []
     plain = decode.from_image
 
-    def counted(image: Image.Image, limits: MediaLimits, tell: Told) -> tuple[Pixels, list[bytes]]:
+    def counted(image: Image.Image, limits: MediaLimits) -> Pixels:
         read.append(id(image))
-        return plain(image, limits, tell)
+        return plain(image, limits)
 
     monkeypatch.setattr(decode, "from_image", counted)
     one, other = (Image.new("RGB", (40, 32), colour) for colour in ("red", "blue"))

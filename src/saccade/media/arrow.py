@@ -1,7 +1,7 @@
 """The memory of a PIL picture, read in place through the Arrow C data interface.
 
 takes   a PIL image of mode RGB that has been loaded
-gives   a copy of its pixels as words of four bytes (raster.py), and what was to be told of them meanwhile
+gives   a copy of its pixels as words of four bytes (raster.py)
 never   lets anybody refer to Pillow's own memory: the copy is made while that is held
 
 Pillow's `tobytes` takes the fourth byte out, piece by piece, and keeps the interpreter meanwhile: threads
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from saccade.media.spread import Told, opaque
+from saccade.media.spread import opaque
 from saccade.raster import OPAQUE, Words
 
 _FORMAT = b"+w:4"  # lists of four, each a pixel
@@ -58,14 +58,14 @@ class _Lent:
         }
 
 
-def copied_words(image: Image.Image, tell: Told | None = None) -> tuple[Words, list[bytes]]:
-    """A copy of the pixels, the fourth byte of each 255; and what `tell` says of its pieces (spread.py)."""
+def copied_words(image: Image.Image) -> Words:
+    """A copy of the pixels, the fourth byte of each 255."""
     lent = _lent(image)
     if lent is not None:
         padded: Words = np.asarray(lent)
     else:
         padded = np.frombuffer(image.tobytes("raw", "RGBX"), dtype=np.uint32)
-    return opaque(padded.reshape(image.height, image.width), tell)
+    return opaque(padded.reshape(image.height, image.width))
 
 
 def _lent(image: Image.Image) -> _Lent | None:

@@ -28,7 +28,6 @@ from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.media.arrow import copied_words
 from saccade.media.geometry import check_size
-from saccade.media.spread import Told
 from saccade.raster import shown
 from saccade.request import Pixels
 
@@ -95,7 +94,7 @@ def decode(data: bytes, limits: MediaLimits) -> Decoded:
         check_area(image.size, limits)
         mode, size = image.mode, image.size
         image.load()
-        pixels, _ = _pixels(_upright(image))
+        pixels = _pixels(_upright(image))
     return Decoded(pixels, found, mode, size)
 
 
@@ -153,17 +152,14 @@ def check_area(size: tuple[int, int], limits: MediaLimits) -> None:
         )
 
 
-def from_image(
-    image: Image.Image, limits: MediaLimits, tell: Told | None = None
-) -> tuple[Pixels, list[bytes]]:
-    """A PIL image, as it is: its EXIF orientation, if any, is the caller's business. And what `tell` says of
-    its pieces, where they become words; else there are none."""
+def from_image(image: Image.Image, limits: MediaLimits) -> Pixels:
+    """A PIL image, as it is: its EXIF orientation, if any, is the caller's business."""
     check_area(image.size, limits)
     try:
         # Opening reads only the header; the first to need pixels reads the file, and only one may.
         with _READING[id(image) % len(_READING)]:
             image.load()
-        return _pixels(image, tell)
+        return _pixels(image)
     except MediaRefused:
         raise
     except Exception as error:  # a lazily opened file may be anything
@@ -202,12 +198,9 @@ def normalise(image: Image.Image) -> Pixels:
     return np.asarray(_rgb(image), dtype=np.uint8)[None]
 
 
-def _pixels(image: Image.Image, tell: Told | None = None) -> tuple[Pixels, list[bytes]]:
+def _pixels(image: Image.Image) -> Pixels:
     """The same, as words where they are Pillow's (raster.py): other threads go on while they are copied."""
-    if _sixteen_bits(image):
-        return normalise(image), []
-    words, told = copied_words(_rgb(image), tell)
-    return shown(words), told
+    return normalise(image) if _sixteen_bits(image) else shown(copied_words(_rgb(image)))
 
 
 def _sixteen_bits(image: Image.Image) -> bool:

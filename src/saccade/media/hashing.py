@@ -6,14 +6,11 @@ gives   32 bytes; equal exactly when all of these are equal
 
 from collections.abc import Sequence
 
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from saccade.media.spread import alone
 
 _CONTEXT = "saccade 2026 media content hash, keyed per tenant"
-_PIECES = blake3(b"pieces of pixels", derive_key_context=_CONTEXT).digest(length=32)
 
 
 def picture_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview) -> bytes:
@@ -33,11 +30,6 @@ def _digest(header: bytes, data: bytes | bytearray | memoryview, threads: int) -
     hasher.update(header)
     hasher.update(data)
     return hasher.digest(length=32)
-
-
-def piece_hash(piece: NDArray[np.generic]) -> bytes:
-    """Of a piece of a picture's pixels; `picture_hash` of all of these in their order is the picture's."""
-    return blake3(piece.reshape(-1).view(np.uint8).data, key=_PIECES).digest(length=32)
 
 
 def for_tenant(digest: bytes, salt: bytes = b"") -> bytes:

@@ -20,8 +20,9 @@ from saccade.errors import MediaRefused
 from saccade.media import decode, fetch, video
 from saccade.media.geometry import VideoProcessing
 from saccade.media.halt import Halt
-from saccade.media.hashing import content_hash, for_tenant, picture_hash, piece_hash
+from saccade.media.hashing import content_hash, for_tenant, picture_hash
 from saccade.media.part import MediaKind
+from saccade.raster import words_of
 from saccade.request import NO_PIXELS, Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
@@ -106,9 +107,10 @@ def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted
 
 
 def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> Picture:
-    pixels, told = decode.from_image(image, limits, piece_hash)
-    data = b"".join(told) or _flat(pixels)
-    digest = picture_hash("pil words" if told else "pil", image.mode, image.size, data)
+    pixels = decode.from_image(image, limits)
+    words = words_of(pixels)
+    data = pixels if words is None else words
+    digest = picture_hash("pil" if words is None else "pil words", image.mode, image.size, _flat(data))
     return Picture(pixels, digest, for_tenant(digest, salt))
 
 
