@@ -61,6 +61,11 @@ def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: in
     monkeypatch.setattr(spread, "COPIERS", 4)
     several = copied_words(image)
     np.testing.assert_array_equal(several, one)
+    for array in (NOISE[:height], NOISE[:height, ::2], NOISE[:height, :, ::-1]):
+        copy = spread.copied(array)
+        assert copy.flags.c_contiguous
+        assert not np.shares_memory(copy, array)
+        np.testing.assert_array_equal(copy, array)
     assert words_of(shown(several)) is several
     with spread.alone(1 << 30) as granted, spread.alone(1 << 30) as another:  # one picture at a time
         assert (granted, another) == (True, False)

@@ -28,6 +28,7 @@ from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.media.arrow import copied_words
 from saccade.media.geometry import check_size
+from saccade.media.spread import copied
 from saccade.raster import shown
 from saccade.request import Pixels
 
@@ -170,7 +171,7 @@ def from_array(array: NDArray[np.generic], limits: MediaLimits) -> Pixels:
     """An array [height, width], [height, width, 1], [.., 3] or [.., 4] of uint8."""
     array_size(array, limits)
     if array.ndim == 3 and array.shape[2] == 3:
-        pixels = np.array(array, dtype=np.uint8, order="C")[None]
+        pixels = copied(array)[None]
         pixels.flags.writeable = False
         return pixels
     if array.ndim == 3 and array.shape[2] == 1:

@@ -79,7 +79,7 @@ class Batch:
     @property
     def longest(self) -> int:
         """Tokens of a context that the tables hold."""
-        return int(self._rows.state.tables.shape[1]) * self._block_size
+        return self._rows.width * self._block_size
 
     def prepare(self, plan: StepPlan) -> Inputs:
         """Apply the plan's table changes and block copies, and lay out its rows."""
@@ -126,7 +126,8 @@ class Batch:
     def _send(self, plan: StepPlan, arrays: dict[str, Sequence[int] | Ints]) -> dict[str, Tensor]:
         """The arrays on the device, in one copy with the plan's table changes and block copies, made here."""
         upload = Upload()
-        places = upload.add([self._rows.place(row, index) for row, index, _ in plan.table])
+        width = self._rows.width
+        places = upload.add([row * width + index for row, index, _ in plan.table])
         blocks = upload.add([block for _, _, block in plan.table])
         few = len(plan.copies) <= FEW_COPIES
         ordered, plain = self._pages.in_order(() if few else plan.copies)

@@ -21,6 +21,7 @@ UNKNOWN = -1  # no place: whatever the row is to do next must be told to the dev
 class DeviceRows:
     def __init__(self, rows: int, blocks_per_row: int, device: torch.device) -> None:
         lines = rows + 1  # the last is nobody's: padding writes there
+        self.width = blocks_per_row
         self.state = RowState(
             tables=torch.zeros(lines, blocks_per_row, dtype=torch.int32, device=device),
             last=torch.zeros(lines, dtype=torch.int64, device=device),
@@ -76,12 +77,8 @@ class DeviceRows:
         tokens = entries[:, 4].long()
         state.last[rows] = torch.where(tokens < 0, state.last[rows], tokens)
 
-    def place(self, row: int, index: int) -> int:
-        """Where the tables have block `index` of a row."""
-        return row * int(self.state.tables.shape[1]) + index
-
     def change_tables(self, places: Tensor, blocks: Tensor) -> None:
-        """[n] int32 each."""
+        """[n] int32 each; block `index` of a row is at row * width + index."""
         if len(places):
             self.state.tables.view(-1).index_copy_(0, places.long(), blocks)
 
