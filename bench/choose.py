@@ -8,6 +8,7 @@ A kernel is chosen when its checks passed and it beats the twin (or the library)
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
 1, 16, 32 and 64; where the library wins, the line says None and the library runs. How the lines for 128 and
 256 rows come about is in `choose_many`; either kind of lines is left as it is when the other is written.
+Checks try every tile, not every way to cut it; `bench.kernels --check --parts chosen` tries what was written.
 """
 
 import math

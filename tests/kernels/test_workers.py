@@ -51,6 +51,25 @@ for module in pkgutil.iter_modules(saccade.kernels.__path__):
                 print(f"{module.name}.{name}:{value.cache_key}")
 print("__version__" in vars(sys.modules["torch"]))
 """
+# Seconds until an interrupt gets out, with a worker that may be silent for a minute.
+INTERRUPTED = """
+import sys, time
+import torch
+from bench.compile_kernels import pretend
+from saccade.kernels import activation
+from saccade.kernels.jit import compiled_ahead
+from saccade.kernels.workers import Workers
+
+pretend()
+began = time.monotonic()
+try:
+    with Workers(1, sys.argv[1:], seconds=60) as workers, compiled_ahead():
+        activation.silu_mul(torch.zeros(4, 64, dtype=torch.bfloat16, device="meta"))
+        time.sleep(1)
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    print(time.monotonic() - began)
+"""
 ABANDONS = """
 import os
 from saccade.kernels.workers import Workers
@@ -120,6 +139,22 @@ def test_a_worker_that_is_no_use_is_asked_once(command: Sequence[str]) -> None:
         assert not some.compile({"name": "kernel"})
         assert time.monotonic() - began < 0.4
         assert soon(lambda: some.alive == 0)
+
+
+@pytest.mark.parametrize("path", [Path("/somewhere"), "/with\0zero"])
+def test_a_strange_path_ends_no_start(monkeypatch: pytest.MonkeyPatch, path: object) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, path])
+    with Workers(1, LISTENS, seconds=0.1) as some:
+        some.start()
+        assert some.alive == isinstance(path, Path)  # Python passes over what is no text
+        assert not some.compile({"name": "kernel"})
+
+
+@needs_triton
+def test_an_interrupt_waits_for_no_worker(tmp_path: Path) -> None:
+    """Red when a silent worker is waited for."""
+    (seconds,) = run(INTERRUPTED, tmp_path, *LISTENS)
+    assert float(seconds) < 20
 
 
 def test_none_is_left_when_the_owner_fails() -> None:

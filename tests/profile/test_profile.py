@@ -78,6 +78,21 @@ def test_kernels_belong_to_their_section_and_gaps_are_between_them() -> None:
     assert sum(one.microseconds for one in found.kernels) == 350
 
 
+def test_kernels_beside_a_copy_count_in_full() -> None:
+    events = [
+        Event("saccade.decode", 0, 9000, "CPU"),
+        Event("Memcpy DtoH", 100, 5100),
+        Event("one", 110, 2500),
+        Event("other", 2510, 5000),
+    ]
+    found = trace.read(events, ["decode"])["decode"]
+    assert {one.name: one.microseconds for one in found.kernels} == {
+        "Memcpy DtoH": 5000,
+        "one": 2390,
+        "other": 2490,
+    }
+
+
 def test_kernels_of_a_graph_belong_to_the_range_that_launched_it() -> None:
     """They run when the host has long left it, and their ids are those of operators too."""
     host = [

@@ -307,6 +307,16 @@ def test_a_greedy_row_that_was_greedy_before_uploads_nothing(monkeypatch: pytest
     assert len(sent) == 2
 
 
+def test_what_could_not_be_sent_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = sampler(), enter(0, Sampling(temperature=0.5), 5)
+    with monkeypatch.context() as broken:
+        broken.setattr(sampler_room, "send", None)
+        with pytest.raises(TypeError):
+            made.enter(asked)
+    made.enter(asked)
+    assert torch.equal(made._parameters, sampler(asked)._parameters)
+
+
 def test_counts_are_held_only_once_a_row_has_penalties() -> None:
     made = sampler(enter(0, Sampling()), enter(1, GREEDY))
     before = made.nbytes

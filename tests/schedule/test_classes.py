@@ -266,22 +266,34 @@ def test_a_picture_gets_on_beside_texts_of_one_token_however_long_they_are() -> 
     assert steps < 8
 
 
-@pytest.mark.parametrize(("before", "spared"), [(0, True), (60, False)])
-def test_pictures_leave_a_step_to_the_text_in_it_where_texts_are_seldom(before: int, spared: bool) -> None:
-    limits = small_limits(max_step_tokens=64, itl_target=12.0, encode_layers=40, max_rows=80, max_queue=80)
+def layers_beside_a_text(front: list[int], *, often: bool = False, waited: float = 0.0) -> int:
+    """Of a picture that has begun, with so much text before it, in the step of another's prompt; an answer
+    streams."""
+    limits = small_limits(
+        max_step_tokens=64, itl_target=10.0, encode_layers=40, stretch=2.0, stretch_after=(0.5, 1.0)
+    )
     engine = Engine(blocks=400, limits=limits, prefix_caching=False)
-    for number in range(before):
+    engine.add(question("stream", [2, 3], max_tokens=90, **ENDLESS))
+    for number in range(60 if often else 1):
         engine.add(question(f"text {number}", [2, 3], max_tokens=1))
-    engine.add(question("stream", [2, 3], max_tokens=60, **ENDLESS))
-    engine.run(until=lambda: bool(engine.tokens("stream")))
+        engine.step()
+    pixels = (picture(1, len(front), 6, 6),)
+    engine.add(question("picture", [*front, IMAGE_ID, 3], pixels, max_tokens=1, **ENDLESS))
+    engine.step()
+    engine.now += waited
     engine.add(question("text", TEXT, max_tokens=1))
-    engine.add(seen("picture", 1, max_tokens=1))
-    first, second = engine.step(), engine.step()
-    assert first is not None
-    assert second is not None
-    assert [row.count for row in first.rows] == [1, len(TEXT)]
-    assert bool(first.encodes) != spared
-    assert second.encodes
+    plan = engine.step()
+    assert plan is not None
+    assert len(TEXT) in [row.count for row in plan.rows]
+    engine.run(until=lambda: bool(engine.finish("picture")))
+    return sum((encode.stop or 40) - encode.first for encode in plan.encodes)
+
+
+@pytest.mark.parametrize("front", [[], [2, 4]])
+def test_pictures_leave_a_step_to_the_text_in_it_where_texts_are_seldom(front: list[int]) -> None:
+    assert layers_beside_a_text(front) == (1 if front else 0)  # it has a row already, or waits for one
+    assert layers_beside_a_text(front, often=True) > 1
+    assert layers_beside_a_text(front, waited=0.6) > 4
 
 
 def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -> None:

@@ -99,15 +99,24 @@ def compiled_ahead() -> Iterator[None]:
             ThreadPoolExecutor(threads) as pool,
             triton.AsyncCompileMode(_Compilers(pool), ignore_errors=True),
         ):
-            yield
+            try:
+                yield
+            except BaseException:  # an interrupt, say: nobody needs what is not compiled yet
+                pool.shutdown(wait=False, cancel_futures=True)
+                if helpers is not None:
+                    helpers.close()
+                raise
     finally:
         _COMPILING.reset(token)
 
 
 def little_compiled() -> bool:
-    """Whether Triton's cache is as good as empty."""
+    """Whether Triton's cache is as good as empty; not where nobody may say."""
     folder = Path(triton.knobs.cache.dir)
-    return not folder.is_dir() or sum(1 for _ in islice(folder.iterdir(), FEW)) < FEW
+    try:
+        return not folder.is_dir() or sum(1 for _ in islice(folder.iterdir(), FEW)) < FEW
+    except OSError:
+        return False
 
 
 def hash_compiler() -> None:

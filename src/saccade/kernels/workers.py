@@ -65,13 +65,14 @@ class Workers:
             if self._started:
                 return
             self._started = True
-            with suppress(OSError):
+            with suppress(Exception):  # whatever it is that lets nobody start a process
                 for _ in range(self.count):
                     self._all.append(self._spawn())
                     self._idle.put(self._all[-1])
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        listed: list[object] = list(sys.path)  # what is no text there Python passes over too
+        paths = os.pathsep.join(path or str(Path.cwd()) for path in listed if isinstance(path, str))
         return subprocess.Popen(
             self._command,
             bufsize=0,

@@ -32,7 +32,7 @@ class Kernel:
     name: str
     kind: str
     calls: int
-    microseconds: float  # beside another that began before only what it ran beyond that one's end
+    microseconds: float  # beside a kernel that began before only what it ran beyond that one's end
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,15 @@ def _on_device(runs: Sequence[_Run], hosts: Sequence[Any]) -> Found:
 
 def _own_times(runs: Sequence[_Run]) -> Iterator[tuple[str, float]]:
     """Names and us. A kernel launched early stands on the device before the one ahead of it has ended and
-    waits there: it counts from that end on, and all together are as long as the device was busy."""
+    waits there: it counts from that end on, and all together are as long as any of them ran. Copies, which
+    run beside them, count in full; of kernels on several streams the later ones count too little."""
     reached = -math.inf
     for one in runs:
-        yield one.name, max(one.end - max(one.start, reached), 0.0)
-        reached = max(reached, one.end)
+        if kind_of(one.name) == "copies":
+            yield one.name, one.end - one.start
+        else:
+            yield one.name, max(one.end - max(one.start, reached), 0.0)
+            reached = max(reached, one.end)
 
 
 def _place(spans: Sequence[tuple[float, float]], moment: float) -> int | None:

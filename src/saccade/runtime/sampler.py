@@ -76,6 +76,8 @@ class Sampler:
         for entry in entries:
             self._note(entry)
         self._send([entry for entry in entries if not self._greedy_again(entry)])
+        for entry in entries:
+            self._told[entry.row] = entry.sampling, entry.seed
 
     def _greedy_again(self, entry: Enter) -> bool:
         """Whether the row's line need not change: nothing but its temperature of 0 is ever read."""
@@ -102,7 +104,7 @@ class Sampler:
 
     def _note(self, enter: Enter) -> None:
         sampling, row = enter.sampling, enter.row
-        self._told[row] = sampling, enter.seed
+        self._told[row] = None  # until all of it is on its way
         use = describe(sampling, self._vocab)
         self._uses[row] = use
         if use.bias:

@@ -1,7 +1,7 @@
 """How often requests come that soon have their first token, if no long step is in their way.
 
-takes   the moment each comes
-gives   how many came in the last second
+takes   the moment each comes; of every step beside answers, whether it had prompts of theirs
+gives   how many came in the last second; in how many of the last steps some were
 never   keeps more than it tells: from `MOST` on, more are as many
 """
 
@@ -9,11 +9,13 @@ from collections import deque
 
 SECONDS = 1.0
 MOST = 64
+STEPS = 64  # that a share is of, about: the last count more
 
 
 class Arrivals:
     def __init__(self) -> None:
         self._moments: deque[float] = deque(maxlen=MOST)
+        self.share = 0.0  # of steps
 
     def came(self, now: float) -> None:
         self._moments.append(now)
@@ -23,3 +25,7 @@ class Arrivals:
         while self._moments and self._moments[0] <= now - SECONDS:
             self._moments.popleft()
         return len(self._moments) / SECONDS
+
+    def ran(self, *, some: bool) -> None:
+        """A step beside answers, with prompts of theirs or without."""
+        self.share += (some - self.share) / STEPS

@@ -83,7 +83,7 @@ class Making:
         if step.target is None:
             return left
         depth, unit = self._limits.encode_layers, min(self._limits.encode_unit, left)
-        until = step.target
+        until = step.target if step.views_until is None else step.views_until
         if must:
             until = max(until, step.milliseconds + self._limits.least_time * step.target)
         layers = step.cost.layers_within(until, step.work, patches, depth, left)

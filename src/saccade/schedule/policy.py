@@ -9,10 +9,11 @@ priority. It never changes, and that is the ageing: whoever comes later than tha
 priority. Rank decides who gives way when memory runs out, and who is first in a line.
 
 There are two lines: requests with a view to encode, and all others (text, or views and prefixes known from
-before). Each has a share of the step and of the rows while the other one wants some too, and neither waits
-for the other's shortage of encoder time. Where they compete for rows and memory, either may pass the other's
-head until that has waited for `patience`; from then on nobody behind it passes. A head that lacks nothing but
-blocks of the vision pool is passed by text of its own line too that leaves it a row and the blocks it needs.
+before). Each has a share of the step and of the rows while the other one wants some too, but that pictures
+leave a step to texts where those are seldom; and neither waits for the other's shortage of encoder time.
+Where they compete for rows and memory, either may pass the other's head until that has waited for `patience`;
+from then on nobody behind it passes. A head that lacks nothing but blocks of the vision pool is passed by
+text of its own line too that leaves it a row and the blocks it needs.
 """
 
 import math
@@ -61,9 +62,9 @@ class Limits:
     # step while nobody streams: they wait for its end. Where they come often, prompts of pictures are cut
     # too, though their views go whole.
     unwatched: float = 0.15
-    # Of steps, how many may have prompts without views to encode for pictures to leave those alone. Such a
-    # prompt has waited for a step full of pictures already; in a second one its first token took 34 ms beside
-    # 6 pictures a second where texts alone take 22 (99th percentiles).
+    # Of steps beside answers, how many may have prompts without views to encode for pictures to spare those.
+    # Such a prompt has waited for a step full of pictures already; in a second one its first token took 34 ms
+    # beside 6 pictures a second where texts alone take 22 (99th percentiles).
     seldom: float = 0.5
     # Prompt tokens of a step beside answers that stream, where there is a target: more than a captured step
     # holds takes the host longer to launch than the step may last.
@@ -77,7 +78,7 @@ class Limits:
     least_time: float = 0.1
     patience: float = 1.0  # seconds: what a level of priority is worth, and when a head is passed no more
     # Of a step's tokens and time, for prompts with views to encode, when others wait: little enough that a
-    # text of some hundred tokens goes in one step.
+    # text of some hundred tokens goes in one step. Where they spare texts it is left to the streams.
     encode_share: float = 0.3
     copy_tokens: int = 1  # of a block: for fewer it is not copied, they are computed
     wait_tokens: int = 128  # of a prompt, being computed by another: for fewer nobody waits
@@ -100,11 +101,10 @@ class Limits:
         share = min(max((waited - first) / (last - first), 0.0), 1.0)
         return self.step_target * (1 + share * (self.stretch - 1))
 
-    def spares_texts(self, rate: float, target: float | None) -> bool:
-        """Whether pictures add only the least to a step of this target with prompts of others, of which so
-        many come a second: as long as no prompt has waited long enough to stretch it, and most steps have
-        none of theirs."""
-        return target is not None and target == self.step_target and rate * target < 1e3 * self.seldom
+    def spares_texts(self, share: float, waited: float) -> bool:
+        """Whether pictures add no more than they must to a step with prompts of others, which such a `share`
+        of steps have: as long as no prompt has waited long enough for longer steps."""
+        return share < self.seldom and waited <= self.stretch_after[0]
 
     def while_quiet(self, rate: float, empty: float, waited: float) -> float | None:
         """Milliseconds that prompts with views to encode may add to a step while nobody streams, `rate` other

@@ -172,7 +172,9 @@ class Scheduler:
             if len(sequence.blocks) * block_size > sequence.computed or self._make_room(sequence):
                 step.run(sequence, sequence.next_row(1))
         if step.singles and self._limits.step_target is not None:
-            step.target = self._limits.stretched(self._longest_wait(prompts))
+            waited = self._longest_wait(prompts)
+            step.target = self._limits.stretched(waited)
+            step.spares = self._limits.spares_texts(self._arrivals.share, waited)
             step.tokens_left = min(step.tokens_left, self._limits.stream_tokens)
         elif not step.singles:
             rate, waited = self._arrivals.rate(self._clock()), self._longest_wait(prompts)
@@ -212,6 +214,8 @@ class Scheduler:
         self._serve(step, prompts, both=both)
         if both and not step.planned:  # what was set aside for one class could not be used by it
             self._serve(step, prompts, both=False)
+        if step.target is not None:
+            self._arrivals.ran(some=any(not one.encoding for one, _, _ in step.longer))
 
     def _serve(self, step: Step, prompts: tuple[list[Sequence], list[Sequence]], *, both: bool) -> None:
         allowances = policy.allowances(
@@ -225,8 +229,8 @@ class Scheduler:
         for kind in CLASSES:
             if kind and step.quiet is not None:
                 allowances[kind].until = step.milliseconds + step.quiet
-            elif kind and step.longer and self._spares_texts(step):
-                allowances[kind].until = step.milliseconds
+            elif kind and step.longer and step.spares:
+                allowances[kind].until = step.views_until = step.milliseconds
             for sequence in prompts[kind]:
                 still = sequence.row is not None  # it may have given way
                 portion = self._holdings.portion(step, sequence, allowances[kind]) if still else 0
@@ -234,10 +238,6 @@ class Scheduler:
                     step.run(sequence, sequence.next_row(portion))
             if self._places.waiting[kind]:
                 self._admission.admit(step, kind, allowances[kind])
-
-    def _spares_texts(self, step: Step) -> bool:
-        """Whether pictures leave a step to the prompts of others that are in it."""
-        return self._limits.spares_texts(self._arrivals.rate(self._clock()), step.target)
 
     def rest(self) -> None:
         """For the loop, when there was nothing to plan: somebody may wait for features on disk."""

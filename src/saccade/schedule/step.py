@@ -26,6 +26,8 @@ class Step:
     cost: CostModel
     target: float | None = None  # ms it may take, where streams are waiting for it
     quiet: float | None = None  # ms that prompts with views to encode may add to it, where none are
+    spares: bool = False  # those add no more than they must to prompts of others
+    views_until: float | None = None  # ms it may have grown to for views to be carried on; None: its target
     work: Work = field(default_factory=Work)
     enter: list[Enter] = field(default_factory=list)
     arriving: list[Sequence] = field(default_factory=list)  # whose rows those are
