@@ -26,11 +26,12 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/saccade bench $(MODEL) $(ARGS)
 
-# For a machine that has torch, Triton and a GPU, and where nothing can be installed.
-# The kernels need those alone; the rest of the tests also what the test suite imports.
+# For a machine that has torch, Triton and a GPU, and where nothing can be installed. The first line needs those
+# alone, the second also what these tests import: pytest, hypothesis, transformers. ARGS="-n 14" where there is xdist.
+GPU_TESTS := tests/kernels tests/models tests/parity tests/runtime tests/vision
 gpu-test:
 	PYTHONPATH=src $(PYTHON) -m bench.kernels --check
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests $(ARGS)
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
 
 $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Saccade needs Python 3.11 or newer")'

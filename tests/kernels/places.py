@@ -1,5 +1,7 @@
 """Where a kernel is tested and in which dtype: Triton's interpreter on the CPU, or the GPU (`-m gpu`)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +17,17 @@ _interpreted = (
     pytest.mark.skipif(CUDA, reason="with a GPU the kernels are compiled for it; see the gpu variants"),
 )
 _compiled = (pytest.mark.gpu, needs_triton, pytest.mark.skipif(not CUDA, reason="needs a CUDA device"))
+
+
+@contextmanager
+def where_it_fits() -> Iterator[None]:
+    """Within: a tuning that is a mere candidate, or meant for narrower values, may be too large for it."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "OutOfResources":
+            raise
+        pytest.skip(str(error))
 
 
 class Place(NamedTuple):

@@ -1,5 +1,7 @@
 """Products of 65 to 256 rows by their own kernel, and which rows get it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ from saccade.kernels.skinny import (
     skinny_triton,
 )
 from tests.kernels.epilogues import assert_epilogues
-from tests.kernels.places import EXACT, PLACES, Place, assert_near, needs_triton, poison
+from tests.kernels.places import EXACT, PLACES, Place, assert_near, needs_triton, poison, where_it_fits
 
 WHOLE = SkinnyTuning(64, 32, 1, mode="many", lines=128)
 CUT = SkinnyTuning(48, 64, 3, mode="many", lines=128)  # three pieces of 16
@@ -43,8 +45,9 @@ def test_every_epilogue_is_the_twin(
         pytest.skip("the interpreter takes a while: each is tried in one dtype there, on a GPU in all")
     poison(monkeypatch)
     columns, depth = 136, 264  # no multiple of any tile
-    # Of several splits it is the second kernel that adds bias and residual, as for few rows.
-    assert_epilogues(place, rows, columns, depth, tuning, sums=tuning.splits == 1)
+    with where_it_fits() if place.dtype == torch.float32 else nullcontext():
+        # Of several splits it is the second kernel that adds bias and residual, as for few rows.
+        assert_epilogues(place, rows, columns, depth, tuning, sums=tuning.splits == 1)
     x, weight = place.randn(rows, depth), place.randn(columns, depth, seed=1) * depth**-0.5
     bias = place.randn(columns, seed=2)
     parts = skinny_parts(x, weight, bias, tuning)

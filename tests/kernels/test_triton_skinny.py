@@ -18,7 +18,7 @@ from saccade.kernels.skinny import (
     skinny_triton,
 )
 from tests.kernels.epilogues import assert_epilogues
-from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
+from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison, where_it_fits
 
 TUNINGS = [
     SkinnyTuning(16, 32, 1),
@@ -101,7 +101,9 @@ def test_candidates_are_right_at_the_sizes_of_a_model(place: Place, tuning: Skin
     if tuning.mode == "fma" and rows > 1:
         pytest.skip("multiplies one row")
     x, weight = place.randn(rows, 4096), place.randn(1024, 4096, seed=1) / 64
-    assert_near(skinny_triton(x, weight, tuning=tuning)[0], F.linear(x, weight), place.dtype)
+    with where_it_fits():
+        made = skinny_triton(x, weight, tuning=tuning)[0]
+    assert_near(made, F.linear(x, weight), place.dtype)
 
 
 def test_a_measured_tuning_is_used_for_its_rows_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
