@@ -16,6 +16,7 @@ CASES = {
     "a whole prompt": ([(40, 40)], 0),
     "a piece of a prompt": ([(7, 33)], 0),
     "one token on the chunk path": ([(1, 20)], 0),
+    "a query behind 64 others": ([(65, 80), (65, 65)], 0),
     "everything together": ([(1, 9), (1, 48), (13, 13), (7, 50), (1, 1), (16, 16), (3, 19)], 2),
 }
 
@@ -133,6 +134,15 @@ def test_attention_takes_strided_queries_and_bfloat16() -> None:
     out = paged_attention(q, k_pages, v_pages, rows, 0.25)
     expected = plain_attention(q, k_pages, v_pages, rows, slots, None)
     torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_query_that_would_be_alone_in_a_block_is_read_for_by_itself() -> None:
+    rows, _, _ = make_rows([(1, 9), (65, 80), (64, 64), (129, 300), (1, 4)], 1, 16, torch.Generator())
+    for window in (None, 10):
+        chunks = rows.reads(window).chunks
+        assert [chunk.stop - chunk.start for chunk in chunks] == [64, 1, 64, 128, 1, 1]
+        assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
+        assert all(chunk.mask is None for chunk in chunks if chunk.stop - chunk.start == 1)
 
 
 def test_reads_are_worked_out_once_per_window() -> None:
