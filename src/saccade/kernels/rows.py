@@ -10,10 +10,11 @@ from torch import Tensor
 # row reads (short ones aside), and never more tokens at once than this: the copies of K and V are workspace.
 MOST_GATHERED = 1 << 18
 SHORT = 256
-# torch's memory-efficient attention goes through queries in blocks of so many. With a mask it gave a wrong
-# answer (0.16 of the largest value) to a query that is alone in the last block, of 65 for example, in all
-# dtypes (torch 2.11, H200): that one is attended to by itself, and needs no mask.
-LONE = 64
+# torch's memory-efficient attention goes through queries in blocks of 64, or 32 where heads are wide. Where
+# heads share keys by a stride of 0, it gave a wrong answer (0.16 of the largest value) to a query that is
+# alone in the last block, of 65 for example, in all dtypes (torch 2.11, H200). That one is attended to by
+# itself, which is right.
+LONE = 32
 
 
 class Decodes(NamedTuple):
