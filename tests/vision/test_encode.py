@@ -186,7 +186,7 @@ def test_in_the_deterministic_mode_every_view_goes_alone(captured: bool) -> None
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
 
 
-@pytest.mark.parametrize(("views", "calls"), [(1, [1]), (2, [1, 1]), (4, [1] * 4), (8, [8]), (5, [1] * 5)])
+@pytest.mark.parametrize(("views", "calls"), [(1, [1]), (2, [1, 1]), (4, [1] * 4), (8, [8]), (5, [5])])
 def test_views_whose_number_has_no_graphs_go_in_parts_that_have(views: int, calls: list[int]) -> None:
     """In up to four parts; beyond, one uncaptured call is better."""
     tower = MeanTower()
@@ -201,7 +201,7 @@ def test_views_whose_number_has_no_graphs_go_in_parts_that_have(views: int, call
 
 
 def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: VisionTower) -> None:
-    """Nine of four grids of 24 patches and two of 16: calls of eight, one and two views."""
+    """Nine of four grids of 24 patches and two of 16: calls of sixteen, seven of them blank, and two."""
     grids = [(4, 6), (6, 4), (2, 12), (4, 4), (12, 2), (6, 4), (4, 4), (4, 6), (2, 12), (12, 2), (4, 6)]
     pixels = picture(1, 90, 90)
     box = (0, 0, 90, 90)
@@ -209,11 +209,37 @@ def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: Vision
     encodes = [encode_of(pixels, view) for view in views]
     graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
     together = run(Encoder(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs), encodes)
-    assert set(graphs.shapes) == {Shape(24, 8), Shape(24, 1), Shape(16, 2)}
+    assert set(graphs.shapes) == {Shape(24, 16), Shape(16, 2)}
     plain = Encoder(tower, VIT_PROCESSING, CPU, torch.float32)
     for encode, feature in zip(encodes, together, strict=True):
         assert torch.allclose(feature, run(plain, [encode])[0], atol=1e-5, rtol=1e-5)
     graphs.check()
+
+
+@pytest.mark.parametrize(("views", "calls"), [(1, [1]), (3, [4]), (5, [8]), (8, [8]), (9, [16])])
+def test_blank_views_make_one_call_of_two(views: int, calls: list[int]) -> None:
+    tower = MeanTower()
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs)
+    for seed in (0, 20):  # what is blank the second time is what lay there the first
+        tower.calls.clear()
+        encodes = [encode_of(picture(seed + i, 16, 24)) for i in range(views)]
+        features = run(encoder, encodes)
+        assert [len(call) for call in tower.calls] == calls
+        assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
+        assert all(one.untyped_storage().nbytes() == one.nbytes for one in features)
+
+
+def test_a_part_that_is_not_full_is_filled_with_blank_views() -> None:
+    """Three go by the graphs for two: two of them, then one and nothing."""
+    tower = MeanTower()
+    encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
+    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
+    graphs.capture(Shape(encodes[0].patches, 2))
+    tower.calls.clear()
+    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    assert [len(call) for call in tower.calls] == [2, 2]
+    assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
 
 
 def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(tower: VisionTower) -> None:

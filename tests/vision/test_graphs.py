@@ -222,6 +222,8 @@ def test_views_go_together_by_powers_of_two_up_to_what_a_call_gains_from(tower: 
     made = graphs(tower, Counting())
     assert [made.together(64 * 64, views) for views in (1, 2, 9)] == [1, 1, 1]
     assert [made.together(28 * 28, views) for views in (1, 2, 3, 4, 5, 100)] == [1, 2, 2, 4, 4, 4]
+    assert [made.together(64, views) for views in (1, 3, 5, 9, 16, 17, 200)] == [1, 4, 8, 16, 16, 16, 64]
+    assert [made.together(64, views, blank=False) for views in (1, 3, 5, 9)] == [1, 2, 4, 8]
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Layouts against transformers' own positions, and what a layout must refuse."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -7,9 +8,10 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from saccade.errors import InvalidValue
+from saccade.lod.values import LodParams, Region
 from saccade.plan import Layout
-from saccade.request import Media, Request, View
-from saccade.vision.layout import lay_out
+from saccade.request import Media, Request, View, Zooming
+from saccade.vision.layout import lay_out, lengthen, zoomed
 
 MERGE = 2
 IMAGE_PAD, VIDEO_PAD = 90, 91
@@ -135,3 +137,21 @@ def test_a_grid_that_does_not_merge_evenly_is_refused(grid: tuple[int, int]) -> 
     item = Media(slot=0, view=view, pixels=np.zeros((1, 8, 8, 3), dtype=np.uint8))
     with pytest.raises(InvalidValue, match="multiples of 2"):
         lay_out(request((IMAGE_PAD,), item))
+
+
+@pytest.mark.parametrize("registered", [False, True], ids=["stock", "registered"])
+@pytest.mark.parametrize("zooms", [0, 1, 3])
+@pytest.mark.parametrize("pictures", [1, 2])
+def test_a_layout_is_lengthened_to_that_of_the_decided_request(
+    registered: bool, zooms: int, pictures: int
+) -> None:
+    prompt = (5, IMAGE_PAD, 6, IMAGE_PAD, 7, 8, 9)
+    slots = (1, 3)[:pictures]
+    items = [msgspec.structs.replace(media(slot, 2, 3, bytes([slot] * 16)), frame=(6, 9)) for slot in slots]
+    place = Zooming(params=LodParams(), slots=slots, budget=99, most_views=9, at=5, before=(1, 2), after=(3,))
+    asked = Request(id="r", prompt=prompt, media=tuple(items), zooming=place, registered=registered)
+    regions = [Region((i, i, i + 4, i + 3), (1 + i, 2), 1.0) for i in range(zooms)]
+    decided = zoomed(asked, dict.fromkeys(slots, regions))
+    found, whole = lengthen(lay_out(asked), asked, decided), lay_out(decided)
+    assert (found.tokens, found.spans, found.delta) == (whole.tokens, whole.spans, whole.delta)
+    assert np.array_equal(found.positions, whole.positions)

@@ -159,8 +159,10 @@ class FixedStep:
         if self.visual is None:
             raise RuntimeError("a step with views, and the model has no vision tower")
         self.visual[: shape.tokens].zero_()
-        for span, first, count, place in visible(chunks):
-            self.visual[place : place + count].copy_(features(span.key)[first : first + count])
+        shown = list(visible(chunks))
+        places = [self.visual[place : place + count] for _, _, count, place in shown]
+        # One launch for all: a question may have eight zoomed views.
+        torch._foreach_copy_(places, [features(span.key)[at : at + count] for span, at, count, _ in shown])
 
     def clear(self, shape: Shape) -> None:
         """Padding alone: running the shape then touches no row and no page."""

@@ -14,7 +14,7 @@ from saccade.request import Request, Zoomed
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.policy import Limits
 from saccade.schedule.sequence import Group, pixels_of
-from saccade.vision.layout import lay_out, zoomed
+from saccade.vision.layout import lengthen, zoomed
 
 Choose = Callable[[Sequence[Picture], int, LodParams, ViewRule], tuple[Choice, ...]]
 
@@ -66,7 +66,8 @@ def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> 
 
 def _lengthen(group: Group, decided: Request, limits: Limits, holdings: Holdings) -> None:
     holdings.making.gone(group)
-    group.request, group.layout = decided, lay_out(decided)
+    group.layout = lengthen(group.layout, group.request, decided)
+    group.request = decided
     group.pixels = pixels_of(decided, group.layout)
     holdings.making.came(group)
     for choice in group.choices:

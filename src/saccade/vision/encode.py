@@ -115,7 +115,9 @@ class Encoder:
     ) -> dict[bytes, Tensor]:
         """One call of the tower; `halves`: what slices before left, of views not at their first."""
         first, stop = group[0].first, group[0].stop
-        layout = self._tower.layout([encode.view.grid for encode in group])
+        grids, tokens = [one.view.grid for one in group], [one.view.tokens for one in group]
+        blank = carrier.views - len(group) if isinstance(carrier, Captured) else 0
+        layout = self._tower.layout(grids + grids[-1:] * blank)
         levels: list[Tensor] = []
         if first:
             stream, levels = _resume(halves)
@@ -127,7 +129,8 @@ class Encoder:
         if stop is not None:
             self._leave(group, stop, stream, levels, lent=carrier is not self._tower)
             return {}
-        parts = self._split(carrier.finish(stream, levels), [encode.view.tokens for encode in group])
+        features = carrier.finish(stream, levels)[: sum(tokens)]
+        parts = self._split(features, tokens, copy=blank > 0)
         return {encode.key: part for encode, part in zip(group, parts, strict=True)}
 
     def _calls(self, encodes: Sequence[Encode], *, capture: bool) -> Iterator[tuple[list[Encode], Carrier]]:
@@ -138,13 +141,13 @@ class Encoder:
         for _, alike in groupby(sorted(encodes, key=_order), key=self._likeness):
             views = list(alike)
             while views:
-                count = 1 if alone else self.together(views[0].patches, len(views))
+                count = 1 if alone else self._together(views)
                 step, found = self._find(views[0], count, now=capture or alone)
+                some, views = views[:count], views[count:]
                 if found is None:
-                    rest += views[:count]
+                    rest += some
                 else:
-                    yield from ((views[first : first + step], found) for first in range(0, count, step))
-                views = views[count:]
+                    yield from ((some[first : first + step], found) for first in range(0, len(some), step))
         for group in self._groups(rest):
             yield group, self._tower
 
@@ -163,7 +166,14 @@ class Encoder:
 
     def together(self, size: int, views: int) -> int:
         """How many of so many views of `size` patches would go in one captured call."""
-        return self._graphs.together(size, views) if self._graphs is not None else 1
+        return self._graphs.together(size, views, blank=False) if self._graphs is not None else 1
+
+    def _together(self, alike: Sequence[Encode]) -> int:
+        """How many views the next captured call for these has; blank ones only where all is done in it."""
+        if self._graphs is None:
+            return len(alike)
+        whole = alike[0].first == 0 and alike[0].stop is None
+        return self._graphs.together(alike[0].patches, len(alike), blank=whole)
 
     def _groups(self, encodes: Sequence[Encode]) -> Iterator[list[Encode]]:
         """Neighbours that pass the same layers and fit the patch budget of one call together."""

@@ -5,7 +5,8 @@ gives   what the tower gives, in a dozen launches instead of some hundreds
 owns    the captured stretches (least recently used shapes go), and the static buffers all of them share
 never   lets a capture that fails end a request: the shape then takes the ordinary way, for good
 
-A shape is a number of patches and how many views of it go together. Its graphs are one for the patches, one
+A shape is a number of patches and how many views of it go together: a power of two, the last of them perhaps
+blank. Its graphs are one for the patches, one
 for each stretch of layers, one for the end, so that slices of a view that end where a stretch ends
 (`Limits.encode_unit`) are replays too. Layers of a stretch that is not passed whole run one by one. A shape
 is captured when it has come `SIGHTINGS` times, a stretch per call at most: what capturing costs is spread
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 MOST_SHAPES = 96  # some 300 kernels each: about 10 MB of the device
 MOST_PATCHES = 8192  # of a shape; beyond, kernels are long enough to hide their launches
 PACKED_PATCHES = 4096  # views go together up to here; more at a time gain nothing
+# Up to here a call takes as long as its kernels take to start (1.9 ms on an H200, whether of 64 patches or of
+# 512): blank views that make one call of two cost nothing.
+BLANK_PATCHES = 1024
 SIGHTINGS = 3
 NEVER = -1  # sightings of a shape that cannot be captured
 
@@ -112,13 +116,18 @@ class Captured:
         return [self._features[:, i * size : (i + 1) * size] for i in range(1, 1 + self._tower.depth_levels)]
 
     @property
+    def views(self) -> int:
+        """How many go in a call; fewer may be given, whatever lies behind them is carried along."""
+        return self._shape.views
+
+    @property
     def complete(self) -> bool:
         """Whether every piece is captured."""
         return len(self._replays) == 2 + -(-self._tower.depth // unit(self._tower.depth))
 
     def begin(self, patches: Tensor, layout: Layout) -> Tensor:
         self._put_tables(layout)
-        self._patches.copy_(patches)
+        self._patches[: len(patches)].copy_(patches)
         self._run("begin", self._begin)
         return self._stream
 
@@ -206,9 +215,12 @@ class TowerGraphs:
     def _buffers(self) -> Buffers:
         return Buffers(self._tower, *self._place, self._most_patches)
 
-    def together(self, size: int, views: int) -> int:
-        """How many of so many views of `size` patches go in one call: a power of two, for few shapes serve
-        all."""
+    def together(self, size: int, views: int, *, blank: bool = True) -> int:
+        """How many views of `size` patches the next call for so many of them has: a power of two, for few
+        shapes serve all. More than there are, `blank` ones, where those cost nothing."""
+        above = 1 << (views - 1).bit_length()
+        if blank and above * size <= BLANK_PATCHES:
+            return above
         most = max(PACKED_PATCHES // size, 1)
         return 1 << (min(views, most).bit_length() - 1)
 

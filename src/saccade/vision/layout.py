@@ -34,14 +34,32 @@ def lay_out(request: Request) -> Layout:
     A prompt whose zoomed views are still to be chosen is laid out up to the place where they go.
     """
     prompt = request.prompt[: request.zooming.at] if request.zooming else request.prompt
+    return _go_on(Layout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
+
+
+def lengthen(layout: Layout, request: Request, decided: Request) -> Layout:
+    """As `lay_out` of a decided request, of which `layout` is the part before its zoomed views: that of
+    `request`, which waited for them."""
+    if request.zooming is None:
+        raise ValueError(f"request {request.id} does not wait for zoomed views")
+    return _go_on(layout, request.zooming.at, decided, decided.prompt)
+
+
+def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) -> Layout:
+    """Behind a layout of the first `done` ids of the prompt."""
     media = _in_prompt_order(request, len(prompt) - 1)
-    tokens: list[int] = []
-    spans: list[Span] = []
-    length = len(prompt) + sum(item.view.tokens - 1 for item in media)
+    known = len(begun.spans)
+    # By slot: pictures, and where they begin.
+    wholes: dict[int, tuple[Media, int]] = {}
+    for item, span in zip(media, begun.spans, strict=False):
+        _whole(item, wholes, int(begun.positions[0, span.start]))
+    first = len(begun.tokens)
+    tokens, spans = list(begun.tokens), list(begun.spans)
+    position = first + begun.delta  # the next
+    length = first + len(prompt) - done + sum(item.view.tokens - 1 for item in media[known:])
     positions = np.empty((3, length), dtype=np.float32)
-    done, position = 0, 0  # prompt ids consumed; next rotary position
-    wholes: dict[int, tuple[Media, int]] = {}  # by slot: pictures, and where they begin
-    for item in media:
+    positions[:, :first] = begun.positions
+    for item in media[known:]:
         position = _place_text(positions, len(tokens), item.slot - done, position)
         tokens += prompt[done : item.slot]
         view = item.view
