@@ -29,6 +29,8 @@ MULTIPROCESSORS = 132  # of an H200
 # For 65 to 256 rows, by lines: a tile of W and how it is worked on, and how many fit a multiprocessor.
 TILES = {
     128: (
+        (SkinnyTuning(64, 64, 1, 4, 4, "many", lines=128), 2),
+        (SkinnyTuning(64, 128, 1, 4, 4, "many", lines=128), 1),
         (SkinnyTuning(128, 64, 1, 4, 3, "many", lines=128), 2),
         (SkinnyTuning(128, 64, 1, 4, 6, "many", lines=128), 1),
         (SkinnyTuning(128, 64, 1, 8, 6, "many", lines=128), 1),
