@@ -107,19 +107,19 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
 
 
 def test_short_questions_look_in_smaller_steps() -> None:
-    def tokens(count: int, ending: str) -> int:
-        divided = divide([row(0, 70, count)])
+    def sizes(ending: str, *counts: int) -> tuple[int, int]:
+        divided = divide([row(number, 70, count) for number, count in enumerate(counts)])
         assert divided is not None
         shape = shape_of(divided, ending, 64, 900)
         assert shape is not None
-        return shape.tokens
+        return shape.tokens, shape.chunks
 
-    assert [tokens(count, "look") for count in (2, 32, 33, 65)] == [32, 32, 64, 128]
-    assert tokens(20, "greedy") == 64
-    looks = [
-        shape.tokens for shape in later_shapes(64, 900, vision=True, looks=True) if shape.ending == "look"
-    ]
-    assert looks == [32, 64]
+    assert [sizes("look", count) for count in (2, 32, 33, 65)] == [(32, 1), (32, 1), (64, 1), (128, 1)]
+    assert [sizes("look", *[3] * count) for count in (2, 8, 9)] == [(32, 8), (32, 8), (32, 32)]
+    assert sizes("greedy", 20) == (64, 8)
+    later = later_shapes(64, 900, vision=True, looks=True)
+    looks = [(shape.tokens, shape.chunks) for shape in later if shape.ending == "look"]
+    assert looks == [(32, 1), (64, 1), (32, 8), (64, 8)]
 
 
 def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:

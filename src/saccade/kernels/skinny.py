@@ -81,7 +81,8 @@ class Line(NamedTuple):
 # Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
 # `default_tuning`. Lines with a figure were timed alone (`python -m bench.kernels --choose --write`), the
 # rest within a layer (`python -m bench.descend`) of 640 tokens a row: 106.4 us at 1 row, 237.7 at 8 and 16
-# together, 133.3 at 32 and 156.4 at 64, where those chosen alone took 112.5, 252.3, 135.2 and 162.3.
+# together, 133.3 at 32 and 156.4 at 64, where those chosen alone took 112.5, 252.3, 135.2 and 162.3; 209.5 at
+# 128, where the library's products take 213.7.
 TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
     (1, 6144, 4096, False): SkinnyTuning(4, 2048, 1, 4, 2, "fma"),  # qkv: 3.29 TB/s, 1.11x cuBLAS
     (16, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap", ahead=128),  # qkv
@@ -95,6 +96,7 @@ TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
     (16, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", ahead=128, lines=16),  # gate_up
     (32, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 6, "many", lines=32),  # gate_up
     (64, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", lines=64),  # gate_up
+    (128, 12288, 4096, True): SkinnyTuning(192, 64, 1, 8, 5, "many", ahead=128, lines=128),  # gate_up
     (1, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # down
     (16, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # down
     (32, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap", ahead=128),  # down

@@ -8,11 +8,12 @@ never   looks at pixels
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
 from saccade.errors import InvalidValue
-from saccade.lod.values import LodParams
+from saccade.lod.values import Grid, LodParams
 from saccade.media.detail import Sights, Wishes, check_zoom, sights
 from saccade.media.geometry import ImageProcessing, global_view
 from saccade.request import Media, Request, Zooming
@@ -79,7 +80,7 @@ class Eye:
         return msgspec.structs.replace(request, zooming=zooming)
 
     def _sights(self, sizes: Sequence[tuple[int, int]], wishes: Wishes) -> Sights:
-        return sights([self.processing.token_grid(*size) for size in sizes], wishes, self.views)
+        return _seen(tuple(self.processing.token_grid(*size) for size in sizes), wishes, self.views)
 
     def _given(self, request: Request, wishes: Wishes, pictures: Sequence[Media]) -> Request:
         """With the zoomed views the caller chose."""
@@ -97,6 +98,11 @@ class Eye:
             after=self.marks.after,
         )
         return zoomed(msgspec.structs.replace(request, zooming=place), chosen)
+
+
+@lru_cache(maxsize=256)  # asked twice for a request, and alike for others
+def _seen(frames: tuple[Grid, ...], wishes: Wishes, views: CheckpointViews) -> Sights:
+    return sights(frames, wishes, views)
 
 
 def _first(item: Media, grid: tuple[int, int]) -> Media:

@@ -17,6 +17,7 @@ BESIDE = (0, 8, 32, 64, 128, 256)
 TOKENS = (64, 128, 192, 256, 384, 512)
 BRIEF = (32, *TOKENS)  # of steps that only look: a question is short, and is computed once more afterwards
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
+ASKING = (1, *CHUNKS)  # the same, of steps that only look: most have one question
 COUPLED = 256  # tokens of a view that a step which only looks couples with its prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
@@ -99,7 +100,8 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
         return None
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
-    padded, prompts = _least(BRIEF if ending == "look" else TOKENS, tokens), _least(CHUNKS, len(chunks))
+    sizes = (BRIEF, ASKING) if ending == "look" else (TOKENS, CHUNKS)
+    padded, prompts = _least(sizes[0], tokens), _least(sizes[1], len(chunks))
     if padded is None or prompts is None:
         return None
     return Shape(rows, padded, prompts, tier, ending, divided.sighted)
@@ -116,7 +118,8 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [Shape(0, tokens, CHUNKS[0], tier, "look") for tokens in BRIEF[:2] if looks]
+    few = [(tokens, chunks) for chunks in ASKING[:2] for tokens in BRIEF[:2] if looks]
+    brief = [Shape(0, *sizes, tier, "look") for sizes in few]
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]

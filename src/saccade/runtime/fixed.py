@@ -151,7 +151,7 @@ class FixedStep:
         )
 
     def _ends_in_looks(self, shape: Shape) -> bool:
-        return self._couple is not None and shape.ending == "look" and shape.chunks == CHUNKS[0]
+        return self._couple is not None and shape.ending == "look" and shape.chunks <= len(self.coupled)
 
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
         """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
@@ -273,7 +273,8 @@ class FixedStep:
                 starts, seen = feed.looked.view(2, -1).long()
                 real = seen.clamp(min=1, max=COUPLED)
                 with running(mode()._replace(early=False)):  # copies are among what goes before its kernels
-                    self.coupled.copy_(self._couple(ends, places, tables, starts, real))
+                    coupled = self.coupled[: shape.chunks]
+                    coupled.copy_(self._couple(ends, places, tables, starts, real))
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 
