@@ -12,7 +12,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench import bare
 from bench.candidates import candidates
 from saccade.cache.pages import KVShape, Pages
-from saccade.kernels import activation, add_norm, device_rows, draw, greedy, patchify, rope, skinny
+from saccade.kernels import (
+    activation,
+    add_norm,
+    copy_block,
+    device_rows,
+    draw,
+    greedy,
+    patchify,
+    rope,
+    skinny,
+)
 from saccade.kernels.attention import paged_attention_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.compact import FORMATS, Compact
@@ -439,6 +449,25 @@ def row_cases() -> Iterator[Case]:
         )
 
 
+def copy_cases() -> Iterator[Case]:
+    """Of a pool of 38 GB: torch copies few layers at a time where they lie so far apart."""
+    layers, blocks = 36, 16384
+
+    def make(device: torch.device, _: int) -> tuple[Tensor, Tensor]:
+        k, v = (torch.zeros(layers, blocks, BLOCK, KV_HEADS, DIM, dtype=BF16, device=device) for _ in "kv")
+        return k, v
+
+    yield Case(
+        "points",
+        f"copy of a block, {layers} layers",
+        make,
+        1,
+        {"kernel": lambda x: copy_block.copy_block_triton(*x, 7, 16000)},
+        {"twin": lambda x: copy_block.copy_block_reference(*x, 7, 16000)},
+        4 * layers * BLOCK * KV_HEADS * DIM * BF16.itemsize / COPY,
+    )
+
+
 PATCHES, VIT, VIT_INNER, VIT_HEADS, VIT_DIM = 4096, 1152, 4304, 16, 72
 
 
@@ -812,6 +841,7 @@ def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
         *point_cases(),
         *angle_cases(),
         *row_cases(),
+        *copy_cases(),
         *vit_cases(),
         *product_cases(rows),
         *projection_cases(rows),

@@ -12,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 from bench import bare
 from bench.candidates import CANDIDATES, TALL, TILES, fits
 from saccade.cache.pages import KVShape, Pages
-from saccade.kernels import activation, add_norm, draw, greedy, patchify, rope, skinny
+from saccade.kernels import activation, add_norm, copy_block, draw, greedy, patchify, rope, skinny
 from saccade.kernels.attention import any_shape, paged_attention_reference
 from saccade.kernels.choice import Mode, running
 from saccade.kernels.compact import FORMATS, read_slots
@@ -354,6 +354,13 @@ def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
     wanted = rope.rotary_angles_reference(positions, frequencies, axes, torch.float32)[-1]
     made = launch(rope.rotary_angles_triton, positions, frequencies, axes, torch.float32)[-1]
     yield compared("angles", made, wanted, torch.float32)
+    for inner in ((16, 8, 128), (8, 16), (3, 5, 40)):
+        k, v = (torch.randn(36, 50, *inner, device=device) for _ in "kv")
+        source, target = dice.randrange(50), dice.randrange(50)
+        wanted = torch.stack((k, v))
+        copy_block.copy_block_reference(wanted[0], wanted[1], source, target)
+        launch(copy_block.copy_block_triton, k, v, source, target)
+        yield Check(f"copy of a block of {inner}", float((torch.stack((k, v)) != wanted).sum()), 0)
 
 
 def products(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:

@@ -80,6 +80,7 @@ MAY_IMPORT = {
         "saccade.cache",
         "saccade.errors",
         "saccade.kernels.compact",
+        "saccade.kernels.copy_block",
         "saccade.plan",
         "saccade.request",
     ),

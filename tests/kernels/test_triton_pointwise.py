@@ -20,6 +20,7 @@ from saccade.kernels.add_norm import (
     add_rms_norm,
     add_rms_norm_reference,
 )
+from saccade.kernels.copy_block import copy_block, copy_block_reference, copy_block_triton
 from saccade.kernels.qkv_finish import (
     FinishTuning,
     HeadNorm,
@@ -226,3 +227,42 @@ def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None
     angles = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="int32"):
         qkv_finish(x, 2, None, angles, angles, slots.int(), pages, pages)
+
+
+@pytest.mark.parametrize("inner", [(16, 2, 64), (4, 8), (3, 5, 40), (16, 8, 128)], ids=str)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_block_is_copied_in_all_layers_and_nothing_else_is_touched(
+    place: Place, inner: tuple[int, ...]
+) -> None:
+    for kind in (place.dtype, torch.uint8):
+        k, v = ((50 * place.randn(3, 5, *inner, seed=seed)).abs().to(kind) for seed in (0, 1))
+        for source, target in ((0, 4), (3, 1), (2, 2)):
+            expected = k.clone(), v.clone()
+            copy_block_reference(*expected, source, target)
+            copy_block_triton(k, v, source, target)
+            assert torch.equal(k, expected[0])
+            assert torch.equal(v, expected[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_block_is_copied_where_layers_are_further_apart_than_32_bits_count() -> None:
+    k = torch.zeros(3, 70_000, 16, 8, 128, dtype=torch.bfloat16, device="cuda")
+    v = torch.zeros_like(k)
+    k[:, 69_999], v[:, 69_999] = 1.0, 2.0
+    copy_block(k, v, 69_999, 68_000)
+    written = k.amax((2, 3, 4)).nonzero()[:, 1]
+    assert written.tolist() == [68_000, 69_999] * 3
+    assert torch.equal(k[:, 68_000], k[:, 69_999])
+    assert torch.equal(v[:, 68_000], v[:, 69_999])
+
+
+def test_a_copy_of_a_block_that_cannot_be_is_refused() -> None:
+    k = torch.zeros(2, 3, 8)
+    for source, target in ((0, 3), (-1, 0)):
+        with pytest.raises(ValueError, match="there are 3"):
+            copy_block(k, k, source, target)
+    with pytest.raises(ValueError, match="alike"):
+        copy_block(k, k[:, :, :4], 0, 1)
+    with pytest.raises(ValueError, match="dense"):
+        copy_block(k[:, :2], k[:, :2], 0, 1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.compact import LARGEST, SCALE_BYTES, Compact
+from saccade.kernels.copy_block import copy_block
 
 SIDE_DTYPE = torch.float32
 
@@ -31,7 +32,8 @@ class Part(NamedTuple):
 
     first: int
     blocks: int
-    tensors: tuple[Tensor, ...]  # [layers, at least `blocks`, ...] each
+    # [layers, at least `blocks`, ...] each: of K and of V by turns, then what stands beside them
+    tensors: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,12 @@ class Pages:
             last = part.first + part.blocks
             inside = [part.first <= block < last for block in (source, target)]
             if all(inside):
-                for tensor in part.tensors:
-                    tensor[:, target - part.first].copy_(tensor[:, source - part.first])
+                at, to = source - part.first, target - part.first
+                pairs = len(part.tensors) // 2 * 2
+                for k, v in zip(part.tensors[:pairs:2], part.tensors[1:pairs:2], strict=True):
+                    copy_block(k, v, at, to)
+                for beside in part.tensors[pairs:]:
+                    beside[:, to].copy_(beside[:, at])
             elif any(inside):
                 raise ValueError(f"block {source} is to be copied to {target}, which is of another kind")
 

@@ -88,7 +88,9 @@ def _build(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *
     way = resolve_way(config, device, dtype)
     with running(way.mode):
         if device.type == "cuda":
-            compile_first(model, checkpoint.image, device, config.block_size, config.max_num_seqs)
+            form = config.kv_wish().format
+            small = FORMATS[form] if form else None
+            compile_first(model, checkpoint.image, device, config.block_size, config.max_num_seqs, small)
             laps.note("kernels")
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     laps.note("workspace")

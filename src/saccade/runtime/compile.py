@@ -1,4 +1,5 @@
-"""What every start launches, compiled side by side before any of it runs: a prompt, pixels, the tower.
+"""What every start launches, compiled side by side before any of it runs: a prompt, copies of blocks, pixels,
+the tower.
 
 takes   the model, what the checkpoint does to pictures
 gives   nothing; the first to launch these kernels finds them compiled
@@ -47,15 +48,21 @@ def compilers(*, wanted: bool) -> Iterator[None]:
 
 @torch.inference_mode()
 def compile_first(
-    model: LanguageModel, image: ImageProcessing | None, device: torch.device, block_size: int, rows: int
+    model: LanguageModel,
+    image: ImageProcessing | None,
+    device: torch.device,
+    block_size: int,
+    rows: int,
+    compact: torch.dtype | None = None,
 ) -> None:
-    """`rows`: the most that are sampled at once."""
+    """`rows`: the most that are sampled at once; `compact`: of some blocks of the pages."""
     if mode().kernels == TORCH:
         return
     with compiled_ahead():
         hidden = lone_prompt(model, device, TOKENS, block_size)
         for count in {1, rows}:
             greedy(model.logits(hidden[:count]))
+        _copies(model, device, block_size, compact)
         if model.vision is not None and image is not None:
             dtype = next(model.parameters()).dtype
             _pixels(image, device, dtype, SIZES)
@@ -78,6 +85,14 @@ def lone_prompt(model: LanguageModel, device: torch.device, tokens: int, block_s
     )
     hidden: Tensor = model(model.embed(zeros), zeros.expand(3, -1), paged, None)
     return hidden
+
+
+def _copies(model: LanguageModel, device: torch.device, block_size: int, compact: torch.dtype | None) -> None:
+    """Of blocks of every kind, each onto itself."""
+    small, dtype = int(compact is not None), next(model.parameters()).dtype
+    pages = Pages.allocate(model.kv_shape, 1 + small, block_size, dtype, device, small, compact)
+    for block in range(1 + small):
+        pages.copy_block(block, block)
 
 
 def _pixels(

@@ -99,6 +99,8 @@ class Turns:
             self._runner.await_zooms(plan)
             if self._pace is not None:
                 self._pace.launched(plan.expected)
+                if plan.brief:
+                    self._scheduler.expect_looks()
         except Exception:
             self._watch.reset()
             return None, told + _give_up(self._scheduler, plan)

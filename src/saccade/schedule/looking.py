@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from saccade.lod.choose import choose
 from saccade.lod.values import Choice, LodParams, Look, Picture, ViewRule
-from saccade.request import Request, Zoomed
+from saccade.request import Request, Zoomed, Zooming
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.policy import Limits
 from saccade.schedule.sequence import Group, pixels_of
@@ -23,6 +23,14 @@ class Looking:
     def __init__(self, rule: ViewRule = ViewRule(), chooser: Choose = choose) -> None:
         self._rule = rule
         self._choose = chooser
+        self._last: tuple[list[Picture], Zooming] | None = None  # what was chosen for last
+
+    def rehearse(self) -> None:
+        """Choose once more for the last look, and drop it. Half of what a choice takes after a pause is its
+        code and tables coming out of memory; while a look is on its way there is time for that."""
+        if self._last is not None:
+            pictures, zooming = self._last
+            self._choose(pictures, zooming.budget, zooming.params, self._rule)
 
     def decide(self, group: Group, looks: Sequence[Look], limits: Limits, holdings: Holdings) -> Zoomed:
         """Choose, and lengthen every choice of the request; blocks claimed for more than that are given back.
@@ -32,6 +40,7 @@ class Looking:
             raise RuntimeError(f"the views of request {request.id} are chosen already")
         pictures = _pictures(request, zooming.slots, looks)
         choices = self._choose(pictures, zooming.budget, zooming.params, self._rule)
+        self._last = pictures, zooming
         chosen = {slot: choice.regions for slot, choice in zip(zooming.slots, choices, strict=True)}
         decided = zoomed(request, chosen)
         if decided.length > request.most_length:

@@ -73,6 +73,7 @@ class Scheduler:
         self.forget = self._holdings.forget  # of a deleted picture
         self._clock = clock
         self._looking = looking
+        self.expect_looks = looking.rehearse  # for the loop, while some are on their way and there is time
         self._groups: dict[str, Group] = {}  # by request id
         self._pixel_bytes = 0  # of all groups
         self._places = Places(limits.max_rows)
