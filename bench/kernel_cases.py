@@ -462,8 +462,8 @@ def copy_cases() -> Iterator[Case]:
         f"copy of a block, {layers} layers",
         make,
         1,
-        {"kernel": lambda x: copy_block.copy_block_triton(*x, 7, 16000)},
-        {"twin": lambda x: copy_block.copy_block_reference(*x, 7, 16000)},
+        {"kernel": lambda x: copy_block.copy_block_triton(x[0], x[1], 7, 16000)},
+        {"twin": lambda x: copy_block.copy_block_reference(x[0], x[1], 7, 16000)},
         4 * layers * BLOCK * KV_HEADS * DIM * BF16.itemsize / COPY,
     )
 
