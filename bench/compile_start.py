@@ -88,6 +88,7 @@ def passes(made: Rooms) -> dict[str, Callable[[], None]]:
         "kernels": lambda: first.compile_first(model, image, META, BLOCK, ROWS),
         "steps": lambda: graphs.warm(progress=False),
         "workspace again": lambda: _drop(first.lone_prompt(model, META, 8192, BLOCK)),
+        "short prompt again": lambda: _drop(first.lone_prompt(model, META, 70, BLOCK)),
         "pictures again": pictures,
         "later steps": later,
     }

@@ -1,6 +1,6 @@
 """Does memory grow? Some thousand mixed requests on an engine in this process, memory read now and then.
 
-    python -m bench.growth [MODEL] [--requests 2000] [--before 3000] [options of saccade serve's engine]
+    python -m bench.growth [MODEL] [--requests 2000] [--before 0] [options of saccade serve's engine]
 
 Host memory is what is anonymous and resident, after free pages were given back; on CUDA also what tensors
 take (`allocated`) and what torch keeps (`reserved`). What is bounded is filled first: likely shapes are

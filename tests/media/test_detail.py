@@ -96,6 +96,17 @@ def test_pictures_at_high_detail_are_paid_first() -> None:
     assert seen.most_tokens(0) <= 1300
 
 
+def test_what_is_asked_alike_is_equal_however_it_is_written() -> None:
+    """What requests see is found again by what they asked."""
+    lists = LodParams(scorers=["propositional"], zooms=[[Region([0, 0, 64, 64], [2, 2], 1.0)]])  # type: ignore[arg-type]
+    tuples = LodParams(scorers=("propositional",), zooms=((Region((0, 0, 64, 64), (2, 2), 1.0),),))
+    assert lists == tuples
+    assert hash(lists) == hash(tuples)
+    refused = [Wishes(lod=lod, visual_tokens=50, details=(None,)) for lod in (False, 0)]  # type: ignore[arg-type]
+    assert refused[0] == refused[1]
+    assert sights([LARGE], refused[0], TRAINED) == sights([LARGE], refused[1], TRAINED)
+
+
 def test_a_picture_no_larger_than_its_global_view_is_never_zoomed() -> None:
     small = (5, 5)
     seen = sights([small, LARGE], Wishes(details=("medium", "medium")), TRAINED)

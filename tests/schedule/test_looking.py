@@ -1,12 +1,14 @@
 """The length of a request is decided in the middle of its life, once, and everything it holds goes along."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from saccade.errors import ContextTooLong
-from saccade.lod.values import Choice, LodParams, Look, Region, ViewRule
+from saccade.lod.choose import choose as real
+from saccade.lod.values import Choice, LodParams, Look, Picture, Region, ViewRule
 from saccade.request import Request
 from saccade.schedule.looking import Looking
 from saccade.schedule.policy import Brief
@@ -38,7 +40,7 @@ def choosing(engine: Engine, *regions: Region) -> None:
     def choose(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
         return (Choice(regions=regions, relevance=np.zeros((2, 3), dtype=np.float32)),)
 
-    engine.scheduler._looking = Looking(chooser=choose)
+    engine.scheduler.looking = Looking(chooser=choose)
 
 
 def test_a_request_waits_for_its_look_and_nobody_else_does() -> None:
@@ -142,7 +144,7 @@ def test_a_look_that_makes_no_sense_ends_its_request_alone() -> None:
     def refuse(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
         raise ValueError("strength of a look is nan")
 
-    engine.scheduler._looking = Looking(chooser=refuse)
+    engine.scheduler.looking = Looking(chooser=refuse)
     engine.add(looking("a"))
     engine.add(question("b", [5, 5, 5], max_tokens=3, **ENDLESS))
     engine.run()
@@ -196,6 +198,31 @@ def test_a_second_question_shares_the_picture_and_the_zooms_that_agree() -> None
     assert engine.cached("b") >= 8, "the picture's tokens and those in front of the questions' difference"
     assert after.encodes == before.encodes, "neither the picture nor the zoom is encoded again"
     assert after.zooms == before.zooms + 1
+
+
+def test_a_choice_is_rehearsed_with_a_picture_like_the_last_and_nothing_that_was_seen() -> None:
+    asked: list[tuple[tuple[Picture, ...], int, LodParams]] = []
+
+    def choose(
+        pictures: Sequence[Picture], budget: int, params: LodParams, rule: ViewRule
+    ) -> tuple[Choice, ...]:
+        asked.append((tuple(pictures), budget, params))
+        return (Choice(relevance=np.zeros((2, 3), dtype=np.float32)),)
+
+    engine = Engine()
+    engine.scheduler.looking = Looking(chooser=choose)
+    engine.scheduler.looking.rehearse()
+    assert not asked, "nothing is known before the first look"
+    engine.add(looking("a", **ENDLESS))
+    engine.run()
+    engine.scheduler.looking.rehearse()
+    (((seen,), *wish), ((made_up,), *wished)) = asked
+    assert wish == wished
+    assert isinstance(wish[1], LodParams)
+    assert (made_up.size, made_up.frame, made_up.grid) == (seen.size, seen.frame, seen.grid)
+    assert seen.look.participatory.max() not in made_up.look.participatory
+    (choice,) = real([made_up], 99, wish[1], ViewRule())  # it makes sense
+    assert choice.relevance.any()
 
 
 def briefly(**changes: Any) -> Engine:

@@ -218,6 +218,20 @@ def test_a_capture_that_fails_spoils_nothing_and_is_not_tried_again(tower: Visio
     made.check()
 
 
+def test_patches_that_are_not_whole_views_are_refused(tower: VisionTower) -> None:
+    made = graphs(tower, Counting())
+    shape = Shape(24, 4)
+    found = made.find(shape, now=True)
+    assert found is not None
+    whole = patches(tower, shape)
+    layout = tower.layout([(4, 6)] * 4)
+    found.begin(whole, layout)
+    found.begin(whole[: 3 * 24], layout)  # the fourth is blank
+    for count in (5, 3 * 24 + 1, 4 * 24 - 5):
+        with pytest.raises(RuntimeError, match=f"{count} patches"):
+            found.begin(whole[:count], layout)
+
+
 def test_views_go_together_by_powers_of_two_up_to_what_a_call_gains_from(tower: VisionTower) -> None:
     made = graphs(tower, Counting())
     assert [made.together(64 * 64, views) for views in (1, 2, 9)] == [1, 1, 1]

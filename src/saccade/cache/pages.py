@@ -32,8 +32,13 @@ class Part(NamedTuple):
 
     first: int
     blocks: int
-    # [layers, at least `blocks`, ...] each: of K and of V by turns, then what stands beside them
-    tensors: tuple[Tensor, ...]
+    pairs: tuple[tuple[Tensor, Tensor], ...]  # of K and of V, [layers, at least `blocks`, ...] each
+    beside: Tensor | None = None  # the same, of what stands beside them
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        single = () if self.beside is None else (self.beside,)
+        return (*(tensor for pair in self.pairs for tensor in pair), *single)
 
 
 @dataclass(frozen=True)
@@ -128,14 +133,14 @@ class Pages:
         """Everything blocks consist of. A block is in one part: copying it, or moving it elsewhere, means all
         tensors of that part."""
         border, blocks = self.border, self.blocks
-        below, above = ((), ()) if self.side is None else ((self.side[:, :border],), (self.side[:, border:],))
-        plain = (Part(0, border, (self.k, self.v, *below)),) if border else ()
+        below, above = (None, None) if self.side is None else (self.side[:, :border], self.side[:, border:])
+        plain = (Part(0, border, ((self.k, self.v),), below),) if border else ()
         if self.compact is None:
             return plain
-        k, v, *scales, _ = self.compact
+        k, v, k_scale, v_scale, _ = self.compact
         # As bytes: not every device can index 8-bit floats.
-        tensors = (k.view(torch.uint8), v.view(torch.uint8), *scales, *above)
-        return (*plain, Part(border, blocks - border, tensors))
+        small = (k.view(torch.uint8), v.view(torch.uint8)), (k_scale, v_scale)
+        return (*plain, Part(border, blocks - border, small, above))
 
     def in_order(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
         """(source, target) pairs of blocks, those of plain blocks first; and how many these are."""
@@ -152,11 +157,10 @@ class Pages:
             inside = [part.first <= block < last for block in (source, target)]
             if all(inside):
                 at, to = source - part.first, target - part.first
-                pairs = len(part.tensors) // 2 * 2
-                for k, v in zip(part.tensors[:pairs:2], part.tensors[1:pairs:2], strict=True):
+                for k, v in part.pairs:
                     copy_block(k, v, at, to)
-                for beside in part.tensors[pairs:]:
-                    beside[:, to].copy_(beside[:, at])
+                if part.beside is not None:
+                    part.beside[:, to].copy_(part.beside[:, at])
             elif any(inside):
                 raise ValueError(f"block {source} is to be copied to {target}, which is of another kind")
 

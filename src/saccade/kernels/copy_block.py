@@ -1,9 +1,8 @@
 """One block of the pages copied in every layer:  pages[l, target] = pages[l, source]  for K and for V.
 
-The layers of a large pool lie further apart than 2^31 bytes, and torch then copies each by a launch of its
-own: 72 for Qwen3-VL-8B, a third of a millisecond of the host's before a question about a known picture. Here
-it is one launch. Bytes: 4 * layers * the bytes of a block (two read, two written; 4.7 MB, 1 us at the
-ceiling).
+The layers of a large pool span more than 2^31 bytes, and torch then copies a few at a time, in dozens of
+launches: for Qwen3-VL-8B a third of a millisecond of the host's, before every question about a known picture.
+Here it is one. Bytes: 4 * layers * the bytes of a block (two read, two written; 4.7 MB, 1 us at the ceiling).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

@@ -26,12 +26,23 @@ FINE = 4  # places along a token's side at which it is known where in it somethi
 BLANK = 0.2  # of the mean: what a place without anything on it counts beside others of its cell
 
 
+def _as_tuple(struct: msgspec.Struct, name: str) -> None:
+    """Callers may give a list; what is asked alike is to be equal, and found again."""
+    value = getattr(struct, name)
+    if type(value) is not tuple:
+        msgspec.structs.force_setattr(struct, name, tuple(value))
+
+
 class Region(msgspec.Struct, frozen=True):
     """A zoomed view to be made."""
 
     box: Box
     grid: Grid
     score: float  # share of the picture's relevance that lies in it
+
+    def __post_init__(self) -> None:
+        for name in ("box", "grid"):
+            _as_tuple(self, name)
 
     @property
     def tokens(self) -> int:
@@ -47,6 +58,11 @@ class LodParams(msgspec.Struct, frozen=True, kw_only=True):
     balance: bool = True  # False: the scorers weigh the same, whatever the maps look like
     gate: bool = True  # False: with "auto", zoom even where the global view seems to suffice
     zooms: tuple[tuple[Region, ...], ...] | None = None  # of each picture; given: no look is taken
+
+    def __post_init__(self) -> None:
+        _as_tuple(self, "scorers")
+        if self.zooms is not None:
+            msgspec.structs.force_setattr(self, "zooms", tuple(map(tuple, self.zooms)))
 
     @property
     def open_ended(self) -> bool:

@@ -41,6 +41,11 @@ class Wishes:
         return given if given is not None or self.params is None else self.params.budget
 
     @property
+    def without_lod(self) -> bool:
+        """Whether it was refused; not if nothing was said of it."""
+        return self.lod is not None and not self.lod
+
+    @property
     def zooms(self) -> tuple[tuple[Region, ...], ...] | None:
         return None if self.params is None else self.params.zooms
 
@@ -70,7 +75,7 @@ def sights(frames: Sequence[Grid], wishes: Wishes, views: CheckpointViews) -> Si
     free = [i for i, detail in enumerate(details) if detail != "high"]
     budget = wishes.budget
     if budget is not None:
-        if wishes.lod is False:
+        if wishes.without_lod:
             return _resized(frames, budget)
         if budget - fixed < len(free):
             raise InvalidValue(
@@ -102,7 +107,7 @@ def sights(frames: Sequence[Grid], wishes: Wishes, views: CheckpointViews) -> Si
 def _resolved(said: Detail | None, wishes: Wishes, trained: bool) -> Detail:
     said = said if said is not None else wishes.params.detail if wishes.params is not None else None
     on = wishes.lod or wishes.only_look or wishes.params is not None or wishes.budget is not None
-    if wishes.lod is False:
+    if wishes.without_lod:
         return "low" if said == "low" else "high"
     if said is None:
         return "auto" if on else "high"
@@ -140,7 +145,7 @@ def _check(wishes: Wishes, pictures: int) -> None:
         raise InvalidValue("visual_tokens and a budget were given; give one", param="visual_tokens")
     if budget is not None and budget < 1:
         raise InvalidValue(f"visual_tokens is {budget}; at least 1 is needed", param="visual_tokens")
-    if budget is not None and wishes.lod is False and budget < pictures:
+    if budget is not None and wishes.without_lod and budget < pictures:
         raise InvalidValue(
             f"visual_tokens is {budget}; {pictures} pictures need a token each at least; raise it, or send "
             "fewer pictures",

@@ -21,7 +21,7 @@ ASKING = (1, *CHUNKS)  # the same, of steps that only look: most have one questi
 COUPLED = 256  # tokens of a view that a step which only looks couples with its prompts
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
-MOST = 145  # captured steps
+MOST = 147  # captured steps
 SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
 
 

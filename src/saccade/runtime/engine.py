@@ -99,8 +99,6 @@ class Turns:
             self._runner.await_zooms(plan)
             if self._pace is not None:
                 self._pace.launched(plan.expected)
-                if plan.brief:
-                    self._scheduler.expect_looks()
         except Exception:
             self._watch.reset()
             return None, told + _give_up(self._scheduler, plan)
@@ -108,6 +106,15 @@ class Turns:
             self._steps.launched(plan, captured=launched.captured)
         self._scheduler.study()
         return launched, told
+
+    def expect_looks(self, launched: Launched | None) -> None:
+        """While a step runs that does nothing but look. On a CPU it has run by now."""
+        if self._pace is None or launched is None or not launched.plan.brief:
+            return
+        try:
+            self._scheduler.looking.rehearse()
+        except Exception:  # it was for speed alone
+            log.exception("the looks of step %d could not be prepared for", launched.plan.number)
 
     def learn(self, launched: Launched | None) -> list[Delta]:
         if launched is None:
@@ -163,6 +170,8 @@ class OverlappedLoop:
         told = self._turns.learn(behind) + failed
         if plan is None and not told and behind is not None and behind.looks is not None:
             self._ahead, told = self._turns.launch(self._turns.plan())
+        if not told:  # nobody waits for what is done now
+            self._turns.expect_looks(self._ahead)
         return told
 
     @property

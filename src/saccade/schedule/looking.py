@@ -7,9 +7,12 @@ never   decides twice: what was chosen stays, though the request gives way and i
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
 
 from saccade.lod.choose import choose
-from saccade.lod.values import Choice, LodParams, Look, Picture, ViewRule
+from saccade.lod.values import FINE, Choice, Grid, LodParams, Look, Picture, StillMaps, ViewRule
 from saccade.request import Request, Zoomed, Zooming
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.policy import Limits
@@ -23,14 +26,16 @@ class Looking:
     def __init__(self, rule: ViewRule = ViewRule(), chooser: Choose = choose) -> None:
         self._rule = rule
         self._choose = chooser
-        self._last: tuple[list[Picture], Zooming] | None = None  # what was chosen for last
+        # Of what was chosen for last: sizes, and what was asked. Nothing that was seen.
+        self._last: tuple[tuple[tuple[int, int], Grid, Grid], Zooming] | None = None
 
     def rehearse(self) -> None:
-        """Choose once more for the last look, and drop it. Half of what a choice takes after a pause is its
-        code and tables coming out of memory; while a look is on its way there is time for that."""
+        """Choose as if for a picture like the last one, and drop it. Half of what a choice takes after a
+        pause is its code and tables coming out of memory; while a look is on its way there is time for
+        that."""
         if self._last is not None:
-            pictures, zooming = self._last
-            self._choose(pictures, zooming.budget, zooming.params, self._rule)
+            sizes, zooming = self._last
+            self._choose([_made_up(*sizes)], zooming.budget, zooming.params, self._rule)
 
     def decide(self, group: Group, looks: Sequence[Look], limits: Limits, holdings: Holdings) -> Zoomed:
         """Choose, and lengthen every choice of the request; blocks claimed for more than that are given back.
@@ -40,7 +45,8 @@ class Looking:
             raise RuntimeError(f"the views of request {request.id} are chosen already")
         pictures = _pictures(request, zooming.slots, looks)
         choices = self._choose(pictures, zooming.budget, zooming.params, self._rule)
-        self._last = pictures, zooming
+        if pictures:
+            self._last = (pictures[0].size, pictures[0].frame, pictures[0].grid), zooming
         chosen = {slot: choice.regions for slot, choice in zip(zooming.slots, choices, strict=True)}
         decided = zoomed(request, chosen)
         if decided.length > request.most_length:
@@ -58,6 +64,16 @@ class Looking:
         )
         _lengthen(group, decided, limits, holdings)
         return group.zoomed
+
+
+@lru_cache(maxsize=16)
+def _made_up(size: tuple[int, int], frame: Grid, grid: Grid) -> Picture:
+    """A picture nobody has sent, with something to see here and there."""
+    rng = np.random.default_rng(0)
+    maps = [rng.random(grid, np.float32) ** 3 for _ in range(4)]
+    fine = rng.random((grid[0] * FINE, grid[1] * FINE), np.float32) ** 3
+    still = StillMaps(propositional=maps[0], perspectival=maps[1], lost=maps[2], fine=fine)
+    return Picture(look=Look(still=still, participatory=maps[3]), size=size, frame=frame, grid=grid)
 
 
 def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> list[Picture]:

@@ -61,7 +61,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         unfinished: Unfinished[Any] | None = None,
         swap: SwapSpace | None = None,
-        looking: Looking = Looking(),
+        looking: Looking | None = None,
     ) -> None:
         self._limits = limits
         self._pool = pool
@@ -72,8 +72,7 @@ class Scheduler:
         self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished)
         self.forget = self._holdings.forget  # of a deleted picture
         self._clock = clock
-        self._looking = looking
-        self.expect_looks = looking.rehearse  # for the loop, while some are on their way and there is time
+        self.looking = looking if looking is not None else Looking()
         self._groups: dict[str, Group] = {}  # by request id
         self._pixel_bytes = 0  # of all groups
         self._places = Places(limits.max_rows)
@@ -307,7 +306,7 @@ class Scheduler:
             return []
         name = group.request.id
         try:
-            zoomed = self._looking.decide(group, looks, self._limits, self._holdings)
+            zoomed = self.looking.decide(group, looks, self._limits, self._holdings)
         except ValueError as error:
             return self._end_request(name, "error", f"the picture could not be looked at: {error}")
         group.looked(self._clock())

@@ -141,7 +141,7 @@ class Encoder:
         for _, alike in groupby(sorted(encodes, key=_order), key=self._likeness):
             views = list(alike)
             while views:
-                count = 1 if alone else self._together(views)
+                count = 1 if alone else self._next_call(views)
                 step, found = self._find(views[0], count, now=capture or alone)
                 some, views = views[:count], views[count:]
                 if found is None:
@@ -165,11 +165,11 @@ class Encoder:
         return (count, found) if part is None else (part[0].views, part[1])
 
     def together(self, size: int, views: int) -> int:
-        """How many of so many views of `size` patches would go in one captured call."""
-        return self._graphs.together(size, views, blank=False) if self._graphs is not None else 1
+        """How many views a captured call for so many of `size` patches has."""
+        return self._graphs.together(size, views) if self._graphs is not None else 1
 
-    def _together(self, alike: Sequence[Encode]) -> int:
-        """How many views the next captured call for these has; blank ones only where all is done in it."""
+    def _next_call(self, alike: Sequence[Encode]) -> int:
+        """The same for these; blank ones only where nothing of them is left half way."""
         if self._graphs is None:
             return len(alike)
         whole = alike[0].first == 0 and alike[0].stop is None

@@ -6,11 +6,10 @@ owns    the captured stretches (least recently used shapes go), and the static b
 never   lets a capture that fails end a request: the shape then takes the ordinary way, for good
 
 A shape is a number of patches and how many views of it go together: a power of two, the last of them perhaps
-blank. Its graphs are one for the patches, one
-for each stretch of layers, one for the end, so that slices of a view that end where a stretch ends
-(`Limits.encode_unit`) are replays too. Layers of a stretch that is not passed whole run one by one. A shape
-is captured when it has come `SIGHTINGS` times, a stretch per call at most: what capturing costs is spread
-over as many steps.
+blank. Its graphs are one for the patches, one for each stretch of layers, one for the end, so that slices of
+a view that end where a stretch ends (`Limits.encode_unit`) are replays too. Layers of a stretch that is not
+passed whole run one by one. A shape is captured when it has come `SIGHTINGS` times, a stretch per call at
+most: what capturing costs is spread over as many steps.
 
 Grids are an input: the graphs read the tower's tables from a static buffer, and what a call's grids have in
 them is copied there before, unless it lies there from the last call.
@@ -34,8 +33,8 @@ log = logging.getLogger(__name__)
 MOST_SHAPES = 96  # some 300 kernels each: about 10 MB of the device
 MOST_PATCHES = 8192  # of a shape; beyond, kernels are long enough to hide their launches
 PACKED_PATCHES = 4096  # views go together up to here; more at a time gain nothing
-# Up to here a call takes as long as its kernels take to start (1.9 ms on an H200, whether of 64 patches or of
-# 512): blank views that make one call of two cost nothing.
+# A call of few patches takes as long as its kernels take to start (1.9 ms on an H200 for 64 as for 256). Up
+# to here blank views that make one call of two pay: 22% more requests at 12% of the tokens, 2% at 25%.
 BLANK_PATCHES = 1024
 SIGHTINGS = 3
 NEVER = -1  # sightings of a shape that cannot be captured
@@ -127,6 +126,8 @@ class Captured:
 
     def begin(self, patches: Tensor, layout: Layout) -> Tensor:
         self._put_tables(layout)
+        if len(patches) % self._shape.size:  # else a view would end in what lay there before
+            raise RuntimeError(f"{len(patches)} patches came to the graphs of {self._shape}")
         self._patches[: len(patches)].copy_(patches)
         self._run("begin", self._begin)
         return self._stream

@@ -46,12 +46,12 @@ def lengthen(layout: Layout, request: Request, decided: Request) -> Layout:
 
 
 def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) -> Layout:
-    """Behind a layout of the first `done` ids of the prompt."""
+    """The layout of a prompt, of whose first `done` ids there is one."""
     media = _in_prompt_order(request, len(prompt) - 1)
     known = len(begun.spans)
     # By slot: pictures, and where they begin.
     wholes: dict[int, tuple[Media, int]] = {}
-    for item, span in zip(media, begun.spans, strict=False):
+    for item, span in zip(media[:known], begun.spans, strict=True):
         _whole(item, wholes, int(begun.positions[0, span.start]))
     first = len(begun.tokens)
     tokens, spans = list(begun.tokens), list(begun.spans)
