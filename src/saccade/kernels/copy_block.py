@@ -8,6 +8,8 @@ Here it is one. Bytes: 4 * layers * the bytes of a block (two read, two written;
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
+import math
+
 from torch import Tensor
 
 from saccade.kernels.choice import runs_triton
@@ -48,9 +50,7 @@ def copy_block(k: Tensor, v: Tensor, source: int, target: int) -> None:
 
 def copy_block_triton(k: Tensor, v: Tensor, source: int, target: int) -> None:
     layers, blocks, *inner = k.shape
-    size = 1
-    for side in inner:
-        size *= side
+    size = math.prod(inner)
     step = min(power_of_two(size), STEP)
     grid = (up(size, step), layers, 2)
     _copy_kernel[grid](k, v, source, target, blocks, SIZE=size, STEP=step, num_warps=4)

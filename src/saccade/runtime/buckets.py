@@ -100,8 +100,8 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
         return None
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
-    sizes = (BRIEF, ASKING) if ending == "look" else (TOKENS, CHUNKS)
-    padded, prompts = _least(sizes[0], tokens), _least(sizes[1], len(chunks))
+    of_tokens, of_prompts = (BRIEF, ASKING) if ending == "look" else (TOKENS, CHUNKS)
+    padded, prompts = _least(of_tokens, tokens), _least(of_prompts, len(chunks))
     if padded is None or prompts is None:
         return None
     return Shape(rows, padded, prompts, tier, ending, divided.sighted)
@@ -118,8 +118,7 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    few = [(tokens, chunks) for chunks in ASKING[:2] for tokens in BRIEF[:2] if looks]
-    brief = [Shape(0, *sizes, tier, "look") for sizes in few]
+    brief = [Shape(0, tokens, chunks, tier, "look") for chunks in ASKING[:2] for tokens in BRIEF[:2] if looks]
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]

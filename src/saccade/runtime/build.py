@@ -88,8 +88,7 @@ def _build(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *
     way = resolve_way(config, device, dtype)
     with running(way.mode):
         if device.type == "cuda":
-            form = config.kv_wish().format
-            small = FORMATS[form] if form else None
+            small = _compact_dtype(config)
             compile_first(model, checkpoint.image, device, config.block_size, config.max_num_seqs, small)
             laps.note("kernels")
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
@@ -284,6 +283,12 @@ def _head(
     return Head.load(checkpoint, named, model.hidden_size, device, dummy=config.load_format == "dummy")
 
 
+def _compact_dtype(config: EngineConfig) -> torch.dtype | None:
+    """Of the blocks in 8 bits, if any are wished for."""
+    form = config.kv_wish().format
+    return FORMATS[form] if form else None
+
+
 def _pages(
     config: EngineConfig,
     checkpoint: Checkpoint,
@@ -292,7 +297,6 @@ def _pages(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Pages:
-    form = config.kv_wish().format if shares.kv.compact else None
     return Pages.allocate(
         model.kv_shape,
         shares.blocks,
@@ -300,7 +304,7 @@ def _pages(
         dtype,
         device,
         shares.kv.compact,
-        FORMATS[form] if form else None,
+        _compact_dtype(config) if shares.kv.compact else None,
         side_width(checkpoint, model),
     )
 

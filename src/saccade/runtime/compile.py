@@ -1,4 +1,4 @@
-"""What every start launches, compiled side by side before any of it runs: a prompt, copies of blocks, pixels,
+"""What every start launches, compiled side by side before any of it runs: prompts, copies of blocks, pixels,
 the tower.
 
 takes   the model, what the checkpoint does to pictures
@@ -25,8 +25,8 @@ from saccade.media.geometry import ImageProcessing, plain_view
 from saccade.models.layers import LanguageModel, VisionTower
 from saccade.vision.preprocess import Preprocessor
 
-# Of prompts: kernels are the same for any number that no captured step has, and for those of 65 to 128.
-TOKENS = (513, 100)
+TOKENS = 513  # of the prompt: kernels are the same for any number that no captured step has
+SHORT = 100  # of another: 65 to 128 launch one of their own, where no captured step has them
 # Width, height: between them they launch every kernel that pictures of other sizes launch.
 SIZES = ((1280, 720), (1023, 767), (1040, 767), (1023, 784))
 SIDE = 14  # tokens of the view that goes through the tower
@@ -60,8 +60,8 @@ def compile_first(
     if mode().kernels == TORCH:
         return
     with compiled_ahead():
-        for tokens in TOKENS:
-            hidden = lone_prompt(model, device, tokens, block_size)
+        lone_prompt(model, device, SHORT, block_size)
+        hidden = lone_prompt(model, device, TOKENS, block_size)
         for count in {1, rows}:
             greedy(model.logits(hidden[:count]))
         _copies(model, device, block_size, compact)
