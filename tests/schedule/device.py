@@ -271,7 +271,7 @@ class Device:
     def looks(self, row: Row) -> tuple[Look, ...]:
         """From the cells of the views, wherever they were computed, and the one just computed."""
         assert not row.sample, "a row that looks has nothing to sample yet"
-        last = row.start + row.count - 1
+        last = row.start + row.asks - 1
         self.looked += 1
         return tuple(
             look_of(

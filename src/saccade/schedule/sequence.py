@@ -172,6 +172,7 @@ class Sequence:
             column = text_position(start + self.group.layout.delta)
             last = stop == len(self.tokens) + self.pending
             return Row(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
+        looks = self.group.undecided and stop == len(self.tokens)
         return Row(
             self.handle,
             self.row,
@@ -182,7 +183,8 @@ class Sequence:
             tuple(self.spans(start, stop)),
             stop == len(self.tokens) + self.pending and not self.group.undecided,
             stop - prompt if stop > prompt else 0,
-            self._sights() if self.group.undecided and stop == len(self.tokens) else (),
+            self._sights() if looks else (),
+            count if looks else 0,
         )
 
     def _sights(self) -> tuple[Sight, ...]:
