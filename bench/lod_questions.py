@@ -13,6 +13,8 @@ from saccade.metrics import STAGES
 from saccade.request import Pixels
 
 QUESTIONS = 10
+PICTURES = 3  # asked about one after the other
+ROUNDS = 5  # of all at once, of which the median is told
 # What a question passes in this process; `prefill` is all of a prompt, with zooms what follows their choice.
 SHOWN = ("prepare", "unpack", "queue", "look", "encode", "prefill", "decode")
 
@@ -24,32 +26,41 @@ def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[L
         full = bench.full_tokens(size)
         turns = {}
         print(
-            f"\n{QUESTIONS} questions about one picture of {size[0]}x{size[1]}, answers of {length} tokens, "
-            f"one after the other; "
+            f"\n{QUESTIONS} questions about a picture of {size[0]}x{size[1]}, answers of {length} tokens, "
+            f"one after the other, about {PICTURES if bench.on_cuda else 1}; "
             f"milliseconds to the first token and to the last\n{'':>6} {'first one':>15} {'the others':>15}"
-            f" {'mean':>7} {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6} {'prefix hit':>10}"
+            f" {'mean':>7} {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6} {'guessed':>7} {'right':>5}"
+            f" {'prefix hit':>10}"
         )
         for level in levels:
             warm(bench, size, level, full, 2)
-            turns[level.name] = in_turn(bench, bench.picture(size), level, full)
+            pictures = [bench.picture(size) for _ in range(PICTURES if bench.on_cuda else 1)]
+            turns[level.name] = in_turn(bench, pictures, level, full)
         by_stage(turns)
         at_once(bench, size, levels, full)
     bench.answer_tokens = usual
 
 
-def in_turn(bench: Bench, picture: Pixels, level: Level, full: int) -> list[Asked]:
+def in_turn(bench: Bench, pictures: Sequence[Pixels], level: Level, full: int) -> list[Asked]:
     before = bench.llm.engine.stats()
-    asked = [one for _ in range(QUESTIONS) for one in bench.questions(1, picture, level, full)]
+    asked = [
+        [one for _ in range(QUESTIONS) for one in bench.questions(1, picture, level, full)]
+        for picture in pictures
+    ]
     after = bench.llm.engine.stats()
     encodes, zooms = after.encodes - before.encodes, after.zooms - before.zooms
+    guesses, right = after.guesses - before.guesses, after.right_guesses - before.right_guesses
     hits = after.prefix_hit_tokens - before.prefix_hit_tokens
     queried = after.prefix_queried_tokens - before.prefix_queried_tokens
-    begun, *others = asked
+    begun = [first for first, *_ in asked]
+    others = [one for _, *behind in asked for one in behind]
+    every = begun + others
     print(
-        f"{level.name:>6} {begun.first:7.1f} {begun.whole:7.1f} {middle(others, 'first'):7.1f}"
-        f" {middle(others, 'whole'):7.1f} {statistics.mean(one.whole for one in asked):7.1f}"
-        f" {statistics.mean(one.visual_tokens for one in asked):6.0f} {encodes:7} {zooms:6}"
-        f" {zooms + 1 - encodes:6} {hits / max(queried, 1):10.0%}",
+        f"{level.name:>6} {middle(begun, 'first'):7.1f} {middle(begun, 'whole'):7.1f}"
+        f" {middle(others, 'first'):7.1f}"
+        f" {middle(others, 'whole'):7.1f} {statistics.mean(one.whole for one in every):7.1f}"
+        f" {statistics.mean(one.visual_tokens for one in every):6.0f} {encodes:7} {zooms:6}"
+        f" {zooms + len(begun) - encodes:6} {guesses:7} {right:5} {hits / max(queried, 1):10.0%}",
         flush=True,
     )
     return others
@@ -68,18 +79,24 @@ def by_stage(turns: dict[str, list[Asked]]) -> None:
 def at_once(bench: Bench, size: tuple[int, int], levels: Sequence[Level], full: int) -> None:
     """Twice: about a picture nobody has seen, and again about the same."""
     print(
-        f"all {QUESTIONS} at once; ms a question (all of them / {QUESTIONS}), first tokens: median and last\n"
+        f"all {QUESTIONS} at once, medians of {ROUNDS} rounds; ms a question (all of them / {QUESTIONS}), "
+        f"first tokens: median and last\n"
         f"{'':>6} {'new picture':>23} {'the same again':>23}"
     )
     for level in levels:
-        for _ in range(3 if bench.on_cuda else 1):  # shapes of these steps are captured after a few
-            bench.questions(QUESTIONS, bench.picture(size), level, full)
-        picture, cells = bench.picture(size), []
-        for _ in range(2):
-            asked = bench.questions(QUESTIONS, picture, level, full)
-            whole, last = max(one.whole for one in asked), max(one.first for one in asked)
-            cells.append(f" {whole / QUESTIONS:7.1f} {middle(asked, 'first'):7.1f} {last:7.1f}")
-        print(f"{level.name:>6}" + "".join(cells), flush=True)
+        rounds = []
+        for _ in range(ROUNDS + 3 if bench.on_cuda else 1):  # shapes of these steps are captured after a few
+            picture = bench.picture(size)
+            rounds.append([bench.questions(QUESTIONS, picture, level, full) for _ in range(2)])
+        print(f"{level.name:>6}" + "".join(map(_cell, zip(*rounds[-ROUNDS:], strict=True))), flush=True)
+
+
+def _cell(rounds: Sequence[Sequence[Asked]]) -> str:
+    """Medians of some rounds."""
+    whole = statistics.median(max(one.whole for one in asked) for asked in rounds)
+    first = statistics.median(middle(asked, "first") for asked in rounds)
+    last = statistics.median(max(one.first for one in asked) for asked in rounds)
+    return f" {whole / QUESTIONS:7.1f} {first:7.1f} {last:7.1f}"
 
 
 def middle(asked: Sequence[Asked], what: str) -> float:

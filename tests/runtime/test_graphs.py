@@ -107,19 +107,24 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
 
 
 def test_short_questions_look_in_smaller_steps() -> None:
-    def sizes(ending: str, *counts: int) -> tuple[int, int]:
-        divided = divide([row(number, 70, count) for number, count in enumerate(counts)])
+    def sizes(ending: str, *counts: int, asks: bool = True) -> tuple[int, int]:
+        sights = (1,) if asks else ()
+        divided = divide([row(number, 70, count, sights=sights) for number, count in enumerate(counts)])
         assert divided is not None
         shape = shape_of(divided, ending, 64, 900)
         assert shape is not None
+        assert shape.asks == asks
         return shape.tokens, shape.chunks
 
     assert [sizes("look", count) for count in (2, 32, 33, 65)] == [(32, 1), (32, 1), (64, 1), (128, 1)]
     assert [sizes("look", *[3] * count) for count in (2, 8, 9)] == [(32, 8), (32, 8), (32, 32)]
-    assert sizes("greedy", 20) == (64, 8)
+    assert sizes("greedy", 20) == sizes("whole", 20) == (64, 1)
+    assert sizes("greedy", 20, asks=False) == (64, 8)
     later = later_shapes(64, 900, vision=True, looks=True)
     looks = [(shape.tokens, shape.chunks) for shape in later if shape.ending == "look"]
     assert looks == [(32, 1), (64, 1), (32, 8), (64, 8)]
+    assert all(shape.asks for shape in later if shape.ending in ("look", "whole"))
+    assert not any(shape.asks for shape in later_shapes(64, 900, vision=True))
 
 
 def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:

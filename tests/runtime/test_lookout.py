@@ -20,7 +20,7 @@ from saccade.request import Request, View, Zoomed
 from saccade.runtime import build, lookout
 from saccade.runtime.engine import Engine
 from saccade.runtime.lookout import Lookout
-from saccade.runtime.looks import ByItself, HostLooks, Sending
+from saccade.runtime.looks import ByItself, HostLooks, Seen, Sent
 from saccade.runtime.runner import Launched, Runner
 from saccade.vision.layout import lay_out
 from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Question, bench, looked, patches_of
@@ -129,8 +129,8 @@ def test_without_a_head_attention_at_the_middle_layers_counts(bench: Callable[[s
 def test_a_captured_look_is_coupled_in_the_step(
     bench: Callable[[str], Bench], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second look is brief, and sees what the first saw. One picture: the step itself has coupled it, and
-    nothing is launched behind it for that; of several pictures it has not."""
+    """Both looks, the one beside its picture and the brief one. One picture: the step itself has coupled it,
+    and nothing is launched behind it for that; of several pictures it has not."""
     peers = bench("stock")
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
     ways: list[str] = []
@@ -144,8 +144,7 @@ def test_a_captured_look_is_coupled_in_the_step(
         monkeypatch.setattr(Lookout, name, noted)
     request, _, _ = only_look(peers, number, overlap=True, graphs="on")
     alone = len(request.media) == 1
-    assert ways[0] == "_couple", "the first computes its pictures: it is not brief"
-    assert ways[1:] == (["see_coupled"] if alone else ["_couple"])
+    assert ways == ["see_coupled" if alone else "_couple"] * 2
 
 
 def test_a_head_of_another_shape_is_refused(bench: Callable[[str], Bench], tmp_path: Any) -> None:
@@ -194,19 +193,21 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
     does what others took the place of."""
     peers = bench("registered")
     engine = peers.engine()
-    came: list[tuple[int, int]] = []  # still maps brought, and other numbers
+    came: list[int] = []  # numbers, of each lot
     stills: list[StillMaps] = []
-    wait = HostLooks.wait
+    wait, take = HostLooks.wait, Sent.take
 
     def noted(self: HostLooks) -> tuple[tuple[Look, ...], ...]:
-        brought = [one for row in self.looks for one in row if one.maps is not None]
-        maps = sum(STILL_MAPS * one.grid[0] * one.grid[1] for one in brought)
-        came.append((len(brought), self.numbers.numel() - maps))
         found = wait(self)
         stills.extend(look.still for row in found for look in row)
         return found
 
+    def taken(self: Sent) -> Any:
+        came.append(take(self).size)
+        return take(self)
+
     monkeypatch.setattr(HostLooks, "wait", noted)
+    monkeypatch.setattr(Sent, "take", taken)
 
     def ask(question: Question, budget: int | None = None) -> View:
         """With a budget of its own, only looked at: this checkpoint zooms behind views of one size alone."""
@@ -216,11 +217,11 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
 
     seen = ask(LOOKS[0])
     ask(LOOKS[1])  # something else about the same picture
-    assert came == [(1, seen.tokens + 1), (0, seen.tokens + 1)]
+    assert came == [seen.tokens + 1, STILL_MAPS * seen.tokens, seen.tokens + 1]
     assert stills[0] is stills[1]
     larger = ask(LOOKS[0], budget=40)
     assert larger.content == seen.content
-    assert came[2:] == [(1, larger.tokens + 1)]
+    assert came[3:] == [larger.tokens + 1, STILL_MAPS * larger.tokens]
     assert stills[2].propositional.shape == larger.token_grid != seen.token_grid
 
     def delete() -> None:
@@ -235,7 +236,7 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
         before = len(came)
         ask(LOOKS[0])
         ask(LOOKS[1])
-        assert [count for count, _ in came[before:]] == [1, 0]
+        assert came[before:] == [seen.tokens + 1, STILL_MAPS * seen.tokens, seen.tokens + 1]
         assert stills[-1] is stills[-2]
         assert all(stills[-1] is not one for one in stills[:-2])
         assert np.array_equal(stills[-1].propositional, stills[0].propositional)
@@ -247,15 +248,15 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
 
 def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
     maps = torch.rand(STILL_MAPS, 2, 3)
-    still, other = ByItself(b"one", 6, maps), ByItself(b"other", 6, maps + 1)
-    sending = Sending()
-    looks = []
-    for number, one in enumerate((still, still, other)):
-        at = sending.add(torch.full((6,), float(number)))
-        looks.append(sending.coming((2, 3), one, at, sending.add(torch.tensor(number + 0.5))))
-    (found,) = sending.to_host((tuple(looks),)).wait()
-    assert [one.maps is None for one in looks] == [False, True, False]
-    assert found[0].still is found[1].still is still.maps
+    still, other = ByItself(b"one", (2, 3), maps), ByItself(b"other", (2, 3), maps + 1)
+    numbers = [[float(number)] * 6 + [number + 0.5] for number in range(3)]
+    told = Sent(torch.tensor(numbers).flatten())
+    looks = [Seen((2, 3), one, 7 * place, 7 * place + 6) for place, one in enumerate((still, still, other))]
+    host = HostLooks(told, (tuple(looks),))
+    assert host.there
+    (found,) = host.wait()
+    assert host.wait()[0] is found
+    assert found[0].still is found[1].still is still.take()
     assert [look.strength for look in found] == [0.5, 1.5, 2.5]
     for number, (look, raw) in enumerate(zip(found, (maps, maps, maps + 1), strict=True)):
         assert np.array_equal(look.participatory, np.full((2, 3), number, np.float32))
@@ -266,7 +267,8 @@ def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
 def test_views_are_on_their_way_before_anybody_hears_of_the_look(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lone question: the step that learns the look launches the views chosen by it."""
+    """A lone question: its look is heard before the rest of its step is learnt, and the views are launched in
+    between."""
     peers = bench("stock")
     engine = peers.engine(overlap=True)
     did: list[str] = []
@@ -287,4 +289,4 @@ def test_views_are_on_their_way_before_anybody_hears_of_the_look(
         engine.step()
         engine.check()
         did.append("told")
-    assert did[:6] == ["launched", "told", "looked", "launched", "told", "launched"]
+    assert did[:6] == ["launched", "told", "looked", "launched", "looked", "told"]

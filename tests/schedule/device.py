@@ -7,6 +7,7 @@ a wrong chain is a wrong token.
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ from saccade.lod.values import Choice, Grid, LodParams, Look, Picture, Region, S
 from saccade.plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, Zooming
 from saccade.schedule.cost import Coefficients, CostModel, Work
-from saccade.schedule.looking import Looking
+from saccade.schedule.looking import Choose, Looking
+from saccade.schedule.recall import Recall
 from saccade.schedule.scheduler import Limits, Scheduler
 from saccade.schedule.sequence import derive_seed
 from saccade.vision.disk import Disk
@@ -115,10 +117,21 @@ def look_of(cells: list[int]) -> Look:
 
 def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
     """Up to two views of one or two tokens of each picture, as the looks have it, within the budget."""
+    return choose_among(1009)(pictures, budget, params, rule)
+
+
+def choose_among(outcomes: int) -> Choose:
+    """The same with few outcomes: questions about one picture often lead to the same views."""
+    return partial(_choose, outcomes)
+
+
+def _choose(
+    outcomes: int, pictures: Any, budget: int, params: LodParams, rule: ViewRule
+) -> tuple[Choice, ...]:
     left = budget - sum(one.grid[0] * one.grid[1] for one in pictures)
     choices = []
     for one in pictures:
-        number = int(one.look.participatory[0, 0])
+        number = int(one.look.participatory[0, 0]) % outcomes
         regions: list[Region] = []
         for part in range(number % 3):
             columns = 1 + number // 3 % 2
@@ -129,7 +142,7 @@ def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule
     return tuple(choices)
 
 
-def decided_alone(request: Request, limits: Limits, roles: Set[Role]) -> Request:
+def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: Choose) -> Request:
     """The request with its views chosen, as it would be alone."""
     if request.zooming is None:
         return request
@@ -147,7 +160,7 @@ def decided_alone(request: Request, limits: Limits, roles: Set[Role]) -> Request
         )
         for slot in slots
     ]
-    choices = choose_by_hash(pictures, request.zooming.budget, request.zooming.params, ViewRule())
+    choices = chooser(pictures, request.zooming.budget, request.zooming.params, ViewRule())
     return zoomed(request, {slot: choice.regions for slot, choice in zip(slots, choices, strict=True)})
 
 
@@ -187,9 +200,15 @@ def visual_input(name: int, view: View, offset: int) -> int:
     return -2 - abs(hash((name, view.box, view.grid, offset)))  # apart from every token id
 
 
-def answer_alone(request: Request, index: int, limits: Limits, roles: Set[Role] = frozenset()) -> list[int]:
+def answer_alone(
+    request: Request,
+    index: int,
+    limits: Limits,
+    roles: Set[Role] = frozenset(),
+    chooser: Choose = choose_by_hash,
+) -> list[int]:
     """What the request's choice gets with the engine to itself: the whole truth, without blocks or steps."""
-    request = decided_alone(request, limits, roles)
+    request = decided_alone(request, limits, roles, chooser)
     layout = lay_out(request)
     sampling = request.sampling
     seed = derive_seed(sampling, limits.seed, request.id, index)
@@ -225,6 +244,7 @@ class Device:
     swapped: int = 0  # blocks that came back
     slices: int = 0  # that did not complete their view
     looked: int = 0  # rows that looked
+    guessed: int = 0  # of those, rows that went on and sampled
     brief: int = 0  # steps that ended before the last layers
     fails: Callable[[Encode], bool] = lambda encode: False
 
@@ -263,16 +283,19 @@ class Device:
         assert sum(row.count for row in plan.rows) <= self.limits.brief.tokens
         for row in plan.rows:
             assert row.sights, "a brief step has a row that does not look"
+            assert not row.sample, "a token would be sampled from what has not passed all layers"
             assert not row.spans, "a view's tokens would be computed twice"
             for index in range(row.start, row.start + row.count):
                 self.cells[self.place(row.row, index)] = Cell(HALF, HALF)
         self.brief += 1
 
     def looks(self, row: Row) -> tuple[Look, ...]:
-        """From the cells of the views, wherever they were computed, and the one just computed."""
-        assert not row.sample, "a row that looks has nothing to sample yet"
+        """From the cells of the views, wherever they were computed, and that of the question's end."""
+        assert 0 < row.asks <= row.count
+        assert row.sample or row.asks == row.count, "a row goes on behind its look with nothing to sample"
         last = row.start + row.asks - 1
         self.looked += 1
+        self.guessed += row.sample
         return tuple(
             look_of(
                 [
@@ -398,8 +421,13 @@ class Engine:
         host_bytes: int = 0,
         disk: Disk | None = None,
         pins: Pins | None = None,
+        chooser: Choose = choose_by_hash,
+        luck: float | None = None,  # of guesses; None: learnt
+        hears: bool = True,  # overlapped: looks at guesses are heard before the next step is planned
     ) -> None:
         self.now = 0.0
+        self.chooser = chooser
+        self.hears = hears
         self.truth = CostModel(COSTS, learning=False)
         self.limits = limits or small_limits()
         self.pool = BlockPool(blocks, vision, roles)
@@ -417,7 +445,8 @@ class Engine:
             clock=lambda: self.now,
             unfinished=self.unfinished,
             swap=SwapSpace(slots, slot_milliseconds),
-            looking=Looking(chooser=choose_by_hash),
+            looking=Looking(chooser=chooser),
+            recall=Recall(luck),
         )
         self.device = Device(self.limits, self.pool, self.store, self.unfinished)
         self.overlap = overlap
@@ -441,6 +470,7 @@ class Engine:
     def step(self) -> StepPlan | None:
         """Plan and launch one step; learn the result of it, or when overlapped of the one before."""
         self.take(self.scheduler.end_lost())
+        self.hear()
         plan = self.scheduler.plan()
         self.scheduler.check()
         self.now += STEP_SECONDS
@@ -461,6 +491,12 @@ class Engine:
             took = self.truth.predict(work_of(oldest, self.limits.encode_layers)) / 1e3
             self.take(self.scheduler.apply(oldest, result, took if result.tokens else None))
         return plan
+
+    def hear(self) -> None:
+        """What the next step does depends on what the one in flight saw."""
+        if self.in_flight and self.hears and self.in_flight[-1][0].guessed:
+            plan, result = self.in_flight[-1]
+            self.take(self.scheduler.hear(plan, result.looks))
 
     def fail(self) -> None:
         """The step launched last cannot be run after all."""

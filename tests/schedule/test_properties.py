@@ -13,7 +13,7 @@ from saccade.errors import RequestError
 from saccade.request import Media, Request
 from saccade.schedule.policy import Brief
 from saccade.schedule.scheduler import Limits
-from tests.schedule.device import IMAGE_ID, Engine, answer_alone, picture, question, zooming
+from tests.schedule.device import IMAGE_ID, Engine, answer_alone, choose_among, picture, question, zooming
 
 Action = tuple[str, object]
 
@@ -28,9 +28,15 @@ class World:
     vision: float = 0.0  # share of the blocks that is the vision pool
     scope: str = "all"
     slots: int = 0
+    outcomes: int = 1009  # of looking at a picture
+    luck: float | None = None
+    hears: bool = True
 
     def engine(self) -> Engine:
         return Engine(
+            chooser=choose_among(self.outcomes),
+            luck=self.luck,
+            hears=self.hears,
             vision=int(self.blocks * self.vision),
             roles=SCOPES[self.scope],
             overlap=self.overlap,
@@ -73,6 +79,9 @@ worlds = st.builds(
     vision=st.sampled_from([0.0, 0.0, 0.3, 0.5, 0.8]),
     scope=st.sampled_from(["all", "all", "global"]),
     slots=st.sampled_from([0, 3, 8, 40]),
+    outcomes=st.sampled_from([1, 2, 5, 1009]),
+    luck=st.sampled_from([None, 1.0, 1.0]),  # 1: whatever can be guessed is
+    hears=st.booleans(),
 )
 
 # Prompts are beginnings of few texts, so that they share prefixes; pieces are texts and pictures.
@@ -108,7 +117,8 @@ def requests(draw: st.DrawFn) -> Callable[[str], Request]:
         prompt += [7] * tail
         at = len(prompt) - tail
         slots = tuple(one.slot for one in pictures if draw(st.booleans()))
-        zoom = zooming(at, slots, draw(st.integers(0, 6)), tuple(pictures)) if slots else None
+        tokens = draw(st.sampled_from([0, 1, 2, 4, 4, 4, 6]))  # who wishes the same may be guessed for
+        zoom = zooming(at, slots, tokens, tuple(pictures)) if slots else None
     registered = draw(st.booleans())
     salt = draw(st.sampled_from([b"", b"", b"other"]))
     priority = draw(st.sampled_from([0, 0, 0, -1, 1, 50]))
@@ -131,9 +141,52 @@ actions = st.lists(
         st.tuples(st.just("cancel"), st.integers(0, 5)),
         st.tuples(st.just("fail"), st.none()),
         st.tuples(st.just("spoil"), st.integers(0, 5)),
+        st.tuples(st.just("give way"), st.integers(0, 5)),
+        st.tuples(st.just("delete"), st.integers(1, 3)),
     ),
     min_size=1,
     max_size=30,
+)
+
+
+def _ask(kind: int, length: int, tail: int, most: int, n: int) -> Callable[[str], Request]:
+    one = picture(kind, 0)
+    prompt = [IMAGE_ID, *[2 + (kind + i) % 6 for i in range(length)]]
+    zoom = zooming(len(prompt), (0,), 4, (one,))
+    return lambda name: question(name, prompt + [7] * tail, (one,), max_tokens=most, n=n, zooming=zoom)
+
+
+# Questions of few kinds about two pictures, in worlds that hold what is guessed.
+asks = st.builds(
+    _ask,
+    st.integers(1, 2),
+    st.integers(0, 5),
+    st.sampled_from([0, 2]),
+    st.sampled_from([1, 5, 14]),
+    st.sampled_from([1, 1, 1, 2]),
+)
+curious = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), asks),
+        st.tuples(st.just("add"), asks),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("cancel"), st.integers(0, 2)),
+        st.tuples(st.just("fail"), st.none()),
+        st.tuples(st.just("give way"), st.integers(0, 5)),
+        st.tuples(st.just("delete"), st.integers(1, 2)),
+    ),
+    min_size=4,
+    max_size=30,
+)
+guessing_worlds = worlds.map(
+    lambda world: replace(
+        world,
+        limits=replace(world.limits, max_step_tokens=40, max_model_len=40),
+        blocks=world.blocks + 10,
+        feature_bytes=10_000,
+        luck=1.0,
+    )
 )
 
 
@@ -156,10 +209,23 @@ def play(engine: Engine, script: list[Action]) -> dict[str, Request]:
             engine.cancel(f"r{len(accepted) - 1 - detail}")
         elif action == "fail":
             engine.fail()
+        elif action == "give way" and isinstance(detail, int):
+            give_way(engine, detail)
+        elif action == "delete" and isinstance(detail, int):
+            engine.scheduler.forget(picture(detail, 0).view.content)
+            engine.scheduler.check()
         elif action == "spoil" and isinstance(detail, int):
             slices = iter([False] * detail + [True])  # a slice soon to come fails
             engine.device.fails = lambda encode, slices=slices: next(slices, False)  # type: ignore[misc]
     return accepted
+
+
+def give_way(engine: Engine, place: int) -> None:
+    """One of those that run, as if another needed its blocks."""
+    running = list(engine.scheduler._places.running)
+    if running:
+        engine.scheduler._give_way(running[place % len(running)])
+        engine.scheduler.check()
 
 
 def most_steps(accepted: dict[str, Request], limits: Limits) -> int:
@@ -171,7 +237,7 @@ def verify(engine: Engine, accepted: dict[str, Request]) -> None:
     """Every choice has ended with the tokens it would have had alone, and nothing is held any more."""
     for name, request in accepted.items():
         for index in range(request.sampling.n):
-            alone = answer_alone(request, index, engine.limits, engine.pool.roles)
+            alone = answer_alone(request, index, engine.limits, engine.pool.roles, engine.chooser)
             got = engine.tokens(name, index)
             finish = engine.finish(name, index)
             if finish in ("cancelled", "error"):
@@ -197,6 +263,17 @@ def ends_with(request: Request, output: list[int]) -> str:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(world=worlds, script=actions)
 def test_everyone_gets_what_they_would_get_alone(world: World, script: list[Action]) -> None:
+    engine = world.engine()
+    accepted = play(engine, script)
+    engine.run(most_steps(accepted, world.limits))
+    verify(engine, accepted)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(world=guessing_worlds, script=curious)
+def test_everyone_gets_what_they_would_get_alone_whatever_is_guessed(
+    world: World, script: list[Action]
+) -> None:
     engine = world.engine()
     accepted = play(engine, script)
     engine.run(most_steps(accepted, world.limits))
@@ -301,3 +378,79 @@ def test_a_crowd_over_two_pools_gets_what_each_would_get_alone() -> None:
     assert preemptions > 30
     assert hits > 200
     assert pictures > 300
+
+
+def guessed_crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, dict[str, Request]]:
+    """Forty questions about two pictures, all with views to choose, in steps and pools that mostly hold
+    what is guessed; some are cancelled, some steps fail, some pictures are deleted."""
+    draw = Random(seed)
+    limits = Limits(
+        max_rows=draw.choice([2, 4, 8]),
+        max_step_tokens=draw.choice([20, 40]),
+        max_model_len=48,
+        block_size=draw.choice([1, 2, 4]),
+        max_encode_patches=draw.choice([16, 40]),
+        max_queue=100,
+        itl_target=draw.choice([None, None, 6.0]),
+        patience=draw.choice([0.1, 1.0]),
+        brief=draw.choice([Brief(), Brief(8)]),
+    )
+    world = World(
+        limits,
+        blocks=48 // limits.block_size + draw.randrange(24 // limits.block_size),
+        feature_bytes=draw.choice([150, 1000]),
+        overlap=overlap,
+        prefix_caching=prefix_caching,
+        slots=(60, 0, 5)[seed % 3],
+        outcomes=(2, 4, 6)[seed // 3 % 3],
+        luck=1.0,
+        hears=seed % 2 > 0,
+    )
+    engine = world.engine()
+    accepted: dict[str, Request] = {}
+    for number in range(40):
+        one = picture(draw.randrange(2), 0, 2, 2)
+        prompt = [IMAGE_ID, *[draw.randrange(2, 8) for _ in range(draw.randrange(6))]]
+        request = question(
+            f"r{number}",
+            prompt + [7] * draw.randrange(3),
+            (one,),
+            max_tokens=draw.randrange(1, 20),
+            min_tokens=draw.randrange(10),
+            n=draw.choice([1, 1, 1, 1, 2]),
+            zooming=zooming(len(prompt), (0,), 4, (one,)),
+        )
+        engine.add(request)
+        accepted[request.id] = request
+        for _ in range(draw.choice([0, 1, 2, 9])):
+            engine.step()
+        chance = draw.random()
+        if chance < 0.1:
+            engine.cancel(f"r{draw.randrange(number + 1)}")
+        elif chance < 0.15:
+            engine.fail()
+        elif chance < 0.2:
+            engine.scheduler.forget(one.view.content)
+        elif chance < 0.3:
+            give_way(engine, draw.randrange(8))
+    engine.run(most_steps(accepted, limits))
+    return engine, accepted
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_crowd_that_is_guessed_for_gets_what_each_would_get_alone(
+    overlap: bool, prefix_caching: bool
+) -> None:
+    guesses = right = preemptions = 0
+    for seed in range(36):
+        engine, accepted = guessed_crowd(seed, overlap=overlap, prefix_caching=prefix_caching)
+        verify(engine, accepted)
+        stats = engine.scheduler.stats()
+        guesses += stats.guesses
+        right += stats.right_guesses
+        preemptions += stats.preemptions
+        assert engine.device.guessed <= stats.guesses  # steps may fail before they run
+    assert preemptions > 80
+    assert right > 150
+    assert guesses - right > 150

@@ -47,7 +47,8 @@ def overlapping(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
 
 
 class Chain:
-    """The keys of one sequence's full blocks, first to last; grows with its known tokens, never rehashes."""
+    """The keys of one sequence's full blocks, first to last; grows with its known tokens, never rehashes
+    those that stand."""
 
     def __init__(
         self,
@@ -71,6 +72,10 @@ class Chain:
         self._spans: Sequence[Span] = spans
         if marks:
             self._spans = [replace(one, place=one.place + marks.get(one.view.content, b"")) for one in spans]
+
+    def cut(self, tokens: int) -> None:
+        """What stood behind the first `tokens` was taken back."""
+        del self.keys[tokens // self._block_size :], self.contents[tokens // self._block_size :]
 
     def before(self, index: int) -> bytes:
         """The key of the block before block `index`; the tenant's root before the first."""

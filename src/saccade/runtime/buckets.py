@@ -17,11 +17,13 @@ BESIDE = (0, 8, 32, 64, 128, 256)
 TOKENS = (64, 128, 192, 256, 384, 512)
 BRIEF = (32, *TOKENS)  # of steps that only look: a question is short, and is computed once more afterwards
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
-ASKING = (1, *CHUNKS)  # the same, of steps that only look: most have one question
-COUPLED = 256  # tokens of a view that a step which only looks couples with its prompts
+ASKING = (1, *CHUNKS)  # the same, of steps that do nothing but ask: most have one question
+COUPLED = 256  # tokens of a view that a step couples with a question
+# Captured ahead of lone questions that look: with a picture's global view to be computed, with guessed views.
+NEW, GUESSED = TOKENS[1:5], TOKENS[:3]
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
-MOST = 147  # captured steps
+MOST = 160  # captured steps
 SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
 
 
@@ -32,8 +34,10 @@ class Shape(NamedTuple):
     tokens: int  # of prompts
     chunks: int  # rows of prompts
     longest: int
-    ending: str  # greedy, drawn, logits; look: before the last layers, with nothing but what looks need
+    # greedy, drawn, logits; whole: nobody samples; look: nobody does, and it ends before the last layers
+    ending: str
     sighted: bool = False  # some tokens of prompts are visual
+    asks: bool = False  # nobody but questions that look, or go on behind that: the host is told what they see
 
 
 class Division(NamedTuple):
@@ -48,8 +52,13 @@ class Division(NamedTuple):
 
     @property
     def looking(self) -> bool:
-        """Whether a prompt's end looks at pictures."""
+        """Whether a prompt looks at pictures."""
         return any(row.sights for row in self.chunks)
+
+    @property
+    def asks(self) -> bool:
+        """Whether all do. Beside others the shapes are theirs, and what they see is made of what is kept."""
+        return bool(self.chunks) and not self.decodes and all(row.sights for row in self.chunks)
 
 
 def divide(rows: Sequence[Row]) -> Division | None:
@@ -100,11 +109,12 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
         return None
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
-    of_tokens, of_prompts = (BRIEF, ASKING) if ending == "look" else (TOKENS, CHUNKS)
+    of_tokens = BRIEF if ending == "look" else TOKENS
+    of_prompts = ASKING if divided.asks else CHUNKS
     padded, prompts = _least(of_tokens, tokens), _least(of_prompts, len(chunks))
     if padded is None or prompts is None:
         return None
-    return Shape(rows, padded, prompts, tier, ending, divided.sighted)
+    return Shape(rows, padded, prompts, tier, ending, divided.sighted, divided.asks)
 
 
 def first_shapes(most_rows: int, longest: int) -> list[Shape]:
@@ -118,7 +128,14 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [Shape(0, tokens, chunks, tier, "look") for chunks in ASKING[:2] for tokens in BRIEF[:2] if looks]
+    brief = [
+        Shape(0, tokens, chunks, tier, "look", asks=True) for chunks in ASKING[:2] for tokens in BRIEF[:2]
+    ]
+    asking = brief + [
+        Shape(0, tokens, ASKING[0], tier, ending, True, True)
+        for ending, sizes in (("whole", NEW), ("greedy", GUESSED))
+        for tokens in sizes
+    ]
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
@@ -128,7 +145,7 @@ def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = Fa
         for sizes in sorted(decodes + beside)
         if not sighted or (vision and sizes[1])
     ]
-    return brief + [shape for shape in shapes if shape not in done]
+    return (asking if looks else []) + [shape for shape in shapes if shape not in done]
 
 
 def unlike(shapes: Sequence[Shape]) -> list[Shape]:

@@ -62,7 +62,7 @@ class Turns:
 
     def spare(self, launched: Launched | None) -> float:
         """Seconds for which the step that follows a launched one need not be planned."""
-        if self._pace is None or launched is None or launched.ended:
+        if self._pace is None or launched is None or launched.ended or launched.awaited:
             return 0.0
         return self._pace.spare
 
@@ -70,6 +70,11 @@ class Turns:
         """Nobody has asked for anything for a while: that is no step's time."""
         self._watch.rest()
         self._scheduler.forget_untimed()
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether there are requests without a row."""
+        return self._scheduler.short_of is not None
 
     def plan(self) -> StepPlan | None:
         if self._pace is not None:
@@ -108,13 +113,23 @@ class Turns:
         return launched, told
 
     def expect_looks(self, launched: Launched | None) -> None:
-        """While a step runs that does nothing but look. On a CPU it has run by now."""
-        if self._pace is None or launched is None or not launched.plan.brief:
+        """While a step runs whose looks are waited for. On a CPU it has run by now."""
+        if self._pace is None or launched is None or not launched.awaited:
             return
         try:
             self._scheduler.looking.rehearse()
         except Exception:  # it was for speed alone
             log.exception("the looks of step %d could not be prepared for", launched.plan.number)
+
+    def hear(self, launched: Launched) -> list[Delta]:
+        """The looks of a step alone, which are there before its end: what follows them need not wait."""
+        if launched.looks is None:
+            return []
+        try:
+            looks = launched.looks.wait()
+        except Exception:  # whoever learns the rest meets it too
+            return []
+        return self._scheduler.hear(launched.plan, looks)
 
     def learn(self, launched: Launched | None) -> list[Delta]:
         if launched is None:
@@ -154,8 +169,10 @@ class SerialLoop:
 class OverlappedLoop:
     """The same, except that step N+1 is planned and launched before N is learnt.
 
-    The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row. Where nothing
-    can be done before a look is learnt, its views are on their way before anybody hears of it.
+    The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row. Looks come
+    before the rest of their step: where nothing can be done without them, or where views were guessed, the
+    views chosen by them are in N+1. A step that does nothing but look has no rest: its views are on their way
+    before anybody is told of anything.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -163,16 +180,29 @@ class OverlappedLoop:
         self._ahead: Launched | None = None
 
     def step(self) -> list[Delta]:
-        plan = self._turns.plan()
         behind = self._ahead
+        plan, heard = self._plan(behind)
         self._ahead, failed = self._turns.launch(plan)
         # Apologies go out at once: the engine may be idle from here on, and nobody steps an idle one.
-        told = self._turns.learn(behind) + failed
+        told = heard + self._turns.learn(behind) + failed
         if plan is None and not told and behind is not None and behind.looks is not None:
             self._ahead, told = self._turns.launch(self._turns.plan())
         if not told:  # nobody waits for what is done now
             self._turns.expect_looks(self._ahead)
         return told
+
+    def _plan(self, behind: Launched | None) -> tuple[StepPlan | None, list[Delta]]:
+        """The next step, and what was heard for it."""
+        if behind is not None and behind.plan.guessed:
+            heard = self._turns.hear(behind)
+            return self._turns.plan(), heard
+        plan = self._turns.plan()
+        if plan is not None or behind is None or behind.looks is None or behind.plan.brief:
+            return plan, []
+        if self._turns.others_wait:  # perhaps for what the step computes, which they find once it is learnt
+            return None, []
+        heard = self._turns.hear(behind)
+        return self._turns.plan(), heard
 
     @property
     def spare(self) -> float:

@@ -7,6 +7,7 @@ never   looks at the host while it runs: the same call does the same work whatev
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from saccade.kernels.greedy import greedy
 from saccade.models.layers import DeepVisual, LanguageModel, Watch
 from saccade.plan import Row
 from saccade.runtime.buckets import CHUNKS, COUPLED, TOKENS, Division, Shape, most_lines
+from saccade.runtime.looks import HostLooks, Sent
 from saccade.runtime.rows import DeviceRows
 from saccade.runtime.sampler import Sampler
 from saccade.vision.splice import visible
@@ -43,6 +45,7 @@ class Feed(NamedTuple):
     last: Tensor  # [R] position of the row's last token, bits of float32
     seen: Tensor  # [T] 1 where the token is visual: its embedding and deeper levels are in `FixedStep.visual`
     looked: Tensor  # [2 * R] of the view a row looks at: where in the sequence it begins, its tokens or 0
+    asked: Tensor  # [R] the last token of a row's question, or of the row, among all tokens of the step
 
 
 # ends [watched layers, R, hidden], positions [3, R], tables [R, blocks], starts [R], tokens [R] -> what looks
@@ -52,7 +55,7 @@ Couple = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def _sizes(tokens: int, chunks: int) -> list[int]:
     lines = [chunks, chunks, chunks + 1, chunks, chunks]
-    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens, 2 * chunks]
+    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens, 2 * chunks, chunks]
 
 
 def pack(rows: Sequence[Row], shape: Shape) -> Ints:
@@ -61,7 +64,7 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
     packed = np.zeros(sum(sizes), dtype=np.int32)
     ends = accumulate(sizes)
     cut = [packed[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen, looked = cut
+    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen, looked, asked = cut
     axes = positions.view(np.float32).reshape(3, -1)
     owners.fill(-1)
     chunks.fill(-1)
@@ -73,6 +76,7 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
         owners[some] = row.row
         places[some] = np.arange(row.start, row.start + row.count)
         chunks[line], lengths[line], outputs[line] = row.row, row.start + row.count, row.output_position
+        asked[line] = shape.decodes + used + (row.asks or row.count) - 1
         used = some.stop
         ends_at[line + 1 :] = used
         last[line] = positions[used - 1]  # bits of the first axis
@@ -98,7 +102,7 @@ class FixedStep:
         early: bool = False,  # kernels are launched while the one before them ends
         sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
         watched: tuple[int, ...] = (),  # layers in order, before which the stream at ends of prompts is kept
-        couple: Couple | None = None,  # what a step that only looks ends in; None: it ends in those streams
+        couple: Couple | None = None,  # what looks need of those streams; None: a step only keeps them
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
         self._device, self._early = device, early
@@ -123,7 +127,13 @@ class FixedStep:
         )
         self._ends_at = torch.zeros(3, most_chunks, device=device)
         self._couple = couple if self._watched else None
-        self.coupled = torch.zeros(CHUNKS[0], COUPLED + 1, device=device)  # what `couple` gave
+        self._coupled = torch.zeros(most_chunks, COUPLED + 1, device=device)  # what `couple` gave
+        self._told, self._heard, self._beside = self._coupled, None, None  # the same on the host, and when
+        if device.type == "cuda" and self._couple is not None:
+            self._told = torch.zeros(self._coupled.shape, pin_memory=True)
+            self._heard = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
+            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._unread: HostLooks | None = None  # whoever has not taken what is told
         # Kernels count here who of them comes last; 0 between launches (`Mode.arrivals`)
         self.arrivals = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
         self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
@@ -142,16 +152,25 @@ class FixedStep:
         """Whether it has all that these rows need."""
         return (self.sees or not divided.sighted) and (self.looks or not divided.looking)
 
-    def couples(self, divided: Division, shape: Shape) -> bool:
-        """Whether a step of these rows leaves their looks in `coupled`: one view each, none too large."""
-        if not self._ends_in_looks(shape):
-            return False
-        return all(
+    def tells(self, divided: Division, shape: Shape) -> bool:
+        """Whether a step of these rows tells the host of their looks: one view each, none too large."""
+        return self._couples(shape) and all(
             len(row.sights) == 1 and row.sights[0].span.view.tokens <= COUPLED for row in divided.chunks
         )
 
-    def _ends_in_looks(self, shape: Shape) -> bool:
-        return self._couple is not None and shape.ending == "look" and shape.chunks <= len(self.coupled)
+    def _couples(self, shape: Shape) -> bool:
+        return self._couple is not None and shape.asks
+
+    @property
+    def told(self) -> Sent:
+        """Of the step that runs next, or has been launched: [chunks, COUPLED + 1] as `couple` gives it."""
+        return Sent.told(self._told.view(-1), self._heard)
+
+    def await_told(self, reader: HostLooks | None) -> None:
+        """Whoever was told before takes it now, wherever the device is: the next step tells `reader`."""
+        unread, self._unread = self._unread, reader
+        if unread is not None:
+            unread.wait()
 
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
         """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
@@ -194,11 +213,14 @@ class FixedStep:
             self._run(shape)
 
     def _run(self, shape: Shape) -> None:
-        if shape.ending == "look":
-            self._forward(shape)
-            return
-        rows = self.all_rows(shape)
         hidden, outputs = self._forward(shape)
+        if shape.ending not in ("look", "whole"):
+            self._sample(shape, hidden, outputs)
+        if self._beside is not None and self._couples(shape):
+            torch.cuda.current_stream(self._device).wait_stream(self._beside)
+
+    def _sample(self, shape: Shape, hidden: Tensor, outputs: Tensor) -> None:
+        rows = self.all_rows(shape)
         logits = self._model.raw_logits(hidden)
         lines = len(rows)
         if shape.ending == "logits":
@@ -261,22 +283,48 @@ class FixedStep:
             self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
         )
         embeds, deep = self._sight(self._model.embed(tokens), feed, shape)
-        watch = Watch(dict.fromkeys(self._watched, at)) if self._watched else None
+        watch = self._watch(feed, shape, positions) if self._watched else None
         stop = self._watched[-1] if shape.ending == "look" else None
         hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop)
-        if watch is not None:
-            ends, places = self.ends(shape)
-            ends.copy_(torch.stack([watch.seen[layer] for layer in self._watched]))
-            places.copy_(positions[:, at])
-            if self._couple is not None and self._ends_in_looks(shape):
-                tables = state.tables.index_select(0, feed.chunks.clamp(min=0).long())
-                starts, seen = feed.looked.view(2, -1).long()
-                real = seen.clamp(min=1, max=COUPLED)
-                with running(mode()._replace(early=False)):  # copies are among what goes before its kernels
-                    coupled = self.coupled[: shape.chunks]
-                    coupled.copy_(self._couple(ends, places, tables, starts, real))
+        if stop is not None and self._couples(shape):  # all keys were there before
+            self._tell(feed, shape)
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
+
+    def _watch(self, feed: Feed, shape: Shape, positions: Tensor) -> Watch:
+        """Keeps the stream at the ends of questions; couples them with what they look at, beside the layers
+        that follow."""
+        ends, places = self.ends(shape)
+        asked = feed.asked.long()
+        torch.index_select(positions, 1, asked, out=places)
+        into = dict(zip(self._watched, ends, strict=True))
+        then = partial(self._tell, feed, shape) if self._couples(shape) and shape.ending != "look" else None
+        return Watch(dict.fromkeys(self._watched, asked), into, then)
+
+    def _tell(self, feed: Feed, shape: Shape) -> None:
+        """Nothing is read here but buffers that stay: what else a step makes may be gone by then."""
+        if self._beside is None:
+            self._couple_ends(feed, shape)
+            return
+        self._beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside):
+            self._couple_ends(feed, shape)
+            self._told[: shape.chunks].copy_(self._coupled[: shape.chunks], non_blocking=True)
+            if self._heard is not None:
+                self._heard.record()
+
+    def _couple_ends(self, feed: Feed, shape: Shape) -> None:
+        if self._couple is None:
+            raise RuntimeError("there is nothing to couple questions with views")
+        (ends, places), (starts, seen) = self.ends(shape), feed.looked.view(2, -1).long()
+        rows, real = feed.chunks.clamp(min=0).long(), seen.clamp(min=1, max=COUPLED)
+        for first in range(0, shape.chunks, CHUNKS[0]):  # so that their keys take no more room
+            some = slice(first, min(first + CHUNKS[0], shape.chunks))
+            tables = self._rows.state.tables.index_select(0, rows[some])
+            # Copies are among what goes before its kernels, and the counters are the layers'.
+            with running(mode()._replace(early=False, arrivals=None)):
+                coupled = self._couple(ends[:, some], places[:, some], tables, starts[some], real[some])
+            self._coupled[some].copy_(coupled)
 
     def _sight(self, embeds: Tensor, feed: Feed, shape: Shape) -> tuple[Tensor, DeepVisual | None]:
         """Visual tokens in place of their placeholders, and what deeper layers get of them."""

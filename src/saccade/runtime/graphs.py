@@ -67,12 +67,20 @@ class Graphs:
         divided = divide(rows)
         if divided is None or not self._step.holds(divided):
             return None
-        ending = "look" if brief else self._sampler.ending((*divided.decodes, *divided.chunks))
+        ending = self._ending(divided, brief=brief)
         shape = shape_of(divided, ending, self._most_rows, self._longest)
         if shape is None:
             return None
         replay = self._replays.get(shape) or self._capture_if_worth(shape)
         return None if replay is None else (divided, shape, replay)
+
+    def _ending(self, divided: Division, *, brief: bool) -> str:
+        if brief:
+            return "look"
+        rows = *divided.decodes, *divided.chunks
+        if divided.asks and not any(row.sample for row in rows):
+            return "whole"
+        return self._sampler.ending(rows)
 
     def warm(self, progress: bool) -> None:
         """Capture the steps that nearly everybody meets."""

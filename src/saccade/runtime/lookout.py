@@ -3,7 +3,8 @@
 takes   a step's inputs, and the hidden states its forward pass handed out, or a captured step kept
 gives   the looks of its rows with sights, on their way to the host
 owns    the relevance head, where the checkpoint ships one; a small cache of what pictures say by themselves:
-        it comes to the host with the first look at a picture, later ones bring what the question adds
+        it comes to the host once, computed beside the step that first looks at a picture; looks bring what
+        the question adds
 never   waits for the device
 
 With a head, every token of a view leaves a vector beside its keys and values (the side page: it lies in the
@@ -16,7 +17,7 @@ prompt was cut into steps, or how much of it another request had computed before
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -32,9 +33,9 @@ from saccade.kernels.compact import read_slots
 from saccade.lod.relevance import from_attention, from_head
 from saccade.models.layers import LanguageModel, Watch
 from saccade.plan import Row, Sight
-from saccade.request import Pixels
+from saccade.request import Pixels, View
 from saccade.runtime.buckets import COUPLED
-from saccade.runtime.looks import ByItself, Coming, HostLooks, Sending
+from saccade.runtime.looks import ByItself, HostLooks, Seen, Sent
 from saccade.runtime.stills import Stills
 from saccade.views import RelevanceHead
 from saccade.vision.splice import visible
@@ -134,6 +135,8 @@ class Lookout:
         self._device = device
         self._upload = upload
         self._stills = stills if stills is not None else Stills(device, None)
+        # What pictures say by themselves is computed here, beside towers and steps.
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._layers = compared(depth)
         self.depth = self._layers[-1] if head is None else head.layer  # layers a question passes to look
         # By view key: the maps that do not depend on the question, least recently used first.
@@ -150,10 +153,16 @@ class Lookout:
         """Whether every token of a view must leave something, not only the ends of questions."""
         return self._head is not None
 
+    def expect(self, rows: Sequence[Row]) -> None:
+        """Before a step that looks: what its pictures say by themselves is on its way meanwhile."""
+        for row in rows:
+            for sight in row.sights:
+                self._by_itself(sight)
+
     def watch(self, rows: Sequence[Row]) -> Watch | None:
         """The hidden states that the forward pass of these rows must hand out."""
-        ends = np.cumsum([row.count for row in rows]) - 1
-        asking = [int(end) for end, row in zip(ends, rows, strict=True) if row.sights]
+        starts = accumulate((row.count for row in rows), initial=0)
+        asking = [start + row.asks - 1 for start, row in zip(starts, rows, strict=False) if row.sights]
         if self._head is None:
             if not asking:
                 return None
@@ -185,7 +194,7 @@ class Lookout:
     def see_ends(
         self, chunks: Sequence[Row], ends: Tensor, positions: Tensor, tables: Tensor
     ) -> HostLooks | None:
-        """After a captured step, which kept the stream at the end of each of its prompts: `ends` [watched
+        """After a captured step, which kept the stream at the end of each of its questions: `ends` [watched
         layers, prompts, hidden] at `positions` [3, prompts]; `tables` are those of all device rows."""
         if not any(row.sights for row in chunks):
             return None
@@ -207,17 +216,14 @@ class Lookout:
         shares, strengths = from_attention(questions[:, :, None], self._keys(slots), tokens)
         return torch.cat((shares, strengths[:, None]), 1)
 
-    def see_coupled(self, chunks: Sequence[Row], coupled: Tensor) -> HostLooks:
-        """After a captured step that coupled its prompts, one sight each: `coupled` as `couple_ends` gives
-        it, which the next such step writes again."""
-        sending = Sending()
-        sending.add(coupled[: len(chunks)])
-        looks: list[tuple[Coming, ...]] = []
+    def see_coupled(self, chunks: Sequence[Row], told: Sent) -> HostLooks:
+        """Of a captured step that couples its prompts, one sight each: `told` is what `couple_ends` gives."""
+        looks = []
         for place, row in enumerate(chunks):
             (sight,) = row.sights
             first, still = place * (COUPLED + 1), self._by_itself(sight)
-            looks.append((sending.coming(sight.span.view.token_grid, still, first, first + COUPLED),))
-        return sending.to_host(tuple(looks))
+            looks.append((Seen(sight.span.view.token_grid, still, first, first + COUPLED),))
+        return HostLooks(told, tuple(looks))
 
     def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
         """Of rows with sights: each with its block table and its question. Views of equally many tokens are
@@ -231,13 +237,16 @@ class Lookout:
                 some = alike[first : first + together]
                 shares, strengths = self._couple([wanted[number] for number in some])
                 coupled |= zip(some, zip(shares, strengths, strict=True), strict=True)
-        sending, looks = Sending(), []
+        looks, parts, size = [], [], 0
         for number, one in enumerate(wanted):
-            share, strength = (sending.add(part) for part in coupled[number])
-            grid, still = one.sight.span.view.token_grid, self._by_itself(one.sight)
-            looks.append(sending.coming(grid, still, share, strength))
+            share, strength = coupled[number]
+            still = self._by_itself(one.sight)
+            looks.append(Seen(one.sight.span.view.token_grid, still, size, size + one.tokens))
+            parts += [share.reshape(-1), strength.reshape(-1)]
+            size += one.tokens + 1
         each = iter(looks)
-        return sending.to_host(tuple(tuple(islice(each, len(row.sights))) for row, _, _ in asking))
+        told = Sent(torch.cat(parts))
+        return HostLooks(told, tuple(tuple(islice(each, len(row.sights))) for row, _, _ in asking))
 
     # With a head
 
@@ -291,12 +300,20 @@ class Lookout:
         if known is not None:
             self._still.move_to_end(key)
             return known
-        # A picture has one frame; what a zoomed view would be cut from is all of it.
         view = sight.span.view
-        maps = self._stills.maps(self._upload(sight.pixels, view.content)[0], view.token_grid)
-        still = ByItself(view.content, view.tokens, maps)
+        still = self._ask(self._upload(sight.pixels, view.content)[0], view)
         if sight.keep:
             self._keep(key, still)
+        return still
+
+    def _ask(self, picture: Tensor, view: View) -> ByItself:
+        """A picture has one frame; what a zoomed view would be cut from is all of it."""
+        if self._beside is None:
+            return ByItself(view.content, view.token_grid, self._stills.maps(picture, view.token_grid))
+        self._beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside):
+            still = ByItself(view.content, view.token_grid, self._stills.maps(picture, view.token_grid))
+        picture.record_stream(self._beside)
         return still
 
     def _keep(self, key: bytes, still: ByItself) -> None:

@@ -53,6 +53,11 @@ class Launched:
         results = [one for one in (self.sample, self.looks) if one is not None]
         return bool(results) and all(one.there for one in results)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether its looks decide what the next step does: nobody else is in it, or views were guessed."""
+        return self.looks is not None and (self.sample is None or self.plan.guessed)
+
     def wait(self) -> StepResult:
         looks = () if self.looks is None else self.looks.wait()
         if self.sample is None:
@@ -112,6 +117,8 @@ class Runner:
         with running(self._mode):
             if self._host is not None:
                 self._host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
+            if self._lookout is not None:
+                self._lookout.expect(plan.rows)
             return self._encode(plan)
 
     @torch.inference_mode()
@@ -206,12 +213,14 @@ class Runner:
         lines = self._batch.fill(plan, divided, shape, step)
         if shape.sighted:
             step.look(divided.chunks, shape, self._store.get)
+        looks = None
+        if self._lookout is not None and step.tells(divided, shape):
+            looks = self._lookout.see_coupled(divided.chunks, step.told)
+        if shape.asks:
+            step.await_told(looks)
         replay()
         self.replays += 1
-        looks = None
-        if self._lookout is not None and step.couples(divided, shape):
-            looks = self._lookout.see_coupled(divided.chunks, step.coupled)
-        elif self._lookout is not None and divided.looking:
+        if self._lookout is not None and divided.looking and looks is None:
             looks = self._lookout.see_ends(divided.chunks, *step.ends(shape), self._rows.state.tables)
         sampled = [row for row in plan.rows if row.sample]
         if shape.ending == "logits":
@@ -252,9 +261,13 @@ class Runner:
         deep = None
         if model.vision is not None:
             deep = splice(embeds, inputs.rows, self._store.get, model.vision.depth_levels)
-        watch = None if self._lookout is None else self._lookout.watch(inputs.rows)
-        stop = self._lookout.depth if brief and self._lookout is not None else None
+        lookout = self._lookout
+        watch = None if lookout is None else lookout.watch(inputs.rows)
+        if lookout is None or watch is None:
+            return model(embeds, inputs.positions, inputs.paged, deep), None
+        found: list[HostLooks | None] = []
+        watch.then = lambda: found.append(lookout.see(inputs.rows, inputs.positions, inputs.paged, watch))
+        stop = lookout.depth if brief else None
         hidden: Tensor = model(embeds, inputs.positions, inputs.paged, deep, watch, stop)
-        if self._lookout is None or watch is None:
-            return hidden, None
-        return hidden, self._lookout.see(inputs.rows, inputs.positions, inputs.paged, watch)
+        watch.end()
+        return hidden, found[0]

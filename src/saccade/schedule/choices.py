@@ -16,7 +16,7 @@ def choices_of(
     group: Group, limits: Limits, prefix: PrefixCache | None, handles: Iterator[int]
 ) -> list[Sequence]:
     request, layout = group.request, group.layout
-    limit = min(request.most_length + request.sampling.max_tokens, limits.max_model_len)
+    limit = limits.end_of(request)
     made = []
     for index, handle in zip(range(request.sampling.n), handles, strict=False):
         seed = derive_seed(request.sampling, limits.seed, request.id, index)

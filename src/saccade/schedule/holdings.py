@@ -25,7 +25,9 @@ from saccade.plan import Span
 from saccade.request import Pixels
 from saccade.schedule.making import Making
 from saccade.schedule.named import Named
+from saccade.schedule.pinning import Pinning
 from saccade.schedule.policy import Allowance, Limits, refuse_unplaceable
+from saccade.schedule.recall import Recall
 from saccade.schedule.sequence import Group, Sequence
 from saccade.schedule.step import Step
 from saccade.schedule.swapping import Swapping
@@ -55,6 +57,7 @@ class Holdings:
         store: FeatureStore[Any],
         swapping: Swapping,
         unfinished: Unfinished[Any] | None = None,
+        recall: Recall | None = None,
     ) -> None:
         self._limits = limits
         self._size = limits.block_size
@@ -66,6 +69,8 @@ class Holdings:
         if prefix is not None:
             prefix.lost = swapping.space.lost
         self.named = Named(store)
+        self.pinning = Pinning(store)
+        self.recall = recall if recall is not None else Recall()
 
     # How much there is
 
@@ -147,6 +152,7 @@ class Holdings:
 
     def _hide(self, content: bytes) -> None:
         self.making.deleted(content)
+        self.recall.forget(content)
         if self._prefix is not None:
             self._prefix.editions.delete(content)
 
@@ -278,15 +284,8 @@ class Holdings:
                     self.named.lose(sequence.group)
                 if not self._makes(step, sequence.group, span, pixels, must=must):
                     return max(span.start - start, 0)
-            self._pin(sequence, span)
+            self.pinning.pin(sequence, span)
         return tokens
-
-    def _pin(self, sequence: Sequence, span: Span) -> None:
-        made = not self._store.ready(span.key)  # by the step being planned
-        self._store.pin(span.key)
-        sequence.pins[span.start] = span
-        if made and span.view.content in sequence.group.deleted:
-            self._store.forget(span.key)
 
     def _makes(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
         """Whether the step completes the view; not if there is nothing to do but wait for it."""
@@ -311,8 +310,7 @@ class Holdings:
     def settle(self, sequence: Sequence, computed: int) -> None:
         """The result has arrived of a step that computed the sequence up to `computed`: the views it has
         passed are unpinned, the blocks it has filled can be found by others."""
-        for span in [span for span in sequence.pins.values() if span.stop <= computed]:
-            self._store.unpin(sequence.pins.pop(span.start).key)
+        self.pinning.passed(sequence, computed)
         if self._prefix is None or sequence.chain is None:
             return
         sequence.chain.grow(sequence.tokens)
@@ -337,11 +335,10 @@ class Holdings:
 
     def drop(self, sequence: Sequence) -> None:
         """Give back everything the sequence holds; it starts again from nothing."""
-        for span in sequence.pins.values():
-            self._store.unpin(span.key)
+        self.pinning.drop(sequence)
         for block in reversed(sequence.blocks):  # the end of a chain before its beginning
             self._pool.release(block)
-        sequence.pins, sequence.blocks, sequence.stale, sequence.host = {}, [], [], ()
+        sequence.blocks, sequence.stale, sequence.host = [], [], ()
         sequence.computed = sequence.sealed = 0
         sequence.looking = False
 

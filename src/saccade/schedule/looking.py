@@ -14,10 +14,12 @@ import numpy as np
 from saccade.lod.choose import choose
 from saccade.lod.values import FINE, Choice, Grid, LodParams, Look, Picture, StillMaps, ViewRule
 from saccade.request import Request, Zoomed, Zooming
+from saccade.schedule import lengthening
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.policy import Limits
-from saccade.schedule.sequence import Group, pixels_of
-from saccade.vision.layout import lengthen, zoomed
+from saccade.schedule.recall import alike
+from saccade.schedule.sequence import Group
+from saccade.vision.layout import zoomed
 
 Choose = Callable[[Sequence[Picture], int, LodParams, ViewRule], tuple[Choice, ...]]
 
@@ -38,9 +40,10 @@ class Looking:
             self._choose([_made_up(*sizes)], zooming.budget, zooming.params, self._rule)
 
     def decide(self, group: Group, looks: Sequence[Look], limits: Limits, holdings: Holdings) -> Zoomed:
-        """Choose, and lengthen every choice of the request; blocks claimed for more than that are given back.
-        Raises ValueError for looks that make no sense."""
-        request, zooming = group.request, group.request.zooming
+        """Choose, and lengthen every choice of the request, unless that is what was guessed; blocks claimed
+        for more are given back. Raises ValueError for looks that make no sense."""
+        request, _ = group.asked
+        zooming = request.zooming
         if zooming is None:
             raise RuntimeError(f"the views of request {request.id} are chosen already")
         pictures = _pictures(request, zooming.slots, looks)
@@ -62,7 +65,12 @@ class Looking:
             choices=choices if zooming.only_look else (),
             looks=tuple(looks) if zooming.only_look else (),
         )
-        _lengthen(group, decided, limits, holdings)
+        if group.guess and group.guess.open and alike(group.guess.regions, group.zoomed.regions):
+            lengthening.keep(group, holdings)
+            return group.zoomed
+        if group.guessing:
+            lengthening.take_back(group, limits, holdings)
+        lengthening.decide(group, decided, limits, holdings)
         return group.zoomed
 
 
@@ -87,22 +95,3 @@ def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> 
         )
         for slot, look in zip(slots, looks, strict=True)
     ]
-
-
-def _lengthen(group: Group, decided: Request, limits: Limits, holdings: Holdings) -> None:
-    holdings.making.gone(group)
-    group.layout = lengthen(group.layout, group.request, decided)
-    group.request = decided
-    group.pixels = pixels_of(decided, group.layout)
-    holdings.making.came(group)
-    for choice in group.choices:
-        choice.tokens = list(group.layout.tokens)
-        choice.limit = min(len(choice.tokens) + decided.sampling.max_tokens, limits.max_model_len)
-        choice.set_prompt()
-        if choice.computed == len(choice.tokens):  # nothing was added: its end is computed again, to sample
-            choice.computed -= 1
-        if choice.chain is not None:
-            choice.chain.see(group.layout.spans)
-        if choice.row is not None:
-            choice.renewed = True
-            holdings.trim(choice)

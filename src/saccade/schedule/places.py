@@ -7,6 +7,7 @@ never   decides who goes where
 """
 
 from collections.abc import Collection
+from collections.abc import Sequence as Ordered
 from heapq import heappop, heappush
 
 from saccade.schedule.line import Line
@@ -49,6 +50,15 @@ class Places:
         sequence.row = None
         sequence.renewed = False
         sequence.epoch += 1
+
+    def longest_wait(self, prompts: Ordered[list[Sequence]], now: float) -> float:
+        """Seconds for which a prompt without a token yet has waited for steps to have time: since it came, or
+        since it has a row. Longer steps do nothing for who waits for rows or memory."""
+        lines = zip(self.waiting, self.starved, strict=True)
+        heads = [line[0].group.since for line, starved in lines if len(line) and not starved]
+        fresh = (one for kind in prompts for one in kind if one.length <= one.prompt_length)
+        since = heads + [one.group.started_at for one in fresh]
+        return now - min(since) if since else 0.0
 
     @property
     def short_of(self) -> str | None:

@@ -88,6 +88,10 @@ class Limits:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    def end_of(self, request: Request) -> int:
+        """Tokens at which an answer ends, prompt and output together; with all views that may be chosen."""
+        return min(request.most_length + request.sampling.max_tokens, self.max_model_len)
+
     @property
     def step_target(self) -> float | None:
         """Milliseconds a step should take while answers are streaming and nobody waits for long."""

@@ -12,6 +12,7 @@ when it enters, so only a growing answer can find the pool empty, and only for o
 
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
 from itertools import count
 from typing import Any
 
@@ -23,12 +24,14 @@ from saccade.lod.values import Look
 from saccade.metrics import EngineStats
 from saccade.plan import Layout, StepPlan, StepResult
 from saccade.request import Delta, FinishReason, Request
-from saccade.schedule import failing, policy
+from saccade.schedule import failing, lengthening, policy
 from saccade.schedule.admission import Admission
 from saccade.schedule.arrivals import Arrivals
 from saccade.schedule.choices import choices_of
 from saccade.schedule.coming import Coming
 from saccade.schedule.cost import Coefficients, CostModel
+from saccade.schedule.guessing import Guessing
+from saccade.schedule.hearing import Hearing
 from saccade.schedule.holdings import Holdings
 from saccade.schedule.looking import Looking
 from saccade.schedule.named import CODE, GONE
@@ -36,8 +39,9 @@ from saccade.schedule.news import last_news, news
 from saccade.schedule.places import Places
 from saccade.schedule.policy import Limits
 from saccade.schedule.prior import UNKNOWN
+from saccade.schedule.recall import Recall
 from saccade.schedule.sequence import Group, Sequence, group_of
-from saccade.schedule.step import Step
+from saccade.schedule.step import Step, counts, guesses, looking_faults
 from saccade.schedule.swapping import Swapping
 from saccade.schedule.totals import Totals
 from saccade.vision.store import FeatureStore
@@ -62,6 +66,7 @@ class Scheduler:
         unfinished: Unfinished[Any] | None = None,
         swap: SwapSpace | None = None,
         looking: Looking | None = None,
+        recall: Recall | None = None,
     ) -> None:
         self._limits = limits
         self._pool = pool
@@ -69,7 +74,7 @@ class Scheduler:
         self._store = store
         self._cost = cost if cost is not None else CostModel(UNKNOWN)
         swapping = Swapping(limits, pool, store, self._cost, swap)
-        self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished)
+        self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished, recall)
         self.forget = self._holdings.forget  # of a deleted picture
         self._clock = clock
         self.looking = looking if looking is not None else Looking()
@@ -81,6 +86,9 @@ class Scheduler:
         self._totals = Totals()
         self._arrivals = Arrivals()
         self.forget_untimed = self._totals.forget_untimed  # of steps nobody waited for
+        self._hearing = Hearing(
+            limits, self._holdings, self._totals, clock, lambda: self.looking, self._end_request
+        )
         self._admission = Admission(
             limits,
             self._places,
@@ -90,6 +98,7 @@ class Scheduler:
             self._totals,
             clock,
             self._queue,
+            Guessing(limits, self._places, self._holdings, store, self._totals).guess,
         )
 
     # Requests come and go
@@ -172,24 +181,15 @@ class Scheduler:
             if len(sequence.blocks) * block_size > sequence.computed or self._make_room(sequence):
                 step.run(sequence, sequence.next_row(1))
         if step.singles and self._limits.step_target is not None:
-            waited = self._longest_wait(prompts)
+            waited = self._places.longest_wait(prompts, self._clock())
             step.target = self._limits.stretched(waited)
             step.spares = self._limits.spares_texts(self._arrivals.share, waited)
             step.tokens_left = min(step.tokens_left, self._limits.stream_tokens)
         elif not step.singles:
-            rate, waited = self._arrivals.rate(self._clock()), self._longest_wait(prompts)
+            now = self._clock()
+            rate, waited = self._arrivals.rate(now), self._places.longest_wait(prompts, now)
             step.quiet = self._limits.while_quiet(rate, step.milliseconds, waited)
         return prompts
-
-    def _longest_wait(self, prompts: tuple[list[Sequence], list[Sequence]]) -> float:
-        """Seconds for which a prompt without a token yet has waited for steps to have time: since it came, or
-        since it has a row. Longer steps do nothing for who waits for rows or memory."""
-        places = self._places
-        lines = zip(places.waiting, places.starved, strict=True)
-        heads = [line[0].group.since for line, starved in lines if len(line) and not starved]
-        fresh = (one for kind in CLASSES for one in prompts[kind] if one.length <= one.prompt_length)
-        since = heads + [one.group.started_at for one in fresh]
-        return self._clock() - min(since) if since else 0.0
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Take a block for its next token, once others behind it have given way if need be. The last of all
@@ -255,13 +255,18 @@ class Scheduler:
         plan = step.plan(self._totals.steps, self._limits.brief)
         self._holdings.copied(step)
         for sequence, _, row in planned:
-            sequence.looking = plan.brief
+            sequence.looking = plan.brief or (plan.guessed and guesses(row))
             sequence.computed += row.count * (not plan.brief)
             sequence.pending += row.sample
         self._holdings.making.sweep()
         self._in_flight[plan.number] = step
         self._totals.sent(plan)
         return plan
+
+    def hear(self, plan: StepPlan, looks: Ordered[tuple[Look, ...]]) -> list[Delta]:
+        """What a step in flight saw, before the rest of its result is known: the next one goes on from there.
+        Once for a step; where it is not called, `apply` does the same."""
+        return self._hearing.hear(self._in_flight[plan.number], looks)
 
     def apply(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> list[Delta]:
         """Learn what a step sampled; results come in the order of the plans. `seconds` is how long it took;
@@ -272,7 +277,8 @@ class Scheduler:
         step = self._in_flight.pop(plan.number)
         self._totals.time(self._cost, step, seconds)
         step.check(result)
-        failed = self._apologise(dict.fromkeys(step.unsound(result), UNSOUND))
+        failed = [] if step.heard else self._hearing.hear(step, result.looks)
+        failed += self._apologise(dict.fromkeys(step.unsound(result), UNSOUND))
         samples, looks = zip(result.tokens, result.logprobs, strict=True), iter(result.looks)
         block_size = self._limits.block_size
         deltas = []
@@ -281,13 +287,17 @@ class Scheduler:
             seen = next(looks) if row.sights else None
             if sequence.ended:
                 continue  # stopped or cancelled meanwhile: the row was wasted
+            if row.sights and not counts(sequence, row):
+                sample = None  # of a guess that was wrong
             if sample:  # also for one that gave way meanwhile: the token is its own, it goes on from there
                 sequence.pending -= 1
                 sequence.tokens.append(sample[0])
             if sequence.epoch == epoch:
                 sequence.looking &= not step.brief
-                # The end of a look may be computed again, to sample; all of a brief one is.
-                computed = row.start if step.brief else row.start + row.count - bool(row.sights)
+                # The end of a look may be computed again, to sample, but for a right guess; all of a brief
+                # one is.
+                whole = row.asks - 1 if row.sights and not sample else row.count
+                computed = row.start if step.brief else row.start + whole
                 if sequence.pins or computed // block_size > sequence.sealed:
                     self._holdings.settle(sequence, computed)
             if sample:
@@ -296,27 +306,17 @@ class Scheduler:
                 if deltas[-1].finish:
                     self._end(sequence)
             if seen is not None:
-                failed += self._decide(sequence.group, seen)
+                failed += self._hearing.decide(sequence.group, seen)  # who ends with it
         self._totals.generated_tokens += len(deltas)
         return deltas + failed
-
-    def _decide(self, group: Group, looks: tuple[Look, ...]) -> list[Delta]:
-        """The views of a request are chosen, once: another stay of it may have looked before it gave way."""
-        if not group.undecided:
-            return []
-        name = group.request.id
-        try:
-            zoomed = self.looking.decide(group, looks, self._limits, self._holdings)
-        except ValueError as error:
-            return self._end_request(name, "error", f"the picture could not be looked at: {error}")
-        group.looked(self._clock())
-        self._totals.looked(zoomed)
-        return self._end_request(name, "stop") if zoomed.looks else []
 
     # Leaving
 
     def _give_way(self, sequence: Sequence) -> None:
-        """Back to the queue, to go on when its rank is next: with what was set aside, or computed again."""
+        """Back to the queue, to go on when its rank is next: with what was set aside, or computed again. What
+        its look decides counts when it comes, but nothing waits there for it."""
+        if sequence.group.guessing:
+            lengthening.take_back(sequence.group, self._limits, self._holdings)
         self._holdings.swapping.set_aside(sequence)
         self._leave(sequence)
         self._queue(sequence)
@@ -391,8 +391,6 @@ class Scheduler:
         faults = self._places.faults(everyone)
         if any(item.ended or item.pending > len(self._in_flight) for item in everyone):
             faults.append("a sequence waits for a token that is not on its way")
-        coming = {id(one) for step in self._in_flight.values() if step.brief for one, _, _ in step.planned}
-        if any(item.looking and (item.row is None or id(item) not in coming) for item in everyone):
-            faults.append("a sequence waits for a look that is not on its way")
+        faults += looking_faults(everyone, self._in_flight.values())
         if faults:
             raise RuntimeError("scheduler: " + "; ".join(faults))

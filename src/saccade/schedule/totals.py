@@ -34,6 +34,8 @@ class Counters:
     looks: int = 0
     gated_looks: int = 0
     zooms: int = 0
+    guesses: int = 0
+    right_guesses: int = 0
     steps: int = 0
     encodes: int = 0
     encode_slices: int = 0
@@ -76,14 +78,15 @@ class Totals(Counters):
         self.gone(group)
         self.started += 1
         self.wait_seconds += now - group.since
-        self.prompt_tokens += group.request.length
-        self.visual_tokens += sum(span.view.tokens for span in group.layout.spans)
-        self.full_visual_tokens += group.request.full_tokens
+        request, layout = group.asked  # zoomed views count once they are chosen
+        self.prompt_tokens += request.length
+        self.visual_tokens += sum(span.view.tokens for span in layout.spans)
+        self.full_visual_tokens += request.full_tokens
         if sequence.chain is not None:  # there is a prefix cache
-            self.prefix_queried_tokens += len(group.layout.tokens)
+            self.prefix_queried_tokens += len(layout.tokens)
             self.prefix_hit_tokens += sequence.computed
             self.prefix_copied_tokens += sequence.computed % block_size
-            for span in group.layout.spans:
+            for span in layout.spans:
                 self.prefix_queried_visual_tokens += span.view.tokens
                 self.prefix_hit_visual_tokens += max(min(span.stop, sequence.computed) - span.start, 0)
 
