@@ -20,7 +20,7 @@ CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed ar
 ASKING = (1, *CHUNKS)  # the same, of steps that do nothing but ask: most have one question
 COUPLED = 256  # tokens of a view that a step couples with a question
 # Captured ahead of lone questions that look: with a picture's global view to be computed, with guessed views.
-NEW, GUESSED = TOKENS[1:5], TOKENS[:3]
+NEW, GUESSED = TOKENS[:5], TOKENS[:3]
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
 MOST = 160  # captured steps

@@ -23,6 +23,8 @@ from saccade.schedule.totals import Totals
 from saccade.vision.layout import zoomed
 from saccade.vision.store import FeatureStore
 
+SURE = 0.9  # luck from which on a guess is made beside others
+
 
 class Guessing:
     def __init__(
@@ -72,17 +74,17 @@ class Guessing:
 
     def _pays(self, step: Step, start: int, question: int, more: int) -> bool:
         """What a right guess spares against what a wrong one costs, each as often as it happens. A look that
-        has a step to itself takes all of its time; one beside others what it adds. For what turns out wrong
-        everybody waits who is in the step or in line."""
+        has a step to itself takes all of its time; one beside others what it adds. Others, in the step or in
+        line, wait for what turns out wrong, and meet steps of sizes that seldom come."""
         asked, whole = replace(step.work), replace(step.work)
         asked.add_row(start, question)
         whole.add_row(start, question + more)
         look = step.cost.predict(asked)
         lost = step.cost.predict(whole) - look
         spared = look - step.milliseconds if step.planned else look * self._limits.brief.share
-        everybody = len(step.planned) + sum(map(len, self._places.waiting))  # it is still in line itself
+        alone = not step.planned and sum(map(len, self._places.waiting)) == 1  # it is still in line itself
         luck = self._recall.luck
-        return luck * spared > (1 - luck) * lost * everybody
+        return (alone or luck > SURE) and luck * spared > (1 - luck) * lost
 
 
 def _with(request: Request, regions: Regions) -> Request:
