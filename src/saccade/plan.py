@@ -113,8 +113,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     # All rows only look: no layer runs behind those that looks need. The KV of these rows is then not whole:
     # they are computed again.
     brief: bool = False
-    # Rows go on behind their question with views that were guessed: what the next step does depends on the
-    # looks of this one, which are there before its end.
+    # Rows go on behind their question with views that were guessed: what they do next depends on the looks of
+    # this step, which are there before its end where it does nothing else.
     guessed: bool = False
 
 

@@ -327,3 +327,18 @@ def test_nothing_is_learnt_from_how_long_a_brief_look_takes() -> None:
     assert plan.expected == pytest.approx(0.5 * cost.predict(work_of(plan, 1)))
     engine.run()
     assert engine.scheduler.stats().timed_steps == before + 1
+
+
+def test_looking_is_told_apart_from_encoding_though_it_is_heard_first() -> None:
+    """What the step's views took is known with its result alone."""
+    engine = Engine(overlap=True)
+    engine.add(looking("a", **ENDLESS))
+    engine.step()
+    ((plan, result),) = engine.in_flight
+    engine.take(engine.scheduler.hear(plan, result.looks))
+    heard = engine.now
+    engine.run()
+    times = engine.deltas["a"][0].times
+    assert times is not None
+    assert times.encode > 0
+    assert times.look == pytest.approx(heard - times.started - times.encode)

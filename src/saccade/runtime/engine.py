@@ -62,7 +62,7 @@ class Turns:
 
     def spare(self, launched: Launched | None) -> float:
         """Seconds for which the step that follows a launched one need not be planned."""
-        if self._pace is None or launched is None or launched.ended or launched.awaited:
+        if self._pace is None or launched is None or launched.ended:
             return 0.0
         return self._pace.spare
 
@@ -193,7 +193,7 @@ class OverlappedLoop:
 
     def _plan(self, behind: Launched | None) -> tuple[StepPlan | None, list[Delta]]:
         """The next step, and what was heard for it."""
-        if behind is not None and behind.plan.guessed:
+        if behind is not None and behind.plan.guessed and behind.awaited:
             heard = self._turns.hear(behind)
             return self._turns.plan(), heard
         plan = self._turns.plan()

@@ -6,6 +6,7 @@ owns    those buffers
 never   looks at the host while it runs: the same call does the same work whatever is in the buffers
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -133,7 +134,7 @@ class FixedStep:
             self._told = torch.zeros(self._coupled.shape, pin_memory=True)
             self._heard = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
             self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._unread: HostLooks | None = None  # whoever has not taken what is told
+        self._unread: weakref.ref[HostLooks] | None = None  # who was told last, as long as anybody wants it
         # Kernels count here who of them comes last; 0 between launches (`Mode.arrivals`)
         self.arrivals = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
         self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
@@ -167,8 +168,9 @@ class FixedStep:
         return Sent.told(self._told.view(-1), self._heard)
 
     def await_told(self, reader: HostLooks | None) -> None:
-        """Whoever was told before takes it now, wherever the device is: the next step tells `reader`."""
-        unread, self._unread = self._unread, reader
+        """Whoever was told before takes it now, wherever the device is: what runs next tells `reader`."""
+        unread = self._unread() if self._unread is not None else None
+        self._unread = None if reader is None else weakref.ref(reader)
         if unread is not None:
             unread.wait()
 
@@ -184,7 +186,9 @@ class FixedStep:
         torch._foreach_copy_(places, [features(span.key)[at : at + count] for span, at, count, _ in shown])
 
     def clear(self, shape: Shape) -> None:
-        """Padding alone: running the shape then touches no row and no page."""
+        """Padding alone: running the shape then touches no row and no page, and tells nobody."""
+        if shape.asks:
+            self.await_told(None)
         self.step_rows.fill_(-1)
         self.held = None
         if shape.chunks:

@@ -155,9 +155,8 @@ class Lookout:
 
     def expect(self, rows: Sequence[Row]) -> None:
         """Before a step that looks: what its pictures say by themselves is on its way meanwhile."""
-        for row in rows:
-            for sight in row.sights:
-                self._by_itself(sight)
+        for sight in [sight for row in rows for sight in row.sights if sight.keep]:
+            self._by_itself(sight)
 
     def watch(self, rows: Sequence[Row]) -> Watch | None:
         """The hidden states that the forward pass of these rows must hand out."""

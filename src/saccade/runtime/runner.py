@@ -1,7 +1,7 @@
 """The only way onto the device: launches a step, hands back a promise of its result.
 
 takes   a StepPlan
-gives   a `Launched` step; its `wait()` is the one place the host waits for the device
+gives   a `Launched` step; its results are where the host waits for the device
 owns    the model, the pages and the rows on the device
 never   decides: what runs, and in which order, is the plan's business
 """
@@ -55,8 +55,8 @@ class Launched:
 
     @property
     def awaited(self) -> bool:
-        """Whether its looks decide what the next step does: nobody else is in it, or views were guessed."""
-        return self.looks is not None and (self.sample is None or self.plan.guessed)
+        """Whether its looks decide what the next step does: nobody else is in it."""
+        return self.looks is not None and all(row.sights for row in self.plan.rows)
 
     def wait(self) -> StepResult:
         looks = () if self.looks is None else self.looks.wait()
@@ -117,9 +117,17 @@ class Runner:
         with running(self._mode):
             if self._host is not None:
                 self._host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
-            if self._lookout is not None:
-                self._lookout.expect(plan.rows)
+            self._expect_looks(plan)
             return self._encode(plan)
+
+    def _expect_looks(self, plan: StepPlan) -> None:
+        """For speed alone: whoever looks comes to what failed here again, and others do not end with it."""
+        if self._lookout is None:
+            return
+        try:
+            self._lookout.expect(plan.rows)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            log.warning("step %d could not prepare its looks: %s", plan.number, str(error).partition("\n")[0])
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:

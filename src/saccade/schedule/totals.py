@@ -146,6 +146,9 @@ class Totals(Counters):
 def _charge(step: Step, seconds: float) -> None:
     """What a step's views took, to each request that has waited for one of them."""
     views = {encode.key for encode in step.encodes}
-    waited = (one for one, _, _ in step.planned if any(span.key in views for span in one.pins.values()))
-    for group in {id(one.group): one.group for one in waited}.values():
+    waited = [one for one in step.planned if any(span.key in views for span in one[0].pins.values())]
+    for group in {id(one.group): one.group for one, _, _ in waited}.values():
         group.encode_seconds += seconds
+    if step.heard:  # what it took to look was counted before it was known what of that was encoding
+        for group in {id(one.group): one.group for one, _, row in waited if row.sights}.values():
+            group.look_seconds = max(group.look_seconds - seconds, 0.0)
