@@ -93,8 +93,9 @@ class Script:
         pass
 
 
-def step_with_looks(*, guessed: bool = False, brief: bool = False) -> Any:
-    return SimpleNamespace(plan=SimpleNamespace(guessed=guessed, brief=brief), looks=object())
+def step_with_looks(*, guessed: bool = False, brief: bool = False, awaited: bool = True) -> Any:
+    plan = SimpleNamespace(guessed=guessed, brief=brief)
+    return SimpleNamespace(plan=plan, looks=object(), awaited=awaited)
 
 
 def after(first: Any, *plans: Any, others_wait: bool = False) -> list[str]:
@@ -113,6 +114,8 @@ def test_looks_are_heard_first_where_the_next_step_hangs_on_them() -> None:
     assert after(step_with_looks(guessed=True), some) == ["hear", "plan", "learn"]
     assert after(some, None, some) == ["plan", "hear", "plan", "learn"], "nothing could be planned without"
     assert after(some, some) == ["plan", "learn"], "others go on meanwhile"
+    beside = step_with_looks(guessed=True, awaited=False)
+    assert after(beside, some) == ["plan", "learn"], "streams do not wait for the guesses of others"
 
 
 def test_looks_are_learnt_with_their_step_where_others_wait_for_that() -> None:
