@@ -223,6 +223,33 @@ def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
     assert script.calls == warm + sum(captured)
 
 
+def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
+    """Also of sizes that nobody captured for them: those of other prompts do, without telling the host."""
+    script = Script()
+    made = graphs(script, sightings=3)
+    made.warm(progress=False)
+    while made.go_on():
+        pass
+    view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
+    span = (Span(start=5, view=view, key=b"k"),)
+    told = []
+    for spans in ((), span):
+        for sample in (False, True):
+            for count in (20, 100, 190, 500):
+                found = made.find((row(0, 5, count, sample=sample, spans=spans, sights=(1,), asks=9),))
+                assert found is not None
+                assert found[1].tokens >= count
+                told.append(found[1].asks)
+    assert told == [
+        *(True, True, True, False),  # a question, longer ones
+        *(True, True, False, False),  # where no views are guessed
+        *(True, True, True, False),  # with a picture to be computed
+        *(True, True, True, False),  # with guessed views
+    ]
+    several = tuple(row(number, 5, 20, sample=False, sights=(1,), asks=20) for number in range(9))
+    assert made.find(several) is None, "more prompts than are captured before they come"
+
+
 def test_only_an_idle_engine_prepares(vl_folder: Path) -> None:
     engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
     front = Front(open_checkpoint(str(vl_folder)), 4096)

@@ -19,11 +19,17 @@ BRIEF = (32, *TOKENS)  # of steps that only look: a question is short, and is co
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
 ASKING = (1, *CHUNKS)  # the same, of steps that do nothing but ask: most have one question
 COUPLED = 256  # tokens of a view that a step couples with a question
-# Captured ahead of lone questions that look: with a picture's global view to be computed, with guessed views.
-NEW, GUESSED = TOKENS[:5], TOKENS[:3]
+# Captured ahead of lone questions that look, with views and without: with their picture's global view to be
+# computed, or longer than brief steps are; with guessed views, or where none are guessed.
+AHEAD = (
+    ("whole", True, TOKENS[:5]),
+    ("whole", False, TOKENS[:5]),
+    ("greedy", True, TOKENS[:3]),
+    ("greedy", False, TOKENS[:2]),
+)
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
-MOST = 160  # captured steps
+MOST = 176  # captured steps
 SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
 
 
@@ -117,6 +123,12 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
     return Shape(rows, padded, prompts, tier, ending, divided.sighted, divided.asks)
 
 
+def without_telling(shape: Shape, ending: str) -> Shape:
+    """The shape of as many prompts like any others: it keeps what looks need, and tells nobody."""
+    chunks = shape.chunks if shape.chunks in CHUNKS else CHUNKS[0]
+    return shape._replace(chunks=chunks, ending=ending, asks=False)
+
+
 def first_shapes(most_rows: int, longest: int) -> list[Shape]:
     """What is captured before serving begins, the largest first: the others then fit into its memory."""
     tier = tiers(longest)[0]
@@ -132,8 +144,8 @@ def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = Fa
         Shape(0, tokens, chunks, tier, "look", asks=True) for chunks in ASKING[:2] for tokens in BRIEF[:2]
     ]
     asking = brief + [
-        Shape(0, tokens, ASKING[0], tier, ending, True, True)
-        for ending, sizes in (("whole", NEW), ("greedy", GUESSED))
+        Shape(0, tokens, ASKING[0], tier, ending, sighted, asks=True)
+        for ending, sighted, sizes in AHEAD
         for tokens in sizes
     ]
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]

@@ -29,6 +29,7 @@ from saccade.runtime.buckets import (
     later_shapes,
     shape_of,
     unlike,
+    without_telling,
 )
 from saccade.runtime.fixed import FixedStep
 from saccade.runtime.sampler import Sampler
@@ -72,6 +73,10 @@ class Graphs:
         if shape is None:
             return None
         replay = self._replays.get(shape) or self._capture_if_worth(shape)
+        if replay is None and shape.asks and not brief:  # not yet: that of other prompts does as well
+            rows_of_it = *divided.decodes, *divided.chunks
+            shape = without_telling(shape, self._sampler.ending(rows_of_it))
+            replay = self._replays.get(shape)
         return None if replay is None else (divided, shape, replay)
 
     def _ending(self, divided: Division, *, brief: bool) -> str:
