@@ -6,7 +6,7 @@ import pytest
 
 from saccade import SamplingParams
 from saccade.llm import LLM
-from saccade.runtime.runner import Runner
+from saccade.runtime.runner import Rehearsal, Runner
 from saccade.runtime.sampler import SampleOutput, Sampler
 
 
@@ -30,29 +30,29 @@ def test_what_the_last_one_in_a_row_asked_for_is_not_done_with_tokens_nobody_com
 
     monkeypatch.setattr(Sampler, "sample", noted)
     monkeypatch.setattr("saccade.runtime.history.History.count", None)
-    llm.engine._runner.rehearsals = [1]
+    llm.engine._runner.rehearsals = [Rehearsal(1)]
     assert llm.engine.prepare()
     assert [output.logprobs for output in made] == [None]
 
 
 def test_an_idle_engine_compiles_one_step_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes meanwhile waits for one of them, not for all."""
-    begun: list[list[int]] = []
-    monkeypatch.setattr(Runner, "rehearse", lambda runner, decodes: begun.append(list(decodes)))
-    llm.engine._runner.rehearsals = [1, 2]
+    begun: list[list[Rehearsal]] = []
+    monkeypatch.setattr(Runner, "rehearse", lambda runner, steps: begun.append(list(steps)))
+    llm.engine._runner.rehearsals = [Rehearsal(1), Rehearsal(2, 40)]
     while llm.engine.prepare():
         pass
-    assert begun == [[1], [2]]
+    assert begun == [[Rehearsal(1)], [Rehearsal(2, 40)]]
 
 
 def test_a_step_that_cannot_be_compiled_ahead_ends_nothing(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(runner: Runner, decodes: object) -> None:
+    def fails(runner: Runner, steps: object) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(Runner, "rehearse", fails)
-    llm.engine._runner.rehearsals = [1, 2]
+    llm.engine._runner.rehearsals = [Rehearsal(1), Rehearsal(2, 40)]
     while llm.engine.prepare():
         pass
     assert len([line for line in caplog.messages if "out of memory" in line]) == 1
@@ -67,9 +67,9 @@ def test_random_tokens_are_compiled_by_an_idle_engine_and_not_before_the_first_r
     drawn: list[int] = []
     monkeypatch.setattr("saccade.runtime.runner.compiling", lambda: True)
     monkeypatch.setattr(Sampler, "draw", lambda sampler, logits, rows, outputs: drawn.append(len(rows)))
-    llm.engine._runner.rehearse([0], draws=False)
+    llm.engine._runner.rehearse([Rehearsal(0)], draws=False)
     assert drawn == []
-    llm.engine._runner.rehearsals = [0, 2]
+    llm.engine._runner.rehearsals = [Rehearsal(0), Rehearsal(2, 40)]
     while llm.engine.prepare():
         pass
     assert drawn == [1, 3]

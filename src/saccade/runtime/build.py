@@ -21,6 +21,7 @@ from saccade.heap import bound_kernels
 from saccade.kernels.choice import TORCH, running
 from saccade.kernels.compact import FORMATS
 from saccade.kernels.record import CudaRecorder, PlainRecorder
+from saccade.kernels.skinny import LIMITS
 from saccade.media.geometry import ImageProcessing
 from saccade.models.layers import LanguageModel
 from saccade.models.load import load
@@ -36,7 +37,7 @@ from saccade.runtime.memory import Budget, budget, resolve_device, resolve_dtype
 from saccade.runtime.network import read_network
 from saccade.runtime.pinned import pinned_tokens
 from saccade.runtime.rows import DeviceRows
-from saccade.runtime.runner import Runner
+from saccade.runtime.runner import Rehearsal, Runner
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.stills import captured_stills
 from saccade.runtime.warm import warm_pictures
@@ -256,10 +257,19 @@ def _runner(
         laps.note("steps")
     runner = Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout, ahead)
     if captured is not None and device.type == "cuda":  # so that no twin computes, and writes, for real
-        runner.rehearse([0], draws=False)  # a prompt alone: the first there is would wait for a second
-        runner.rehearsals = [0, *(size for size in DECODES if size < config.max_num_seqs)]
+        _rehearse(runner, config.max_num_seqs)
         laps.note("prompts")
     return runner
+
+
+def _rehearse(runner: Runner, rows: int) -> None:
+    """What ordinary steps launch: of a lone prompt now, for the first there is would wait for it, the rest by
+    and by. Of few tokens too, which nothing is captured for at first: products of so many rows have kernels
+    of their own."""
+    alone = Rehearsal(0)
+    runner.rehearse([alone], draws=False)
+    beside = [Rehearsal(size) for size in DECODES if size < rows]
+    runner.rehearsals = [alone, *beside, *(Rehearsal(0, limit) for limit in LIMITS[1:-1])]
 
 
 def _forget(lookout: Lookout, encoder: Encoder, content: bytes) -> None:

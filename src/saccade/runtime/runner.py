@@ -9,6 +9,7 @@ never   decides: what runs, and in which order, is the plan's business
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -66,9 +67,15 @@ class Launched:
         return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
 
 
-def rehearsal(decodes: int, longest: int) -> tuple[Row, ...]:
-    """Rows of a step that nobody asked for: so many answers, and a prompt longer than captured steps hold,
-    where a context of `longest` tokens holds that."""
+class Rehearsal(NamedTuple):
+    """A step that nobody asked for: so many answers beside a prompt."""
+
+    decodes: int
+    tokens: int = TOKENS[-1] + 1  # of the prompt: longer than captured steps hold
+
+
+def rehearsal(decodes: int, tokens: int, longest: int) -> tuple[Row, ...]:
+    """Its rows, where a context has `longest` tokens at most."""
 
     def row(number: int, start: int, count: int) -> Row:
         positions = np.zeros((3, count), dtype=np.float32)
@@ -76,7 +83,7 @@ def rehearsal(decodes: int, longest: int) -> tuple[Row, ...]:
 
     return (
         *(row(number, min(640, longest - 1), 1) for number in range(decodes)),
-        row(decodes, 0, min(TOKENS[-1] + 1, longest)),
+        row(decodes, 0, min(tokens, longest)),
     )
 
 
@@ -107,8 +114,7 @@ class Runner:
         self.replays = 0  # steps that ran captured
         self._lookout = lookout
         self._ahead = ahead
-        # Ordinary steps to be compiled when idle: answers beside a prompt, each.
-        self.rehearsals: Sequence[int] = ()
+        self.rehearsals: Sequence[Rehearsal] = ()  # ordinary steps to be compiled when idle
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> dict[bytes, str]:
@@ -180,22 +186,22 @@ class Runner:
 
     def _rehearse_next(self) -> None:
         """One step a call: who comes meanwhile waits for that one. What fails is compiled when it is met."""
-        count, *self.rehearsals = self.rehearsals
+        step, *self.rehearsals = self.rehearsals
         try:
-            self.rehearse([count])
+            self.rehearse([step])
         except (torch.OutOfMemoryError, RuntimeError) as error:
             self.rehearsals = ()
             log.warning("ordinary steps cannot be compiled ahead: %s", str(error).split("\n")[0])
 
     @torch.inference_mode()
-    def rehearse(self, decodes: Sequence[int], *, draws: bool = True) -> None:
-        """Compile what ordinary steps of a prompt beside so many answers launch; none of it runs. Only before
-        the first request, or while there is none: it pretends to have device rows. `draws`: random tokens
-        too, which take the compiler longest."""
+    def rehearse(self, steps: Sequence[Rehearsal], *, draws: bool = True) -> None:
+        """Compile what ordinary steps launch; none of it runs. Only before the first request, or while there
+        is none: it pretends to have device rows. `draws`: random tokens too, which take the compiler
+        longest."""
         self._sampler.vacate()
         with running(self._mode), compiled_ahead():
-            for count in decodes:
-                rows = rehearsal(count, self._batch.longest)
+            for step in steps:
+                rows = rehearsal(*step, self._batch.longest)
                 inputs = self._batch.prepare(StepPlan(0, (), (), (), (), rows))
                 hidden, _ = self._forward(inputs)
                 logits = self._model.logits(hidden[inputs.sample_at])
