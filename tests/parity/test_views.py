@@ -23,6 +23,7 @@ from saccade.media.detail import Wishes
 from saccade.plan import Row, StepPlan
 from saccade.request import Pixels, Request, Zoomed
 from saccade.runtime import build
+from saccade.runtime.buckets import Shape, without_telling
 from saccade.runtime.engine import Engine
 from saccade.runtime.lookout import Lookout
 from saccade.runtime.looks import HostLooks
@@ -480,6 +481,44 @@ def test_guessed_views_change_no_answer(
     assert stats.right_guesses > 0
     assert len({str(boxes(one)) for one in plain}) == 1 or stats.guesses > stats.right_guesses
     engine.check()
+
+
+def test_questions_may_look_in_the_captured_steps_of_other_prompts(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none is captured that tells the host what they see: it is made of what the step keeps, also of
+    questions that go on behind their look."""
+    peers = bench("stock")
+    asked = [replace(LOOKS[1], text=TURN.format(text)) for text in ("where is the cat?", "and the tower?")]
+    monkeypatch.setattr(Recall, "luck", 0.0)
+    plain = [check_looks(peers, peers.engine(), [one])[0] for one in asked]
+    monkeypatch.setattr(Recall, "luck", 1.0)
+    engine = peers.engine(overlap=True, graphs="on")
+    captured = engine._runner._captured
+    assert captured is not None
+    _, graphs = captured
+    worth = graphs._capture_if_worth
+    ways: list[str] = []
+
+    def not_yet(shape: Shape) -> Any:
+        if not shape.asks:
+            return worth(shape)
+        other = without_telling(shape, "greedy")
+        return None if other in graphs._replays or graphs._capture(other) else pytest.fail("not captured")
+
+    monkeypatch.setattr(graphs, "_capture_if_worth", not_yet)
+    for name in ("see", "see_ends", "see_coupled"):
+
+        def noted(*given: Any, way: Any = getattr(Lookout, name), name: str = name) -> Any:
+            ways.append(name)
+            return way(*given)
+
+        monkeypatch.setattr(Lookout, name, noted)
+    for _ in range(3):
+        found = [check_looks(peers, engine, [one])[0] for one in asked]
+        assert [boxes(one) for one in found] == [boxes(one) for one in plain]
+    assert set(ways) == {"see_ends"}
+    assert engine.stats().guesses > 2
 
 
 def test_many_questions_at_once_look_in_one_captured_step(
