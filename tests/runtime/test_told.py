@@ -92,15 +92,20 @@ def test_a_picture_that_cannot_go_up_ends_its_own_request_alone(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = bench("stock")
+    full: list[bool] = []
+    send = Encoder.send
+
+    def sent(self: Encoder, *given: Any) -> torch.Tensor:
+        if full:
+            raise torch.OutOfMemoryError("no room")
+        return send(self, *given)
+
+    monkeypatch.setattr(Encoder, "send", sent)  # before the lookout is given it
     engine = peers.engine()
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     engine.submit(peers.front.prepare_prompt("hello there", params, "text", trusted=True))
     engine.step()
-
-    def full(self: Encoder, *given: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(Encoder, "send", full)
+    full.append(True)
     engine.submit(peers.request(LOOKS[3], n=1))
     errors: dict[str, str | None] = {}
     tokens = 0
