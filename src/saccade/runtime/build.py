@@ -21,7 +21,7 @@ from saccade.heap import bound_kernels
 from saccade.kernels.choice import TORCH, running
 from saccade.kernels.compact import FORMATS
 from saccade.kernels.record import CudaRecorder, PlainRecorder
-from saccade.kernels.skinny import LIMITS
+from saccade.kernels.skinny import LIMITS, MOST_ROWS
 from saccade.media.geometry import ImageProcessing
 from saccade.models.layers import LanguageModel
 from saccade.models.load import load
@@ -265,11 +265,12 @@ def _runner(
 def _rehearse(runner: Runner, rows: int) -> None:
     """What ordinary steps launch: of a lone prompt now, for the first there is would wait for it, the rest by
     and by. Of few tokens too, which nothing is captured for at first: products of so many rows have kernels
-    of their own."""
+    of their own (those of more are compiled before, `compile.SHORT`)."""
     alone = Rehearsal(0)
     runner.rehearse([alone], draws=False)
     beside = [Rehearsal(size) for size in DECODES if size < rows]
-    runner.rehearsals = [alone, *beside, *(Rehearsal(0, limit) for limit in LIMITS[1:-1])]
+    short = [Rehearsal(0, limit) for limit in LIMITS if 1 < limit <= MOST_ROWS]
+    runner.rehearsals = [alone, *beside, *short]
 
 
 def _forget(lookout: Lookout, encoder: Encoder, content: bytes) -> None:

@@ -74,8 +74,7 @@ class Graphs:
             return None
         replay = self._replays.get(shape) or self._capture_if_worth(shape)
         if replay is None and shape.asks and not brief:  # not yet: that of other prompts does as well
-            rows_of_it = *divided.decodes, *divided.chunks
-            shape = without_telling(shape, self._sampler.ending(rows_of_it))
+            shape = without_telling(shape, self._sampler.ending(divided.chunks))
             replay = self._replays.get(shape)
         return None if replay is None else (divided, shape, replay)
 

@@ -73,18 +73,17 @@ class Rehearsal(NamedTuple):
     decodes: int
     tokens: int = TOKENS[-1] + 1  # of the prompt: longer than captured steps hold
 
+    def rows(self, longest: int) -> tuple[Row, ...]:
+        """Where a context has `longest` tokens at most."""
 
-def rehearsal(decodes: int, tokens: int, longest: int) -> tuple[Row, ...]:
-    """Its rows, where a context has `longest` tokens at most."""
+        def row(number: int, start: int, count: int) -> Row:
+            positions = np.zeros((3, count), dtype=np.float32)
+            return Row(number, number, start, count, (0,) * count, positions, (), True, 0)
 
-    def row(number: int, start: int, count: int) -> Row:
-        positions = np.zeros((3, count), dtype=np.float32)
-        return Row(number, number, start, count, (0,) * count, positions, (), True, 0)
-
-    return (
-        *(row(number, min(640, longest - 1), 1) for number in range(decodes)),
-        row(decodes, 0, min(tokens, longest)),
-    )
+        return (
+            *(row(number, min(640, longest - 1), 1) for number in range(self.decodes)),
+            row(self.decodes, 0, min(self.tokens, longest)),
+        )
 
 
 class Runner:
@@ -201,7 +200,7 @@ class Runner:
         self._sampler.vacate()
         with running(self._mode), compiled_ahead():
             for step in steps:
-                rows = rehearsal(*step, self._batch.longest)
+                rows = step.rows(self._batch.longest)
                 inputs = self._batch.prepare(StepPlan(0, (), (), (), (), rows))
                 hidden, _ = self._forward(inputs)
                 logits = self._model.logits(hidden[inputs.sample_at])
