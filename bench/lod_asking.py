@@ -49,9 +49,15 @@ class Bench:
     def __init__(self, llm: LLM, answer_tokens: int, seed: int) -> None:
         self.llm = llm
         self.front = llm.front
-        self._inputs = Inputs(llm.front.checkpoint, llm.front.tokens, seed)
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
         self.answer_tokens = answer_tokens
+        self.begin(0)
+
+    def begin(self, *chapter: int) -> None:
+        """From here on pictures and questions are those of a chapter, however many were asked before: warming
+        takes as long as it takes."""
+        self._inputs = Inputs(self.front.checkpoint, self.front.tokens, (self._seed, *chapter))
+        self._rng = np.random.default_rng((self._seed, *chapter))
 
     def picture(self, size: tuple[int, int]) -> Pixels:
         width, height = size

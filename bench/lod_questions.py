@@ -13,7 +13,7 @@ from saccade.metrics import STAGES
 from saccade.request import Pixels
 
 QUESTIONS = 10
-PICTURES = 3  # asked about one after the other
+PICTURES = 5  # asked about one after the other
 ROUNDS = 5  # of all at once, of which the median is told
 # What a question passes in this process; `prefill` is all of a prompt, with zooms what follows their choice.
 SHOWN = ("prepare", "unpack", "queue", "look", "encode", "prefill", "decode")
@@ -32,8 +32,9 @@ def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[L
             f" {'mean':>7} {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6} {'guessed':>7} {'right':>5}"
             f" {'prefix hit':>10}"
         )
-        for level in levels:
+        for number, level in enumerate(levels, start=1):
             warm(bench, size, level, full, 2)
+            bench.begin(length, number)  # pictures of its own, for they are new; in every run the same
             pictures = [bench.picture(size) for _ in range(PICTURES if bench.on_cuda else 1)]
             turns[level.name] = in_turn(bench, pictures, level, full)
         by_stage(turns)

@@ -7,6 +7,7 @@ never   repeats itself: caches must not know what is meant to be new
 
 import base64
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ GRAIN = 12  # and noise of up to this many levels, so that it weighs what a phot
 class Inputs:
     """One stream of inputs; every call draws new ones."""
 
-    def __init__(self, checkpoint: Checkpoint, tokens: Tokens, seed: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, tokens: Tokens, seed: int | Sequence[int]) -> None:
         self._checkpoint = checkpoint
         self._tokens = tokens
         self._rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Whether a request goes on behind its question at once, with the views chosen last about its pictures.
+"""Whether a request goes on behind its question at once, with the views chosen before about its pictures.
 
 takes   a request about to enter a step, whose views are to be chosen after a look
 gives   the same request with views guessed, so that one row computes all of its prompt and looks on the way
@@ -67,7 +67,7 @@ class Guessing:
             return None
         if group.request.sampling.n > 1 or group.deleted:
             return None
-        return self._recall.last(group.request)
+        return self._recall.likeliest(group.request)
 
     def _ready(self, guessed: Request) -> bool:
         return all(self._store.ready(item.view.key) for item in guessed.media if item.origin is not None)
