@@ -113,22 +113,25 @@ def test_a_right_guess_that_was_heard_loses_no_step(hears: bool) -> None:
 
 @WAYS
 @pytest.mark.parametrize(
-    ("last", "real"),
+    ("last", "real", "same"),
     [
-        ((LEFT,), (RIGHT,)),
-        ((LEFT,), (LEFT, RIGHT)),
-        ((LEFT, RIGHT), (LEFT,)),
-        ((LEFT,), (LARGE,)),
-        ((LARGE,), (RIGHT,)),
-        ((LEFT,), ()),
-        ((), (LEFT,)),
+        ((LEFT,), (RIGHT,), 1),  # the mark before a view
+        ((LEFT,), (LEFT, RIGHT), 3),
+        ((LEFT, RIGHT), (LEFT,), 3),
+        ((LEFT,), (LARGE,), 1),
+        ((LARGE,), (RIGHT,), 1),
+        ((LEFT,), (), 0),
+        ((), (LEFT,), 0),
+        ((LEFT, RIGHT), (LEFT, LARGE), 4),
+        ((LEFT, RIGHT), (RIGHT, LEFT), 1),
     ],
 )
 @pytest.mark.parametrize("tail", [0, 2])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_a_wrong_guess_is_taken_back(
-    overlap: bool, hears: bool, last: Any, real: Any, tail: int, prefix_caching: bool
+    overlap: bool, hears: bool, last: Any, real: Any, same: int, tail: int, prefix_caching: bool
 ) -> None:
+    """Up to the first view that is another one."""
     engine, chooser = asked_before(*last, overlap=overlap, hears=hears, prefix_caching=prefix_caching)
     chooser.regions = real
     request = ask("a", [6, 6, 6, 6], tail)
@@ -139,8 +142,8 @@ def test_a_wrong_guess_is_taken_back(
     assert engine.device.looked == 2, "it looked again"
     mine = [one for plan in engine.plans for one in plan.rows if one.sequence == row.sequence]
     end = row.start + row.asks
-    again = not real and not tail  # the end of the question is computed again, to sample
-    assert mine[1].start == end - again
+    again = not tail and real == last[: len(real)]  # its end is computed again, to sample
+    assert mine[1].start == end + same - again
     assert [delta.zoomed.regions for delta in engine.deltas["a"] if delta.zoomed] == [(real,)]
     answered(engine, request)
     # Whoever asks the same again finds what was computed from the right views, and nothing else.

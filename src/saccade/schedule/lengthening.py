@@ -5,7 +5,8 @@ gives   all its choices the prompt it has now, and what they hold for it
 never   chooses; changes anything up to the end of the question
 
 A guess is undone by cutting everything back to the end of the question: what is computed up to there depends
-on nothing behind it, and stays. The blocks behind it stay too, claimed for the most the prompt can become.
+on nothing behind it, and stays. So does what views have in common that were guessed and chosen, up to the
+first that is another. The blocks behind stay too, claimed for the most the prompt can become.
 """
 
 from saccade.plan import Layout
@@ -66,6 +67,28 @@ def take_back(group: Group, limits: Limits, holdings: Holdings) -> None:
         if choice.chain is not None:
             choice.chain.cut(end)
         holdings.pinning.taken_back(choice, end)
+
+
+def correct(group: Group, decided: Request, limits: Limits, holdings: Holdings) -> None:
+    """The guess was wrong, and it is known what is right."""
+    if group.guess is None:
+        raise RuntimeError(f"request {group.request.id} has no guess to be corrected")
+    guessed, end = group.layout, len(group.guess.layout.tokens)
+    reached = [choice.computed for choice in group.choices]
+    take_back(group, limits, holdings)
+    decide(group, decided, limits, holdings)
+    for choice, computed in zip(group.choices, reached, strict=True):
+        stays = min(computed, end + _alike(guessed, group.layout, end), len(choice.tokens) - 1)
+        choice.computed = max(choice.computed, stays)
+
+
+def _alike(one: Layout, other: Layout, start: int) -> int:
+    """How many tokens from `start` on are the same in both, with the same views in the same places."""
+    count = min(len(one.tokens), len(other.tokens)) - start
+    pairs = zip(one.tokens[start:], other.tokens[start:], strict=False)
+    count = next((n for n, (token, its) in enumerate(pairs) if token != its), count)
+    views = zip(one.spans, other.spans, strict=False)
+    return next((min(count, view.start - start) for view, its in views if view != its), count)
 
 
 def _adopt(group: Group, request: Request, layout: Layout, limits: Limits, holdings: Holdings) -> None:

@@ -68,9 +68,8 @@ class Looking:
         if group.guess and group.guess.open and alike(group.guess.regions, group.zoomed.regions):
             lengthening.keep(group, holdings)
             return group.zoomed
-        if group.guessing:
-            lengthening.take_back(group, limits, holdings)
-        lengthening.decide(group, decided, limits, holdings)
+        settle = lengthening.correct if group.guessing else lengthening.decide
+        settle(group, decided, limits, holdings)
         return group.zoomed
 
 
