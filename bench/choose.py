@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, str]] = {
     "draw": ("sample", "top-p"),
     "device_rows": ("points", "device rows"),
     "copy_block": ("points", "copy of a block"),
+    "texture": ("pixels", "texture of"),
 }
 FRESH = "SDPA flash, gathered"  # what `fresh_attention: torch` runs
 AHEADS = {"plain": 0, "pdl": 0, "pdl, 512 ahead": 512, "pdl, 2048 ahead": 2048}

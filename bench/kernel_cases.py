@@ -33,6 +33,9 @@ from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_trito
 from saccade.kernels.parts import Parts
 from saccade.kernels.qkv_finish import FinishTuning, HeadNorm, qkv_finish_reference, qkv_finish_triton
 from saccade.kernels.rows import Rows
+from saccade.kernels.texture import channels_triton, means_triton, shrink_triton
+from saccade.lod.relevance import SALIENT, pooled
+from saccade.lod.texture import EDGE, ENTROPY, LONGEST, channels, shades, working, working_size
 from saccade.runtime import noise
 
 ROOT = bare.ROOT
@@ -832,6 +835,29 @@ def pixel_cases() -> Iterator[Case]:
         )
 
 
+def texture_cases() -> Iterator[Case]:
+    """Of a picture, with means of its channels over tokens and over places in them."""
+    grid, finer = (13, 13), (52, 52)
+
+    def make(side: int, device: torch.device, _: int) -> Tensor:
+        return torch.zeros(side, side, 3, dtype=torch.uint8, device=device).random_()
+
+    def kernels(picture: Tensor) -> tuple[Tensor, ...]:
+        colour = shrink_triton(picture, working_size(*picture.shape[:2]))
+        made = channels_triton(colour, shades(picture.device))
+        return means_triton(made, SALIENT, grid), means_triton(made, (ENTROPY, EDGE), finer)
+
+    def twin(picture: Tensor) -> tuple[Tensor, ...]:
+        with running(Mode(kernels="torch")):
+            made = channels(working(picture))
+            return pooled(made, SALIENT, grid), pooled(made, (ENTROPY, EDGE), finer)
+
+    for side in (448, 1024, 2048):
+        nbytes = 3 * side * side + 16 * 4 * min(side, LONGEST) ** 2
+        name, size = f"texture of {side} x {side}", partial(make, side)
+        yield Case("pixels", name, size, 2, {"kernels": kernels}, {"twin": twin}, nbytes / COPY)
+
+
 def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
     every = [
         *decode_cases(),
@@ -848,5 +874,6 @@ def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:
         *layer_cases(),
         *sample_cases(),
         *pixel_cases(),
+        *texture_cases(),
     ]
     return [case for case in every if case.part in parts]

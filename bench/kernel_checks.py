@@ -29,6 +29,8 @@ from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_trito
 from saccade.kernels.parts import Parts
 from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_reference, qkv_finish_triton
 from saccade.kernels.rows import Rows
+from saccade.kernels.texture import channels_triton, means_triton, shrink_triton
+from saccade.lod import relevance, texture
 from saccade.runtime import noise
 
 ROOT = bare.ROOT
@@ -522,6 +524,25 @@ def pixels(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
     yield compared("patchify", made, cut.expand(-1, -1, 2, -1).reshape(24, -1), torch.float32)
 
 
+def textures(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
+    """A picture shrunk, its channels, their means over a grid of tokens; one after the other."""
+    for height, width, longest in ((90, 131, 131), (1024, 1024, 768), (767, 1500, 768), (61, 40, 61)):
+        picture = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, device=device)
+        picture[: height // 3] = dice.randint(0, 255)
+        size = round(height * longest / max(height, width)), round(width * longest / max(height, width))
+        with running(Mode(kernels="torch")):
+            colour = F.interpolate(picture.permute(2, 0, 1)[None].float() / 255, size=size, mode="area")[0]
+            wanted = texture.channels(colour)
+            means = relevance.pooled(wanted, (3, 7, 11), (13, 9))
+        made = launch(shrink_triton, picture, size)
+        yield compared(f"shrink {height} x {width}", made, colour, torch.float32)
+        made = launch(channels_triton, colour, texture.shades(device))
+        for name, one, its in zip(texture.CHANNELS, made, wanted, strict=True):
+            yield compared(f"texture, {name} {height} x {width}", one, its, torch.float32)
+        made = launch(means_triton, wanted, (3, 7, 11), (13, 9))
+        yield compared(f"means {height} x {width}", made, means, torch.float32)
+
+
 CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator[Check]], ...]] = {
     "decode": (attention, captured, arriving),
     "prefill": (),  # together with decode: the same rows
@@ -534,5 +555,5 @@ CHECKS: dict[str, tuple[Callable[[torch.device, random.Random, Launch], Iterator
     "chosen": (chosen,),
     "many": (many,),
     "sample": (samples,),
-    "pixels": (pixels,),
+    "pixels": (pixels, textures),
 }

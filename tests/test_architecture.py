@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "saccade.kernels": ("saccade.kernels",),
     "saccade.request": ("saccade.lod.values",),
     "saccade.plan": ("saccade.request", "saccade.lod.values"),
-    "saccade.lod": ("saccade.lod", "saccade.errors"),
+    "saccade.lod": ("saccade.lod", "saccade.errors", "saccade.kernels.choice", "saccade.kernels.texture"),
     "saccade.cache": (
         "saccade.cache",
         "saccade.errors",

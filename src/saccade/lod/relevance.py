@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.kernels.choice import runs_triton
+from saccade.kernels.texture import means_triton
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
 from saccade.lod.values import FINE, Grid, StillMaps
 
@@ -27,25 +29,24 @@ NOTHING = -1e30  # a score without a share; finite, for its share of 0 is multip
 STILL_MAPS = len(STILL) - 1 + FINE * FINE  # maps of a token's size they come to
 
 
-def pooled(texture: Tensor, grid: Grid) -> Tensor:
-    """Means [channels, rows, columns] over the tokens of a view of the whole picture."""
-    return F.adaptive_avg_pool2d(texture[None], grid)[0]
-
-
-def _chosen(texture: Tensor, channels: Sequence[int]) -> Tensor:
-    """Some channels; a list as an index would be copied from the host, which no captured call may do."""
-    return torch.stack([texture[channel] for channel in channels])
+def pooled(texture: Tensor, channels: Sequence[int], grid: Grid) -> Tensor:
+    """Means of some channels [n, rows, columns] over the tokens of a view of the whole picture. A list as an
+    index would be copied from the host, which no captured call may do."""
+    if runs_triton("texture", texture):
+        return means_triton(texture, channels, grid)
+    chosen = torch.stack([texture[channel] for channel in channels])
+    return F.adaptive_avg_pool2d(chosen[None], grid)[0]
 
 
 def propositional(texture: Tensor, grid: Grid) -> Tensor:
     """Information content: shades times edges, so that blank paper and smooth shading say little."""
-    mean = pooled(_chosen(texture, (ENTROPY, EDGE)), grid)
+    mean = pooled(texture, (ENTROPY, EDGE), grid)
     return mean[0] * mean[1]
 
 
 def perspectival(texture: Tensor, grid: Grid) -> Tensor:
     """Salience: how far each channel is from its surround, near and far, in units of its spread."""
-    mean = pooled(_chosen(texture, SALIENT), grid)
+    mean = pooled(texture, SALIENT, grid)
     spread = mean.flatten(1).std(1, correction=0).clamp(min=1e-3)[:, None, None]
     near, far = (_surround(mean, width) for width in (3, 7))
     return ((mean - near).abs() + (mean - far).abs()).div(spread).mean(0)
@@ -60,7 +61,7 @@ def _surround(mean: Tensor, width: int) -> Tensor:
 
 def lost(texture: Tensor, grid: Grid) -> Tensor:
     """What a coarse view loses first, writing: how much of it is around each token, 0..1."""
-    return pooled(texture[TEXT : TEXT + 1], grid)[0]
+    return pooled(texture, (TEXT,), grid)[0]
 
 
 def still(texture: Tensor, grid: Grid, streams: Sequence[torch.cuda.Stream] = ()) -> Tensor:

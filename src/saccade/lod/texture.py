@@ -20,6 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from saccade.kernels.choice import runs_triton
+from saccade.kernels.texture import LEAST, Shades, channels_triton, shrink_triton
+
 LONGEST = 768  # pixels: bounds the cost whatever the source
 CHANNELS = (
     *("red", "green", "blue", "lightness", "green_red", "edge_x", "edge_y", "edge"),
@@ -44,9 +47,11 @@ def texture(picture: Tensor) -> Tensor:
 def channels(colour: Tensor) -> Tensor:
     """The same of a picture at its working size. Copies nothing from the host: it can be captured, once it
     has run on the device."""
+    _, height, width = colour.shape
+    if runs_triton("texture", colour) and min(height, width) >= LEAST:
+        return channels_triton(colour, shades(colour.device))
     light, green_red = _lab(colour)
     gx, gy = _sobel(light)
-    _, height, width = colour.shape
     y = torch.linspace(-1, 1, height, device=colour.device) if height > 1 else colour.new_zeros(1)
     x = torch.linspace(-1, 1, width, device=colour.device) if width > 1 else colour.new_zeros(1)
     places = torch.stack([y[:, None].expand(height, width), x[None].expand(height, width)])
@@ -61,8 +66,10 @@ def channels(colour: Tensor) -> Tensor:
 
 def working(picture: Tensor) -> Tensor:
     """The picture as float32 [3, h, w] in 0..1, made smaller where it is longer than `LONGEST`."""
+    size = working_size(picture.shape[0], picture.shape[1])
+    if runs_triton("texture", picture):
+        return shrink_triton(picture, size)
     colour = picture.permute(2, 0, 1).float().div_(255)
-    size = working_size(colour.shape[1], colour.shape[2])
     if size == colour.shape[1:]:
         return colour
     return F.interpolate(colour[None], size=size, mode="area")[0]
@@ -98,6 +105,11 @@ def _root(device: torch.device) -> Tensor:
     """CIELAB's cube root, straight near zero, at ROOTS + 1 steps of 0..1."""
     t = torch.arange(ROOTS + 1, device=device) / ROOTS
     return torch.where(t > 0.008856, t.clamp(min=1e-6).pow(1 / 3), t * 7.787 + 16 / 116)
+
+
+def shades(device: torch.device) -> Shades:
+    """What the kernels make the channels with."""
+    return Shades(_linear(device), _root(device), _X, _Y, SHADES, FAINT)
 
 
 def _sobel(light: Tensor) -> tuple[Tensor, Tensor]:

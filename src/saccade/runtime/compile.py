@@ -1,5 +1,5 @@
 """What every start launches, compiled side by side before any of it runs: prompts, copies of blocks, pixels,
-the tower.
+textures, the tower.
 
 takes   the model, what the checkpoint does to pictures
 gives   nothing; the first to launch these kernels finds them compiled
@@ -21,6 +21,8 @@ from saccade.kernels.choice import TORCH, mode
 from saccade.kernels.greedy import greedy
 from saccade.kernels.jit import INTERPRETED, TRITON, compiled_ahead, hash_compiler, little_compiled
 from saccade.kernels.workers import Workers, worth_having
+from saccade.lod.relevance import still
+from saccade.lod.texture import texture
 from saccade.media.geometry import ImageProcessing, plain_view
 from saccade.models.layers import LanguageModel, VisionTower
 from saccade.vision.preprocess import Preprocessor
@@ -68,6 +70,7 @@ def compile_first(
         if model.vision is not None and image is not None:
             dtype = next(model.parameters()).dtype
             _pixels(image, device, dtype, SIZES)
+            _textures(device)
             _tower(model.vision, device, dtype)
 
 
@@ -105,6 +108,12 @@ def _pixels(
     for size in sizes:
         pixels = torch.zeros(1, size[1], size[0], 3, dtype=torch.uint8, device=device)
         preprocessor.patches(pixels, plain_view(bytes(16), size, image), dtype)
+
+
+def _textures(device: torch.device) -> None:
+    """What a look needs to know of a picture by itself; kernels are the same for all sizes."""
+    pixels = torch.zeros(1024, 768, 3, dtype=torch.uint8, device=device)
+    still(texture(pixels), (SIDE, SIDE))
 
 
 def _tower(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> None:
