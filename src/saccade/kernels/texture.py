@@ -8,10 +8,12 @@
     means    of some channels over the windows of a grid
 
 What each number means, and the tables of light and roots, are `lod.texture`'s, which is the twin. Windows are
-those of an adaptive mean: from floor(i * n / m) to ceil((i + 1) * n / m).
+those of an adaptive mean: from floor(i * n / m) to ceil((i + 1) * n / m). Products are rounded before they
+are added, as the twin's are: a colour on the border of two steps of a table would else take the other one.
 
 Bytes of a picture of 1024 x 1024, whose texture is 768 x 768: 3 MB read, 7 MB of colour, 31 MB of channels,
-some of them read again, all in L2: 20 us. Prediction: 60 us, where the twin's kernels take 700.
+some of them read again, all in L2: 20 us. With the maps made of them 0.26 ms as one captured call, 1.10 by
+the twin; of 2048 x 2048 pixels 0.25 and 1.81 (H200, `python -m bench.lod --part stages`).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -284,13 +286,14 @@ def channels_triton(colour: Tensor, shades: Shades, tuning: TextureTuning = Text
     lines, warps = (height, up(width, tuning.block)), tuning.warps
     _shade_kernel[lines](
         colour, shades.light, shades.root, texture, height, width, len(shades.root) - 1, *shades.x, *shades.y,
-        BLOCK=tuning.block, num_warps=warps,
+        BLOCK=tuning.block, num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
     down, across, cells = up(height, CELL), up(width, CELL), tuning.cells
     small = torch.empty(shades.bins + 3, down, across, dtype=torch.float32, device=device)
     _edge_kernel[(down, up(across, cells))](
-        texture, small, height, width, down, across, BINS=shades.bins, CELLS=cells, num_warps=warps
-    )
+        texture, small, height, width, down, across, BINS=shades.bins, CELLS=cells, num_warps=warps,
+        enable_fp_fusion=False,
+    )  # fmt: skip
     found = torch.empty(2, down, across, dtype=torch.float32, device=device)
     planes = 1 << (shades.bins + 2).bit_length()
     _around_kernel[(up(down * across, cells),)](
