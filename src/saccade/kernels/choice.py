@@ -40,7 +40,7 @@ CHOICE: dict[str, str] = {
     "draw": KERNEL,  # H200: 13.09x the twin over 6 cases, 3.25 to 50.36
     "device_rows": KERNEL,  # H200: 13.17x the twin over 2 cases, 12.62 to 13.75
     "copy_block": KERNEL,  # H200, pool of 120 GB: 0.10 to 0.14 ms of the host's, the twin 0.31 to 0.34
-    "texture": KERNEL,  # H200: 11.98x the twin over 3 cases, 7.11 to 20.24
+    "texture": KERNEL,  # H200: 11.97x the twin over 3 cases, 7.11 to 20.24
     "patchify": KERNEL,  # H200: 29 us for 1024 x 1024 pixels; the twin, timed in an earlier form, took 455
 }
 
