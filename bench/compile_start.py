@@ -78,6 +78,8 @@ def passes(made: Rooms) -> dict[str, Callable[[], None]]:
         if image is not None and model.vision is not None:
             first._pixels(image, META, torch.bfloat16, (*SIZES, *ODD_SIZES))
             first._tower(model.vision, META, torch.bfloat16)
+            for side in (1, 13, 32):
+                first._textures(META, (*SIZES, *ODD_SIZES), side)
 
     def later() -> None:
         for shape in later_shapes(ROWS, LONGEST, vision=True, looks=True):

@@ -85,12 +85,11 @@ def _shrink_kernel(picture, colour, source_height, source_width, height, width, 
 
 @jit
 def _place(i, count):
-    """Of a line of places from -1 to 1; the only one is at 0."""
-    step = 2.0 / tl.maximum(count - 1, 1).to(tl.float32)
-    value = tl.where(
+    """The i-th of `count` places, two or more, from -1 to 1."""
+    step = 2.0 / (count - 1).to(tl.float32)
+    return tl.where(
         i < count // 2, i.to(tl.float32) * step - 1.0, 1.0 - (count - 1 - i).to(tl.float32) * step
     )
-    return tl.where(count == 1, 0.0, value)
 
 
 @jit_for_any("height", "width", "steps")

@@ -70,7 +70,7 @@ def compile_first(
         if model.vision is not None and image is not None:
             dtype = next(model.parameters()).dtype
             _pixels(image, device, dtype, SIZES)
-            _textures(device)
+            _textures(device, SIZES[:1])
             _tower(model.vision, device, dtype)
 
 
@@ -110,10 +110,11 @@ def _pixels(
         preprocessor.patches(pixels, plain_view(bytes(16), size, image), dtype)
 
 
-def _textures(device: torch.device) -> None:
-    """What a look needs to know of a picture by itself; kernels are the same for all sizes."""
-    pixels = torch.zeros(1024, 768, 3, dtype=torch.uint8, device=device)
-    still(texture(pixels), (SIDE, SIDE))
+def _textures(device: torch.device, sizes: Iterable[tuple[int, int]], side: int = SIDE) -> None:
+    """What looks need to know of pictures by themselves, over global views of `side` tokens along each."""
+    for width, height in sizes:
+        pixels = torch.zeros(height, width, 3, dtype=torch.uint8, device=device)
+        still(texture(pixels), (side, side))
 
 
 def _tower(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> None:

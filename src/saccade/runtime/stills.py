@@ -6,7 +6,7 @@ owns    a captured call for each shape that came before (least recently used one
         read, the streams their branches are recorded on
 never   lets a capture that fails end a request: such a shape takes the ordinary way, for good
 
-Some hundred small kernels: launched one by one they cost the host several times what they cost the device. A
+Dozens of small kernels: launched one by one they cost the host several times what they cost the device. A
 shape is the size the texture is made at and the grid, so pictures of one form share it, however large.
 """
 
@@ -29,7 +29,8 @@ MOST_SHAPES = 32
 SIGHTINGS = 2
 NEVER = -1  # sightings of a shape that cannot be captured
 COUNTED = 1024  # shapes whose sightings are known
-# Of the device: the buffer, about 50 planes of the texture's size while a call runs, 3 MB a captured shape.
+# Of the device: the buffer, planes of the texture's size while a call runs (about 50 without the kernels),
+# 3 MB a captured shape.
 MOST_BYTES = 53 * LONGEST * LONGEST * 4 + (MOST_SHAPES << 20) * 3
 
 
