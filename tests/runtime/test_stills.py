@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels.record import CudaRecorder
+from saccade.kernels.record import CudaRecorder, Replay
 from saccade.lod.relevance import still
 from saccade.lod.texture import LONGEST, texture
 from saccade.runtime.stills import Stills, captured_stills
@@ -81,6 +81,18 @@ def test_a_capture_that_fails_is_told_once_and_not_tried_again(caplog: pytest.Lo
     assert len(stills) == 0
     assert len(caplog.records) == 1
     assert "stream is capturing" in caplog.text
+
+
+def test_whatever_a_capture_raises_the_maps_are_there() -> None:
+    class CompilationError(Exception):
+        pass
+
+    class Failing(Counting):
+        def record(self, function: Replay) -> Replay:
+            raise CompilationError("line 7")
+
+    one = page(64, 64)
+    assert torch.equal(Stills(CPU, Failing(), sightings=1).maps(one, (2, 2)), still(texture(one), (2, 2)))
 
 
 def test_nothing_is_captured_where_graphs_are_off() -> None:

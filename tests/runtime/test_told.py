@@ -116,3 +116,34 @@ def test_a_picture_that_cannot_go_up_ends_its_own_request_alone(
     assert list(errors.values()) == ["encoding_failed"]
     assert "text" not in errors
     assert tokens == 11
+
+
+def test_maps_that_fail_before_a_step_are_made_by_the_look_and_nobody_ends(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is raised: what a compiler says of a kernel is no RuntimeError."""
+    peers = bench("stock")
+    calls: list[bool] = []
+    maps = Stills.maps
+
+    class CompilationError(Exception):
+        pass
+
+    def failing(self: Stills, *given: Any) -> torch.Tensor:
+        calls.append(not calls)
+        if calls[-1]:
+            raise CompilationError("line 7")
+        return maps(self, *given)
+
+    monkeypatch.setattr(Stills, "maps", failing)
+    engine = peers.engine()
+    engine.submit(peers.request(LOOKS[0], n=1))
+    errors, tokens = [], 0
+    while not engine.idle:
+        for delta in engine.step():
+            tokens += len(delta.tokens)
+            errors += [delta.error] if delta.error else []
+    assert calls == [True, False]
+    assert not errors
+    assert tokens > 0
+    assert "could not prepare its looks: line 7" in caplog.text

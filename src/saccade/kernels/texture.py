@@ -1,4 +1,4 @@
-"""The texture of a picture, and its means over a token grid, in six launches; the twin takes some sixty.
+"""The texture of a picture in five launches, and means of it over token grids; the twin takes some sixty.
 
     shrink   colour[c, y, x] = mean of the picture's pixels in the window of (y, x), over 255
     shade    L* and a* of every colour, the place of every pixel
@@ -8,8 +8,9 @@
     means    of some channels over the windows of a grid
 
 What each number means, and the tables of light and roots, are `lod.texture`'s, which is the twin. Windows are
-those of an adaptive mean: from floor(i * n / m) to ceil((i + 1) * n / m). Products are rounded before they
-are added, as the twin's are: a colour on the border of two steps of a table would else take the other one.
+those of an adaptive mean: from floor(i * n / m) to ceil((i + 1) * n / m). In shades and edges products
+are rounded before they are added, as the twin's are: a colour on the border of two steps of a table would
+else take the other one. A mean of several pixels may: it is added up in another order.
 
 Bytes of a picture of 1024 x 1024, whose texture is 768 x 768: 3 MB read, 7 MB of colour, 31 MB of channels,
 some of them read again, all in L2: 20 us. With the maps made of them 0.26 ms as one captured call, 1.10 by
@@ -31,7 +32,7 @@ from saccade.kernels.jit import constant, jit, jit_for_any, tl, up
 CHANNELS = 13
 CELL = 4  # pixels along a cell
 WINDOW = 5  # cells along the neighbourhood of one
-LEAST = WINDOW * CELL  # pixels along the shorter side: below, the twin has smaller neighbourhoods
+LEAST = WINDOW * CELL  # pixels along the shorter side: the twin has smaller neighbourhoods somewhat below
 MOST_CHOSEN = 7  # channels that `means` takes at once
 
 _CELL = constant(CELL)

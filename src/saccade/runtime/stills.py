@@ -117,7 +117,7 @@ class Stills:
             made = Still(shape, self._pixels, self._streams)
             maps = made(colour)  # nothing may be made or compiled while capturing
             made.replay = recorder.record(made.run)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except Exception as error:  # whatever it is: the ordinary way says so if it cannot do without
             self._seen[shape] = NEVER
             first = str(error).partition("\n")[0]
             log.warning("looks at pictures of %s pixels run uncaptured, slower: %s", shape.size, first)

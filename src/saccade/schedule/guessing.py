@@ -5,8 +5,8 @@ gives   the same request with views guessed, so that one row computes all of its
 never   changes an answer: a guess that the look does not confirm is taken back, and costs time alone
 
 A look that waits for nothing else takes a pass over the question, and its views another one. A right guess
-spares the first; a wrong one has computed its views for nothing. How often guesses are right is learnt
-(recall.py), whether they are made or not.
+spares the first; a wrong one has computed for nothing what is behind the first view that is another. How
+often guesses are right is learnt (recall.py), whether they are made or not.
 """
 
 from dataclasses import replace

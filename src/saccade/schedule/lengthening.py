@@ -9,6 +9,8 @@ on nothing behind it, and stays. So does what views have in common that were gue
 first that is another. The blocks behind stay too, claimed for the most the prompt can become.
 """
 
+from itertools import zip_longest
+
 from saccade.plan import Layout
 from saccade.request import Request
 from saccade.schedule.holdings import Holdings
@@ -87,8 +89,10 @@ def _alike(one: Layout, other: Layout, start: int) -> int:
     count = min(len(one.tokens), len(other.tokens)) - start
     pairs = zip(one.tokens[start:], other.tokens[start:], strict=False)
     count = next((n for n, (token, its) in enumerate(pairs) if token != its), count)
-    views = zip(one.spans, other.spans, strict=False)
-    return next((min(count, view.start - start) for view, its in views if view != its), count)
+    for views in zip_longest(one.spans, other.spans):
+        if views[0] != views[1]:
+            return min(count, *(view.start - start for view in views if view is not None))
+    return count
 
 
 def _adopt(group: Group, request: Request, layout: Layout, limits: Limits, holdings: Holdings) -> None:
