@@ -36,9 +36,7 @@ LEAST = WINDOW * CELL  # pixels along the shorter side: the twin has smaller nei
 MOST_CHOSEN = 7  # channels that `means` takes at once
 
 _CELL = constant(CELL)
-_EVEN = constant(
-    12582912.0
-)  # 1.5 * 2^23: added and taken away it rounds to whole numbers, halves to even ones
+_EVEN = constant(12582912.0)  # 1.5 * 2^23: what is added to it is rounded to a whole number
 
 
 class Shades(NamedTuple):
@@ -85,6 +83,12 @@ def _shrink_kernel(picture, colour, source_height, source_width, height, width, 
 
 
 @jit
+def _whole(value):
+    """Rounded, halves to the even one, as torch does."""
+    return (value + _EVEN - _EVEN).to(tl.int32)
+
+
+@jit
 def _place(i, count):
     """The i-th of `count` places, two or more, from -1 to 1."""
     step = 2.0 / (count - 1).to(tl.float32)
@@ -105,17 +109,13 @@ def _shade_kernel(colour, light, root, out, height, width, steps, XR, XG, XB, YR
     red = tl.load(colour + at, mask=inside, other=0.0)
     green = tl.load(colour + plane + at, mask=inside, other=0.0)
     blue = tl.load(colour + 2 * plane + at, mask=inside, other=0.0)
-    r = tl.load(light + (red * 255.0 + _EVEN - _EVEN).to(tl.int32), mask=inside, other=0.0)
-    g = tl.load(light + (green * 255.0 + _EVEN - _EVEN).to(tl.int32), mask=inside, other=0.0)
-    b = tl.load(light + (blue * 255.0 + _EVEN - _EVEN).to(tl.int32), mask=inside, other=0.0)
+    r = tl.load(light + _whole(red * 255.0), mask=inside, other=0.0)
+    g = tl.load(light + _whole(green * 255.0), mask=inside, other=0.0)
+    b = tl.load(light + _whole(blue * 255.0), mask=inside, other=0.0)
     toned = XR * r + XG * g + XB * b
     bright = YR * r + YG * g + YB * b
-    fx = tl.load(
-        root + tl.minimum((toned * steps + _EVEN - _EVEN).to(tl.int32), steps), mask=inside, other=0.0
-    )
-    fy = tl.load(
-        root + tl.minimum((bright * steps + _EVEN - _EVEN).to(tl.int32), steps), mask=inside, other=0.0
-    )
+    fx = tl.load(root + tl.minimum(_whole(toned * steps), steps), mask=inside, other=0.0)
+    fy = tl.load(root + tl.minimum(_whole(bright * steps), steps), mask=inside, other=0.0)
     down, across = _place(y, height), _place(x, width)
     out += at
     tl.store(out, red, mask=inside)

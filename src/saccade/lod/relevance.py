@@ -30,10 +30,10 @@ STILL_MAPS = len(STILL) - 1 + FINE * FINE  # maps of a token's size they come to
 
 
 def pooled(texture: Tensor, channels: Sequence[int], grid: Grid) -> Tensor:
-    """Means of some channels [n, rows, columns] over the tokens of a view of the whole picture. A list as an
-    index would be copied from the host, which no captured call may do."""
+    """Means of some channels [n, rows, columns] over the tokens of a view of the whole picture."""
     if runs_triton("texture", texture):
         return means_triton(texture, channels, grid)
+    # A list as an index would be copied from the host, which no captured call may do.
     chosen = torch.stack([texture[channel] for channel in channels])
     return F.adaptive_avg_pool2d(chosen[None], grid)[0]
 
