@@ -72,6 +72,13 @@ def plain_places(share: Map) -> tuple[float, float]:
     return first, float(mass.max(initial=0.0))
 
 
+def plain_agreement(one: Map, other: Map) -> float:
+    flat = np.full_like(other, 1 / other.size)
+    chance = float(np.minimum(flat, other).sum(dtype=np.float64))
+    common = float(np.minimum(one, other).sum(dtype=np.float64))
+    return 0.0 if chance >= 1 - 1e-6 else min(max((common - chance) / (1 - chance), 0.0), 1.0)
+
+
 def plain_balance(one: Look, scorers: tuple[Scorer, ...]) -> tuple[Map, tuple[float, ...]]:
     """Relevance; the three tensions."""
     maps = {name: plain_shares(getattr(one, name)) for name in SCORERS}
@@ -79,11 +86,11 @@ def plain_balance(one: Look, scorers: tuple[Scorer, ...]) -> tuple[Map, tuple[fl
     if not usable:
         return np.zeros_like(maps["propositional"]), (0.5, 0.5, 0.5)
     lead, others = maps[usable[-1]], [maps[name] for name in usable[:-1]]
-    common = [float(np.minimum(lead, other).sum(dtype=np.float64)) for other in others]
+    common = [plain_agreement(lead, other) for other in others]
     first, second = plain_places(lead)
     particularise = float((lead * np.clip(one.lost, 0, 1)).sum(dtype=np.float64))
     explore = min(max(plain_spread(lead) * (1 - max(common, default=0.0)), 0.0), 1.0)
-    weights = [explore / 2 / len(others) for _ in others] + [1 - explore / 2 if others else 1.0]
+    weights = [explore**2 / len(others) for _ in others] + [1 - explore**2 if others else 1.0]
     mixed = sum(np.float32(part) * maps[name] for name, part in zip(usable, weights, strict=True))
     tensions = min(max(particularise, 0.0), 1.0), explore, second / first if first > 0 else 0.0
     return plain_shares(np.asarray(mixed, np.float32)), tensions

@@ -5,7 +5,8 @@ gives   three tensions between 0 and 1, a weight per scorer, one map of relevanc
 never   imports torch; is trained: learned weights, where a checkpoint ships them, replace the rule's base
 
 compress .. particularise   how much writing there is where the question looks: what a token may cost
-exploit .. explore          how spread the question's map is, and how far the others disagree: their weight
+exploit .. explore          how spread the question's map is, and how far the others disagree: their weight,
+                            all of it where the question's map is flat, for that says nothing
 focus .. diversify          how strong the second place is beside the first: how many views
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from saccade.lod.values import FINE, SCORERS, Look, Map, Scorer, Weights, shares
 
+FLAT = 1e-6  # of the mass of a map that a flat one may lack
 NEIGHBOURHOOD = 3  # cells along the side of the square that counts as one place
 
 
@@ -32,8 +34,11 @@ def spread(share: Map) -> float:
 
 
 def agreement(one: Map, other: Map) -> float:
-    """Common mass of two maps that sum to 1."""
-    return float(np.minimum(one, other).sum(dtype=np.float64))
+    """Common mass of two maps that sum to 1, of what a flat one would not have in common with the other: 1 is
+    the same map, 0 one that knows no more of it than a flat one."""
+    chance = float(np.minimum(other, np.float32(1 / other.size)).sum(dtype=np.float64))
+    common = float(np.minimum(one, other).sum(dtype=np.float64))
+    return _within((common - chance) / (1 - chance)) if chance < 1 - FLAT else 0.0
 
 
 def places(share: Map) -> tuple[float, float]:
@@ -102,12 +107,13 @@ def _within(value: float) -> float:
 
 
 def _weights(usable: list[Scorer], explore: float | None) -> dict[Scorer, float]:
-    """The leading scorer has what exploring leaves; the others share the rest."""
+    """The leading scorer has what exploring leaves, and little is lost to it before its map is wide; the
+    others share the rest."""
     given = dict.fromkeys(SCORERS, 0.0)
     if explore is None or len(usable) == 1:
         return {**given, **dict.fromkeys(usable, 1 / len(usable))}
     *others, lead = usable
-    given[lead] = 1 - explore / 2
+    given[lead] = 1 - explore**2
     for name in others:
-        given[name] = explore / 2 / len(others)
+        given[name] = explore**2 / len(others)
     return given
