@@ -1,4 +1,5 @@
-"""Which views of a picture a checkpoint can be given: the `saccade` section of its config.json.
+"""Which views of a picture a checkpoint can be given, and who chooses them: the `saccade` section of its
+config.json.
 
 takes   a configuration, and how many pixels a token stands for
 gives   `CheckpointViews`; without such a section, what is right for a checkpoint that never saw zoomed views
@@ -11,7 +12,7 @@ from typing import Any
 
 from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
-from saccade.lod.values import LADDER, ViewRule
+from saccade.lod.values import LADDER, SCORERS, Leanings, ViewRule
 
 TRAINED_VIEWS = 2  # zoomed views of a picture, where a checkpoint was trained with them and names no number
 
@@ -41,8 +42,10 @@ def views_of(checkpoint: Checkpoint) -> CheckpointViews:
 def read_views(config: Mapping[str, Any], unit: int) -> CheckpointViews:
     section = _section(config, "saccade")
     views, head = _section(section, "views"), _section(section, "relevance")
+    leanings = _leanings(_section(section, "balance"))
     if not views:
-        return CheckpointViews(ViewRule(unit=unit), trained=False, registered=False, head=_head(head))
+        rule = _checked({"unit": unit, "leanings": leanings})
+        return CheckpointViews(rule, trained=False, registered=False, head=_head(head))
     positions = views.get("positions", "stock")
     if positions not in ("stock", "registered"):
         raise CheckpointError(f"config.json: saccade.views.positions is {positions!r}; stock or registered")
@@ -52,11 +55,11 @@ def read_views(config: Mapping[str, Any], unit: int) -> CheckpointViews:
             f"config.json: saccade.views.placement is {placement!r}; only after_question is implemented"
         )
     return CheckpointViews(
-        _rule(views, unit), bool(views.get("trained")), positions == "registered", _head(head)
+        _rule(views, unit, leanings), bool(views.get("trained")), positions == "registered", _head(head)
     )
 
 
-def _rule(views: Mapping[str, Any], unit: int) -> ViewRule:
+def _rule(views: Mapping[str, Any], unit: int, leanings: Leanings | None) -> ViewRule:
     plain = ViewRule(unit=unit)
     bounds = _numbers(views, "global_tokens", plain.global_tokens)
     levels = _numbers(views, "zoom_tokens", plain.zoom_tokens)
@@ -67,16 +70,36 @@ def _rule(views: Mapping[str, Any], unit: int) -> ViewRule:
             f"config.json: saccade.views.global_tokens is {views.get('global_tokens')!r} and most_views "
             f"{most!r}; fewest and most tokens, and a whole number are needed"
         )
+    return _checked(
+        {
+            "global_tokens": (bounds[0], bounds[1]),
+            "zoom_tokens": tuple(level for level in levels if level in LADDER),
+            "square": not grids or all(rows == columns for rows, columns in grids),
+            "most_views": most,
+            "unit": unit,
+            "leanings": leanings,
+        }
+    )
+
+
+def _checked(fields: Mapping[str, Any]) -> ViewRule:
     try:
-        return ViewRule(
-            global_tokens=(bounds[0], bounds[1]),
-            zoom_tokens=tuple(level for level in levels if level in LADDER),
-            square=not grids or all(rows == columns for rows, columns in grids),
-            most_views=most,
-            unit=unit,
-        )
+        return ViewRule(**fields)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"config.json: saccade.views: {error}") from error
+        raise CheckpointError(f"config.json: saccade: {error}") from error
+
+
+def _leanings(section: Mapping[str, Any]) -> Leanings | None:
+    """How the scorers are weighed, by name; `ViewRule` says which numbers make sense."""
+    if not section:
+        return None
+    rows = [section[name] for name in SCORERS if isinstance(section.get(name), list)]
+    if not len(rows) == len(section) == len(SCORERS):
+        raise CheckpointError(
+            f"config.json: saccade.balance is {dict(section)!r}; a list for each of {', '.join(SCORERS)} is "
+            "needed, a base and what each of the three tensions adds"
+        )
+    return tuple(tuple(row) for row in rows)
 
 
 def _head(section: Mapping[str, Any]) -> RelevanceHead | None:

@@ -7,7 +7,19 @@ from hypothesis import strategies as st
 
 from saccade.lod.balance import agreement, balance
 from saccade.lod.choose import choose
-from saccade.lod.values import FINE, Grid, LodParams, Look, Map, Picture, StillMaps, ViewRule, shares
+from saccade.lod.values import (
+    FINE,
+    SCORERS,
+    Grid,
+    LodParams,
+    Look,
+    Map,
+    Picture,
+    Scorer,
+    StillMaps,
+    ViewRule,
+    shares,
+)
 
 GRID = (13, 13)
 grids = st.tuples(st.integers(1, 12), st.integers(1, 12))
@@ -81,3 +93,32 @@ def test_a_question_about_one_place_has_its_view_there_whatever_else_stands_out(
     x0, y0, x1, y1 = first.box
     assert x0 <= 9.5 / 13 * 1024 <= x1
     assert y0 <= 9.5 / 13 * 1024 <= y1
+
+
+@given(st.integers(0, 10**6), st.sampled_from([SCORERS, SCORERS[:2], SCORERS[1:]]))
+@settings(max_examples=60, deadline=None)
+def test_learned_leanings_replace_the_rule(seed: int, asked: tuple[Scorer, ...]) -> None:
+    rng = np.random.default_rng(seed)
+    one = seen(spots((2, 2), (9, 9)), (rng.random(GRID) ** rng.integers(1, 9)).astype(np.float32))
+    leanings = tuple(tuple(row) for row in rng.normal(0, 3, (3, 4)).tolist())
+    by_rule, found = balance(one, asked).weights, balance(one, asked, leanings=leanings).weights
+    felt = by_rule.particularise, by_rule.explore, by_rule.diversify
+    assert (found.particularise, found.explore, found.diversify) == felt
+    strength = np.exp(np.array(leanings) @ (1.0, *felt)) * [name in asked for name in SCORERS]
+    assert np.allclose(found.scorers, strength / strength.sum(), atol=1e-6)
+    assert balance(one, asked, even=True, leanings=leanings).weights == balance(one, asked, even=True).weights
+
+
+def test_a_checkpoint_that_learned_to_trust_the_picture_zooms_where_the_picture_says() -> None:
+    trusting = ((9.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0))
+    picture = Picture(look=seen(spots((2, 2)), spots((9, 9))), size=(1024, 1024), frame=(32, 32), grid=GRID)
+    for rule, row in ((ViewRule(), 9.5), (ViewRule(leanings=trusting), 2.5)):
+        (found,) = choose([picture], 200, LodParams(budget=200), rule)
+        first = max(found.regions, key=lambda region: region.score)
+        assert first.box[1] <= row / 13 * 1024 <= first.box[3]
+
+
+@pytest.mark.parametrize("steep", [1e300, float("nan"), float("-inf"), 100.5])
+def test_leanings_that_make_no_sense_are_refused(steep: float) -> None:
+    with pytest.raises(ValueError, match="leanings"):
+        ViewRule(leanings=((steep, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)))

@@ -13,6 +13,11 @@ TRAINED = read_views(
     {"saccade": {"views": {"trained": True, "global_tokens": [80, 256], "zoom_tokens": [16, 64, 196]}}}, 32
 )
 PUBLIC = read_views({}, 32)
+LEARNED: dict[str, list[float]] = {
+    "propositional": [-1, 0, 1, 0.5],
+    "perspectival": [0, 0, 0, 0],
+    "participatory": [2.5, 0, -2, 0],
+}
 LARGE = (40, 30)  # tokens of a picture at full detail
 
 
@@ -158,6 +163,14 @@ def test_a_zoom_outside_its_picture_is_refused(box: tuple[int, int, int, int]) -
         check_zoom(Region((0, 0, 10, 9), (0, 1), 1.0), (10, 9))
 
 
+def test_what_a_checkpoint_learned_about_the_scorers_is_read_with_trained_views_and_without() -> None:
+    rows = tuple(tuple(row) for row in LEARNED.values())
+    sections: tuple[dict[str, object], ...] = ({}, {"trained": True, "most_views": 3})
+    for views in sections:
+        assert read_views({"saccade": {"views": views, "balance": LEARNED}}, 32).rule.leanings == rows
+        assert read_views({"saccade": {"views": views}}, 32).rule.leanings is None
+
+
 @pytest.mark.parametrize(
     "section",
     [
@@ -169,6 +182,14 @@ def test_a_zoom_outside_its_picture_is_refused(box: tuple[int, int, int, int]) -
         {"relevance": {"file": "../head.safetensors", "layer": 1, "width": 4}},
         {"relevance": {"file": "head.bin", "layer": 1, "width": 4}},
         {"relevance": {"file": "head.safetensors", "layer": 0, "width": 4}},
+        {"balance": {"participatory": [1, 0, 0, 0]}},
+        {"balance": {**LEARNED, "fourth": [0, 0, 0, 0]}},
+        {"balance": {**LEARNED, "participatory": [1, 0, 0]}},
+        {"balance": {**LEARNED, "participatory": [1, 0, 0, float("nan")]}},
+        {"balance": {**LEARNED, "participatory": [1, 0, 0, 1e9]}},
+        {"balance": {**LEARNED, "participatory": [1, 0, 0, "2"]}},
+        {"balance": {**LEARNED, "participatory": 1}},
+        {"views": {"trained": True}, "balance": {**LEARNED, "participatory": [1, 0, 0, None]}},
     ],
 )
 def test_a_broken_section_is_refused(section: dict[str, object]) -> None:

@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import math
 import shutil
 from collections.abc import Iterator
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,20 @@ from tests.parity.oracle import picture
 from tests.parity.test_views import VIEWS, write_head
 from tests.walk.conftest import Server
 
+LEARNED: dict[str, list[float]] = {
+    "propositional": [1, 0, 2, 0],
+    "perspectival": [0, 0, 0, 0],
+    "participatory": [1, 1, -1, 0.5],
+}
+
 
 @pytest.fixture(scope="module")
 def looking(vl_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose checkpoint was trained with views."""
+    """A server whose checkpoint was trained with views, and has learned whom to trust."""
     folder = shutil.copytree(vl_folder, tmp_path_factory.mktemp("served") / "views")
     config = json.loads((folder / "config.json").read_text())
-    section = {"views": {**VIEWS, "positions": "registered"}, "relevance": write_head(folder)}
+    views = {**VIEWS, "positions": "registered"}
+    section = {"views": views, "relevance": write_head(folder), "balance": LEARNED}
     (folder / "config.json").write_text(json.dumps({**config, "saccade": section}))
     log = tmp_path_factory.mktemp("server") / "log"
     server = Server(folder, log, "--num-blocks", "512", "--limit-mm-per-prompt", "image=20")
@@ -183,6 +192,14 @@ def test_a_preview_has_the_maps_and_the_plan(looking: Server) -> None:
     image = ask(looking, LARGE, route="lod/preview", visual_tokens=56, format="png")
     assert image.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(image.content)).format == "PNG"
+
+
+def test_what_the_checkpoint_learned_weighs_the_scorers(looking: Server) -> None:
+    (one,) = ask(looking, LARGE, route="lod/preview", visual_tokens=56).json()["pictures"]
+    felt = 1.0, *(one["tensions"][name] for name in ("particularise", "explore", "diversify"))
+    strength = {name: math.exp(sum(map(mul, row, felt))) for name, row in LEARNED.items()}
+    for name, weight in one["weights"].items():
+        assert weight == pytest.approx(strength[name] / sum(strength.values()), abs=1e-3)
 
 
 def test_a_preview_of_a_picture_seen_in_full_says_so(looking: Server) -> None:

@@ -2,7 +2,7 @@
 
 takes   the maps of one look
 gives   three tensions between 0 and 1, a weight per scorer, one map of relevance
-never   imports torch; is trained: learned weights, where a checkpoint ships them, replace the rule's base
+never   imports torch; needs training: leanings, where a checkpoint has learned them, replace the rule
 
 compress .. particularise   how much writing there is where the question looks: what a token may cost
 exploit .. explore          how spread the question's map is, and how far the others disagree: their weight,
@@ -10,11 +10,12 @@ exploit .. explore          how spread the question's map is, and how far the ot
 focus .. diversify          how strong the second place is beside the first: how many views
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from saccade.lod.values import FINE, SCORERS, Look, Map, Scorer, Weights, shares
+from saccade.lod.values import FINE, SCORERS, Leanings, Look, Map, Scorer, Weights, shares
 
 FLAT = 1e-6  # of the mass of a map that a flat one may lack
 NEIGHBOURHOOD = 3  # cells along the side of the square that counts as one place
@@ -60,21 +61,28 @@ def places(share: Map) -> tuple[float, float]:
     return first, float(mass.max(initial=0.0))
 
 
-def balance(look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = False) -> Balanced:
-    """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions."""
+def balance(
+    look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = False, leanings: Leanings | None = None
+) -> Balanced:
+    """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions. `leanings`:
+    weights come of these and the tensions, not of the rule."""
     maps = dict(zip(SCORERS, (*look.still.shares, look.share), strict=True))
     said = *look.still.said, bool(look.share.any())
     usable = [name for name, there in zip(SCORERS, said, strict=True) if there and name in scorers]
     if not usable:
         return Balanced(np.zeros_like(maps["propositional"]), Weights(scorers=(0.0, 0.0, 0.0)))
     tensions = Weights() if even else _tensions(maps, look.still.writing, usable)
-    given = _weights(usable, None if even else tensions.explore)
+    if even or len(usable) == 1:
+        given = dict.fromkeys(usable, 1 / len(usable))
+    else:
+        given = _weights(usable, tensions.explore) if leanings is None else _lean(usable, tensions, leanings)
+    by = given.get
     mixed = sum(np.float32(given[name]) * maps[name] for name in usable)
     weights = Weights(
         particularise=tensions.particularise,
         explore=tensions.explore,
         diversify=tensions.diversify,
-        scorers=(given["propositional"], given["perspectival"], given["participatory"]),
+        scorers=(by("propositional", 0.0), by("perspectival", 0.0), by("participatory", 0.0)),
     )
     return Balanced(shares(np.asarray(mixed, np.float32)), weights)
 
@@ -106,14 +114,20 @@ def _within(value: float) -> float:
     return min(max(value, 0.0), 1.0)
 
 
-def _weights(usable: list[Scorer], explore: float | None) -> dict[Scorer, float]:
+def _weights(usable: list[Scorer], explore: float) -> dict[Scorer, float]:
     """The leading scorer has what exploring leaves, and little is lost to it before its map is wide; the
     others share the rest."""
-    given = dict.fromkeys(SCORERS, 0.0)
-    if explore is None or len(usable) == 1:
-        return {**given, **dict.fromkeys(usable, 1 / len(usable))}
     *others, lead = usable
-    given[lead] = 1 - explore**2
-    for name in others:
-        given[name] = explore**2 / len(others)
-    return given
+    rest = explore**2
+    return {**dict.fromkeys(others, rest / len(others)), lead: 1 - rest}
+
+
+def _lean(usable: list[Scorer], tensions: Weights, leanings: Leanings) -> dict[Scorer, float]:
+    """As was learned of the tensions; among those that have something to say."""
+    felt = 1.0, tensions.particularise, tensions.explore, tensions.diversify
+    by_name = dict(zip(SCORERS, leanings, strict=True))
+    leaning = {name: sum(a * b for a, b in zip(by_name[name], felt, strict=True)) for name in usable}
+    most = max(leaning.values())
+    strength = {name: math.exp(value - most) for name, value in leaning.items()}
+    total = sum(strength.values())
+    return {name: value / total for name, value in strength.items()}

@@ -18,12 +18,22 @@ Scorer = Literal["propositional", "perspectival", "participatory"]
 Grid = tuple[int, int]  # rows, columns of tokens
 Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in source pixels
 Map = NDArray[np.float32]  # [rows, columns] over the global view's tokens
+# For each of SCORERS, before a softmax: a base, and what each tension adds to it (in the order of `Weights`).
+Leanings = tuple[tuple[float, ...], ...]
 
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 LADDER = (16, 64, 196, 400)  # tokens of a zoomed view; skipping a region costs none
 FINE = 4  # places along a token's side at which it is known where in it something stands
+STEEPEST = 100.0  # of what a tension may add to a leaning: e^100 to one is all there is
 BLANK = 0.2  # of the mean: what a place without anything on it counts beside others of its cell
+
+
+def _lean(leanings: Leanings) -> bool:
+    """Whether they are what they should be."""
+    return len(leanings) == len(SCORERS) and all(
+        len(row) == 4 and all(abs(one) <= STEEPEST for one in row) for row in leanings
+    )
 
 
 def _as_tuple(struct: msgspec.Struct, name: str) -> None:
@@ -78,6 +88,7 @@ class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
     square: bool = False  # zoomed views are square; else as many tokens may also stand in a long row
     most_views: int = 8  # zoomed views of one picture
     unit: int = 32  # pixels along a token's side
+    leanings: Leanings | None = None  # how the scorers are weighed, where the checkpoint has learned that
 
     def __post_init__(self) -> None:
         least, most = self.global_tokens
@@ -90,6 +101,11 @@ class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
         if self.most_views < 0 or self.unit < 1:
             raise ValueError(
                 f"most_views is {self.most_views}, unit {self.unit}; at least 0 and 1 are needed"
+            )
+        if self.leanings is not None and not _lean(self.leanings):
+            raise ValueError(
+                f"leanings are {self.leanings}; four numbers from {-STEEPEST} to {STEEPEST} for each of "
+                f"{', '.join(SCORERS)} are needed"
             )
 
 
