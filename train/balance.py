@@ -3,7 +3,7 @@
 python -m train.balance MODEL --limit 8
 
 takes   a checkpoint; looks at drawn scenes whose evidence is known
-gives   the section, on stdout; beside it, of scenes of another seed, how windows lie by the rule and by what
+gives   the section, on stdout; before it, of scenes of another seed, how windows lie by the rule and by what
         was learned. Worth shipping only where the second is better
 """
 
@@ -14,7 +14,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import msgspec
 import numpy as np
@@ -26,17 +25,17 @@ from rich.progress import track
 from saccade import pictures
 from saccade.async_engine import AsyncEngine
 from saccade.checkpoint import open_checkpoint
-from saccade.evaluate.draw import chunks, places
+from saccade.errors import SaccadeError
+from saccade.evaluate.draw import places
 from saccade.evaluate.methods import EVERYWHERE, covered
 from saccade.evaluate.resize import least_tokens
-from saccade.lod.balance import balance
+from saccade.lod.balance import felt
 from saccade.lod.choose import choose
 from saccade.lod.values import SCORERS, Grid, Leanings, LodParams, Picture, ViewRule
 from saccade.media.geometry import ImageProcessing
 from saccade.views import views_of
 
-SHARES = (0.25, 0.125)  # of full detail's tokens, asked with
-CHUNK = 8  # scenes drawn ahead
+SHARES = (0.25, 0.125)  # of full detail's tokens, asked with, as far as a picture may be that small
 COUNT = 200  # questions of a task, of which `limit` are taken
 LEAST = 1e-3  # mass on the evidence that counts at least: a question nobody understood decides nothing
 DECAY = 1e-3  # of the squares of leanings
@@ -51,10 +50,9 @@ class Seen:
     box: tuple[float, float, float, float]  # of the evidence
 
     @property
-    def felt(self) -> list[float]:
-        """1 and the three tensions."""
-        weights = balance(self.picture.look).weights
-        return [1.0, weights.particularise, weights.explore, weights.diversify]
+    def whole(self) -> bool:
+        """Whether all three scorers have something to say; else there is less to weigh."""
+        return all(self.picture.look.still.said) and bool(self.picture.look.share.any())
 
     @property
     def held(self) -> list[float]:
@@ -77,39 +75,43 @@ def evidence(grid: Grid, size: tuple[int, int], box: Sequence[float]) -> NDArray
 
 def learn(seen: Sequence[Seen]) -> Leanings:
     """The leanings with which most of the relevance lies on the evidence, by the mean of its logarithm."""
-    felt = torch.tensor([one.felt for one in seen], dtype=torch.float64)
+    tensions = torch.tensor([felt(one.picture.look) for one in seen], dtype=torch.float64)
     held = torch.tensor([one.held for one in seen], dtype=torch.float64)
-    leanings = torch.zeros(len(SCORERS), felt.shape[1], dtype=torch.float64, requires_grad=True)
+    leanings = torch.zeros(len(SCORERS), tensions.shape[1], dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS([leanings], max_iter=300, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()
-        mass = ((felt @ leanings.T).softmax(-1) * held).sum(-1)
+        mass = ((tensions @ leanings.T).softmax(-1) * held).sum(-1)
         found = DECAY * leanings.square().sum() - (mass + LEAST).log().mean()
         found.backward()  # type: ignore[no-untyped-call]
         return found
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
-    return tuple(tuple(round(value, 3) for value in row) for row in leanings.tolist())
+    found: Leanings = msgspec.convert([[round(one, 3) for one in row] for row in leanings.tolist()], Leanings)
+    return found
 
 
 def told(seen: Sequence[Seen], rule: ViewRule) -> str:
-    """How much of the evidence windows hold, how often nine tenths of it, and what they cost."""
+    """How much of the evidence the best window holds, how often nine tenths, and what all windows cost."""
     chosen = [choose([one.picture], one.budget, LodParams(budget=one.budget), rule)[0] for one in seen]
     held = np.array([covered(one.box, choice.regions) for one, choice in zip(seen, chosen, strict=True)])
     tokens = np.mean([choice.spent for choice in chosen])
     return f"{held.mean():6.1%} of the evidence, wholly {np.mean(held > 0.9):6.1%}, {tokens:5.1f} tokens"
 
 
-async def look(model: str, image: ImageProcessing, seed: int, limit: int) -> list[Seen]:
-    wanted = [(task, index, seed) for task, index in places(pictures.TASKS, COUNT, limit)]
-    seen = []
+async def look(model: str, image: ImageProcessing, seeds: Sequence[int], limit: int) -> list[list[Seen]]:
+    """At scenes of each seed."""
+    found: list[list[Seen]] = []
     async with AsyncEngine(model) as engine:
-        drawn = chain.from_iterable(chunks(wanted, CHUNK, 1))
-        shown = track(drawn, f"scenes {seed}", len(wanted), console=Console(stderr=True))
-        for example in shown:
-            seen += [one async for one in _looks(engine, image, example)]
-    return seen
+        for seed in seeds:
+            wanted = places(pictures.TASKS, COUNT, limit)
+            seen: list[Seen] = []
+            for task, index in track(wanted, f"scenes {seed}", console=Console(stderr=True)):
+                example = pictures.example(task, index, seed)
+                seen += [one async for one in _looks(engine, image, example) if one.whole]
+            found.append(seen)
+    return found
 
 
 async def _looks(
@@ -121,28 +123,36 @@ async def _looks(
         return  # in no place
     content = [{"type": "image", "image": example.image}, {"type": "text", "text": example.question}]
     rows, columns = image.token_grid(width, height)
-    for share in SHARES:
-        asked = LodParams(budget=max(int(rows * columns * share), least_tokens(image)))
-        found = await engine.look([{"role": "user", "content": content}], lod=asked)
+    budgets = {max(int(rows * columns * share), least_tokens(image)) for share in SHARES}
+    for budget in sorted(one for one in budgets if one < rows * columns):
+        found = await engine.look([{"role": "user", "content": content}], lod=LodParams(budget=budget))
         for item, one in zip(found.pictures, found.zoomed.looks, strict=True):
             picture = Picture(look=one, size=(width, height), frame=item.full, grid=item.view.token_grid)
             yield Seen(picture, found.budget, (x0, y0, x1, y1))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", nargs="?", default="embedded")
     parser.add_argument("--scenes", type=int, default=777, help="seed of the scenes it learns from")
     parser.add_argument("--tried", type=int, default=779, help="seed of those it is tried on")
-    parser.add_argument("--limit", type=int, default=8, help="questions per task")
+    parser.add_argument("--limit", type=int, default=8, help=f"questions per task, 1 to {COUNT}")
     given = parser.parse_args()
-    checkpoint = open_checkpoint(given.model)
+    if not 1 <= given.limit <= COUNT:
+        parser.error(f"--limit is {given.limit}; 1 to {COUNT} questions per task can be asked")
+    if given.scenes == given.tried:
+        parser.error(
+            f"--scenes and --tried are both {given.scenes}; it would be tried on what it learned from"
+        )
+    try:
+        checkpoint = open_checkpoint(given.model)
+    except SaccadeError as error:
+        parser.error(str(error))
     if checkpoint.image is None:
-        raise SystemExit(f"{given.model} sees no pictures")
-    rule = msgspec.structs.replace(views_of(checkpoint).rule, leanings=None)
-    image, seeds = checkpoint.image, (given.scenes, given.tried)
-    seen, others = (asyncio.run(look(given.model, image, seed, given.limit)) for seed in seeds)
-    learned = learn(seen)
+        parser.error(f"{given.model} sees no pictures")
+    seeds = given.scenes, given.tried
+    seen, others = asyncio.run(look(given.model, checkpoint.image, seeds, given.limit))
+    rule, learned = msgspec.structs.replace(views_of(checkpoint).rule, leanings=None), learn(seen)
     print(f"{len(seen)} looks, tried on {len(others)}")
     print(f"by the rule  {told(others, rule)}")
     print(f"as learned   {told(others, msgspec.structs.replace(rule, leanings=learned))}")

@@ -1,5 +1,5 @@
-"""Which views of a picture a checkpoint can be given, and who chooses them: the `saccade` section of its
-config.json.
+"""Which views of a picture a checkpoint can be given, and how it weighs who chooses them: the `saccade`
+section of its config.json.
 
 takes   a configuration, and how many pixels a token stands for
 gives   `CheckpointViews`; without such a section, what is right for a checkpoint that never saw zoomed views
@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
-from saccade.lod.values import LADDER, SCORERS, Leanings, ViewRule
+from saccade.lod.values import LADDER, SCORERS, Leaning, Leanings, ViewRule
 
+MOST_SHOWN = 200  # characters of a value in a message
 TRAINED_VIEWS = 2  # zoomed views of a picture, where a checkpoint was trained with them and names no number
 
 
@@ -42,9 +45,9 @@ def views_of(checkpoint: Checkpoint) -> CheckpointViews:
 def read_views(config: Mapping[str, Any], unit: int) -> CheckpointViews:
     section = _section(config, "saccade")
     views, head = _section(section, "views"), _section(section, "relevance")
-    leanings = _leanings(_section(section, "balance"))
+    leanings = _leanings(section.get("balance"))
     if not views:
-        rule = _checked({"unit": unit, "leanings": leanings})
+        rule = ViewRule(unit=unit, leanings=leanings)
         return CheckpointViews(rule, trained=False, registered=False, head=_head(head))
     positions = views.get("positions", "stock")
     if positions not in ("stock", "registered"):
@@ -70,36 +73,40 @@ def _rule(views: Mapping[str, Any], unit: int, leanings: Leanings | None) -> Vie
             f"config.json: saccade.views.global_tokens is {views.get('global_tokens')!r} and most_views "
             f"{most!r}; fewest and most tokens, and a whole number are needed"
         )
-    return _checked(
-        {
-            "global_tokens": (bounds[0], bounds[1]),
-            "zoom_tokens": tuple(level for level in levels if level in LADDER),
-            "square": not grids or all(rows == columns for rows, columns in grids),
-            "most_views": most,
-            "unit": unit,
-            "leanings": leanings,
-        }
-    )
-
-
-def _checked(fields: Mapping[str, Any]) -> ViewRule:
     try:
-        return ViewRule(**fields)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"config.json: saccade: {error}") from error
-
-
-def _leanings(section: Mapping[str, Any]) -> Leanings | None:
-    """How the scorers are weighed, by name; `ViewRule` says which numbers make sense."""
-    if not section:
-        return None
-    rows = [section[name] for name in SCORERS if isinstance(section.get(name), list)]
-    if not len(rows) == len(section) == len(SCORERS):
-        raise CheckpointError(
-            f"config.json: saccade.balance is {dict(section)!r}; a list for each of {', '.join(SCORERS)} is "
-            "needed, a base and what each of the three tensions adds"
+        return ViewRule(
+            global_tokens=(bounds[0], bounds[1]),
+            zoom_tokens=tuple(level for level in levels if level in LADDER),
+            square=not grids or all(rows == columns for rows, columns in grids),
+            most_views=most,
+            unit=unit,
+            leanings=leanings,
         )
-    return tuple(tuple(row) for row in rows)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json: saccade.views: {error}") from error
+
+
+def _leanings(given: object) -> Leanings | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or set(given) != set(SCORERS):
+        raise CheckpointError(
+            f"config.json: saccade.balance is {str(given)[:MOST_SHOWN]}; numbers for {', '.join(SCORERS)} "
+            "and nothing else are needed"
+        )
+    propositional, perspectival, participatory = (_leaning(name, given[name]) for name in SCORERS)
+    return propositional, perspectival, participatory
+
+
+def _leaning(name: str, row: object) -> Leaning:
+    try:
+        found: Leaning = msgspec.convert(row, Leaning)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"config.json: saccade.balance.{name} is {str(row)[:MOST_SHOWN]} ({error}); four numbers from "
+            "-100 to 100 are needed"
+        ) from error
+    return found
 
 
 def _head(section: Mapping[str, Any]) -> RelevanceHead | None:

@@ -87,13 +87,13 @@ def plain_balance(one: Look, scorers: tuple[Scorer, ...]) -> tuple[Map, tuple[fl
         return np.zeros_like(maps["propositional"]), (0.5, 0.5, 0.5)
     lead, others = maps[usable[-1]], [maps[name] for name in usable[:-1]]
     common = [plain_agreement(lead, other) for other in others]
-    first, second = plain_places(lead)
-    particularise = float((lead * np.clip(one.lost, 0, 1)).sum(dtype=np.float64))
     explore = min(max(plain_spread(lead) * (1 - max(common, default=0.0)), 0.0), 1.0)
     weights = [explore**2 / len(others) for _ in others] + [1 - explore**2 if others else 1.0]
     mixed = sum(np.float32(part) * maps[name] for name, part in zip(usable, weights, strict=True))
-    tensions = min(max(particularise, 0.0), 1.0), explore, second / first if first > 0 else 0.0
-    return plain_shares(np.asarray(mixed, np.float32)), tensions
+    relevance = plain_shares(np.asarray(mixed, np.float32))
+    first, second = plain_places(relevance)
+    particularise = float((relevance * np.clip(one.lost, 0, 1)).sum(dtype=np.float64))
+    return relevance, (min(max(particularise, 0.0), 1.0), explore, second / first if first > 0 else 0.0)
 
 
 def plain_finer(relevance: Map, fine: Map | None) -> Map:

@@ -18,6 +18,15 @@ LEARNED: dict[str, list[float]] = {
     "perspectival": [0, 0, 0, 0],
     "participatory": [2.5, 0, -2, 0],
 }
+ODD_ROWS: list[object] = [
+    *([1, 0, 0, odd] for odd in (float("nan"), float("inf"), 1e9, -101, 10**400, "2", None, True, [0])),
+    [1, 0, 0],
+    [1, 0, 0, 0, 0],
+    1,
+    None,
+    {},
+]
+ODD_SECTIONS: list[object] = [True, 0, "x", [], {}, [[0, 0, 0, 0]] * 3]
 LARGE = (40, 30)  # tokens of a picture at full detail
 
 
@@ -182,16 +191,23 @@ def test_what_a_checkpoint_learned_about_the_scorers_is_read_with_trained_views_
         {"relevance": {"file": "../head.safetensors", "layer": 1, "width": 4}},
         {"relevance": {"file": "head.bin", "layer": 1, "width": 4}},
         {"relevance": {"file": "head.safetensors", "layer": 0, "width": 4}},
-        {"balance": {"participatory": [1, 0, 0, 0]}},
-        {"balance": {**LEARNED, "fourth": [0, 0, 0, 0]}},
-        {"balance": {**LEARNED, "participatory": [1, 0, 0]}},
-        {"balance": {**LEARNED, "participatory": [1, 0, 0, float("nan")]}},
-        {"balance": {**LEARNED, "participatory": [1, 0, 0, 1e9]}},
-        {"balance": {**LEARNED, "participatory": [1, 0, 0, "2"]}},
-        {"balance": {**LEARNED, "participatory": 1}},
-        {"views": {"trained": True}, "balance": {**LEARNED, "participatory": [1, 0, 0, None]}},
     ],
 )
 def test_a_broken_section_is_refused(section: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="saccade"):
         read_views({"saccade": section}, 32)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        *(({"participatory": row}, "balance.participatory") for row in ODD_ROWS),
+        ({"fourth": [0, 0, 0, 0]}, "balance is .*fourth.* nothing else"),
+        *((odd, "balance is .* nothing else") for odd in ODD_SECTIONS),
+    ],
+)
+def test_a_broken_balance_is_refused_by_name(given: object, told: str) -> None:
+    section = {**LEARNED, **given} if isinstance(given, dict) and given else given
+    for views in ({}, {"views": {"trained": True}}):
+        with pytest.raises(CheckpointError, match=rf"saccade\.{told}"):
+            read_views({"saccade": {**views, "balance": section}}, 32)

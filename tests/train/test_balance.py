@@ -1,5 +1,8 @@
 """What is learned of looks: to trust the map that lies on the evidence, when it does."""
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -30,6 +33,27 @@ def seen(rng: np.random.Generator, right: str) -> Seen:
     look = Look(still=still, participatory=maps["participatory"])
     picture = Picture(look=look, size=SIZE, frame=(16, 16), grid=GRID)
     return Seen(picture, 80, (column * 64.0, row * 64.0, column * 64.0 + 64, row * 64.0 + 64))
+
+
+def test_what_is_learned_of_a_tension_is_applied_to_it() -> None:
+    """The question's map has one place or two: only diversify tells whom to trust."""
+    rng = np.random.default_rng(4)
+
+    def one(two: bool) -> Seen:
+        made = seen(rng, "propositional" if two else "participatory")
+        look = made.picture.look
+        lost = msgspec.structs.replace(look.still, lost=np.zeros(GRID, np.float32))
+        question = look.participatory.copy()
+        if two:
+            row, column = divmod(int(question.argmax()), 8)
+            question[(row + 4) % 8, (column + 4) % 8] = 1.0
+        look = Look(still=lost, participatory=question)
+        return replace(made, picture=msgspec.structs.replace(made.picture, look=look))
+
+    looks = [one(two) for _ in range(40) for two in (True, False)]
+    learned = learn(looks)
+    assert weights(looks[0], learned)["propositional"] > 0.7
+    assert weights(looks[1], learned)["participatory"] > 0.7
 
 
 def weights(one: Seen, learned: Leanings) -> dict[str, float]:

@@ -4,7 +4,7 @@ takes   the maps of one look
 gives   three tensions between 0 and 1, a weight per scorer, one map of relevance
 never   imports torch; needs training: leanings, where a checkpoint has learned them, replace the rule
 
-compress .. particularise   how much writing there is where the question looks: what a token may cost
+compress .. particularise   how much writing there is where it is relevant: what a token may cost
 exploit .. explore          how spread the question's map is, and how far the others disagree: their weight,
                             all of it where the question's map is flat, for that says nothing
 focus .. diversify          how strong the second place is beside the first: how many views
@@ -14,6 +14,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from saccade.lod.values import FINE, SCORERS, Leanings, Look, Map, Scorer, Weights, shares
 
@@ -34,10 +35,9 @@ def spread(share: Map) -> float:
     return float(min(1.0, max(0.0, -(seen * np.log(seen)).sum() / np.log(share.size))))
 
 
-def agreement(one: Map, other: Map) -> float:
-    """Common mass of two maps that sum to 1, of what a flat one would not have in common with the other: 1 is
-    the same map, 0 one that knows no more of it than a flat one."""
-    chance = float(np.minimum(other, np.float32(1 / other.size)).sum(dtype=np.float64))
+def agreement(one: Map, other: Map, chance: float) -> float:
+    """How much more of another map one has in common with it than a flat one has, which is `chance`: 1 is all
+    there is, 0 no more, and of a map that is flat itself nobody knows more. Both sum to 1."""
     common = float(np.minimum(one, other).sum(dtype=np.float64))
     return _within((common - chance) / (1 - chance)) if chance < 1 - FLAT else 0.0
 
@@ -65,26 +65,36 @@ def balance(
     look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = False, leanings: Leanings | None = None
 ) -> Balanced:
     """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions. `leanings`:
-    weights come of these and the tensions, not of the rule."""
-    maps = dict(zip(SCORERS, (*look.still.shares, look.share), strict=True))
-    said = *look.still.said, bool(look.share.any())
-    usable = [name for name, there in zip(SCORERS, said, strict=True) if there and name in scorers]
-    if not usable:
-        return Balanced(np.zeros_like(maps["propositional"]), Weights(scorers=(0.0, 0.0, 0.0)))
-    tensions = Weights() if even else _tensions(maps, look.still.writing, usable)
-    if even or len(usable) == 1:
-        given = dict.fromkeys(usable, 1 / len(usable))
+    what was learned about questions replaces the rule where there is one."""
+    maps, writing = _speaking(look, scorers), look.still.writing
+    given = dict.fromkeys(SCORERS, 0.0)
+    if not maps:
+        return Balanced(np.zeros_like(look.share), Weights(scorers=(0.0, 0.0, 0.0)))
+    explore = 0.5 if even else _explore(look, maps)
+    if even or len(maps) == 1:
+        given |= dict.fromkeys(maps, 1 / len(maps))
+    elif leanings is not None and "participatory" in maps:
+        given |= _learned(maps, felt(look, scorers), leanings)
     else:
-        given = _weights(usable, tensions.explore) if leanings is None else _lean(usable, tensions, leanings)
-    by = given.get
-    mixed = sum(np.float32(given[name]) * maps[name] for name in usable)
-    weights = Weights(
-        particularise=tensions.particularise,
-        explore=tensions.explore,
-        diversify=tensions.diversify,
-        scorers=(by("propositional", 0.0), by("perspectival", 0.0), by("participatory", 0.0)),
-    )
-    return Balanced(shares(np.asarray(mixed, np.float32)), weights)
+        given |= _by_rule(maps, explore)
+    mixed = sum(np.float32(given[name]) * share for name, share in maps.items())
+    relevance = shares(np.asarray(mixed, np.float32))
+    weights = Weights(scorers=(given["propositional"], given["perspectival"], given["participatory"]))
+    if not even:
+        weights = replace(
+            weights,
+            particularise=_particularise(relevance, writing),
+            explore=explore,
+            diversify=_diversify(relevance),
+        )
+    return Balanced(relevance, weights)
+
+
+def felt(look: Look, scorers: tuple[Scorer, ...] = SCORERS) -> tuple[float, float, float, float]:
+    """What leanings go by: 1, and the three tensions as the leading map alone has them."""
+    maps = _speaking(look, scorers)
+    lead = maps[list(maps)[-1]]
+    return 1.0, _particularise(lead, look.still.writing), _explore(look, maps), _diversify(lead)
 
 
 def finer(relevance: Map, within: Map | None) -> Map:
@@ -98,36 +108,46 @@ def finer(relevance: Map, within: Map | None) -> Map:
     return found.astype(np.float32, copy=False)
 
 
-def _tensions(maps: dict[Scorer, Map], writing: Map, usable: list[Scorer]) -> Weights:
-    lead = maps[usable[-1]]  # the question's map where there is one
-    others = [maps[name] for name in usable[:-1]]
-    common = max((agreement(lead, other) for other in others), default=0.0)
-    first, second = places(lead)
-    return Weights(
-        particularise=_within(float((lead * writing).sum(dtype=np.float64))),
-        explore=_within(spread(lead) * (1 - common)),
-        diversify=second / first if first > 0 else 0.0,
-    )
+def _speaking(look: Look, scorers: tuple[Scorer, ...]) -> dict[Scorer, Map]:
+    """The maps asked for that say something; the last one leads: the question's, where there is one."""
+    maps = zip(SCORERS, (*look.still.shares, look.share), strict=True)
+    said = *look.still.said, bool(look.share.any())
+    return {name: share for (name, share), there in zip(maps, said, strict=True) if there and name in scorers}
+
+
+def _particularise(share: Map, writing: Map) -> float:
+    return _within(float((share * writing).sum(dtype=np.float64)))
+
+
+def _explore(look: Look, maps: dict[Scorer, Map]) -> float:
+    *others, lead = maps
+    chances = dict(zip(SCORERS[:-1], look.still.chances, strict=True))  # the question's map is nobody's other
+    common = max((agreement(maps[lead], maps[name], chances[name]) for name in others), default=0.0)
+    return _within(spread(maps[lead]) * (1 - common))
+
+
+def _diversify(share: Map) -> float:
+    first, second = places(share)
+    return second / first if first > 0 else 0.0
 
 
 def _within(value: float) -> float:
     return min(max(value, 0.0), 1.0)
 
 
-def _weights(usable: list[Scorer], explore: float) -> dict[Scorer, float]:
+def _by_rule(maps: dict[Scorer, Map], explore: float) -> dict[Scorer, float]:
     """The leading scorer has what exploring leaves, and little is lost to it before its map is wide; the
     others share the rest."""
-    *others, lead = usable
+    *others, lead = maps
     rest = explore**2
     return {**dict.fromkeys(others, rest / len(others)), lead: 1 - rest}
 
 
-def _lean(usable: list[Scorer], tensions: Weights, leanings: Leanings) -> dict[Scorer, float]:
-    """As was learned of the tensions; among those that have something to say."""
-    felt = 1.0, tensions.particularise, tensions.explore, tensions.diversify
-    by_name = dict(zip(SCORERS, leanings, strict=True))
-    leaning = {name: sum(a * b for a, b in zip(by_name[name], felt, strict=True)) for name in usable}
-    most = max(leaning.values())
-    strength = {name: math.exp(value - most) for name, value in leaning.items()}
+def _learned(maps: dict[Scorer, Map], tensions: tuple[float, ...], leanings: Leanings) -> dict[Scorer, float]:
+    """A softmax over those that say something; no number is so large that it could overflow."""
+    rows = dict(zip(SCORERS, leanings, strict=True))
+    strength = {
+        name: math.exp(sum(a * b for a, b in zip(rows[name], tensions, strict=True))) for name in maps
+    }
     total = sum(strength.values())
     return {name: value / total for name, value in strength.items()}

@@ -7,7 +7,7 @@ never   imports torch; imports anything of ours
 
 import math
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -18,22 +18,17 @@ Scorer = Literal["propositional", "perspectival", "participatory"]
 Grid = tuple[int, int]  # rows, columns of tokens
 Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in source pixels
 Map = NDArray[np.float32]  # [rows, columns] over the global view's tokens
-# For each of SCORERS, before a softmax: a base, and what each tension adds to it (in the order of `Weights`).
-Leanings = tuple[tuple[float, ...], ...]
+# What a checkpoint has learned of one scorer: a base, and what each tension adds to it, in the order of
+# `Weights`; of all, in the order of SCORERS, a softmax makes weights.
+Steep = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Leaning = tuple[Steep, Steep, Steep, Steep]
+Leanings = tuple[Leaning, Leaning, Leaning]
 
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 LADDER = (16, 64, 196, 400)  # tokens of a zoomed view; skipping a region costs none
 FINE = 4  # places along a token's side at which it is known where in it something stands
-STEEPEST = 100.0  # of what a tension may add to a leaning: e^100 to one is all there is
 BLANK = 0.2  # of the mean: what a place without anything on it counts beside others of its cell
-
-
-def _lean(leanings: Leanings) -> bool:
-    """Whether they are what they should be."""
-    return len(leanings) == len(SCORERS) and all(
-        len(row) == 4 and all(abs(one) <= STEEPEST for one in row) for row in leanings
-    )
 
 
 def _as_tuple(struct: msgspec.Struct, name: str) -> None:
@@ -81,14 +76,15 @@ class LodParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
-    """The views a checkpoint can be given. The defaults are for one that was never trained with views."""
+    """The views a checkpoint can be given, and what it has learned about choosing them. The defaults are for
+    one that was never trained with views."""
 
     global_tokens: tuple[int, int] = (144, 256)  # fewest and most tokens of a global view
     zoom_tokens: tuple[int, ...] = LADDER
     square: bool = False  # zoomed views are square; else as many tokens may also stand in a long row
     most_views: int = 8  # zoomed views of one picture
     unit: int = 32  # pixels along a token's side
-    leanings: Leanings | None = None  # how the scorers are weighed, where the checkpoint has learned that
+    leanings: Leanings | None = None  # None: the scorers are weighed by rule
 
     def __post_init__(self) -> None:
         least, most = self.global_tokens
@@ -101,11 +97,6 @@ class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
         if self.most_views < 0 or self.unit < 1:
             raise ValueError(
                 f"most_views is {self.most_views}, unit {self.unit}; at least 0 and 1 are needed"
-            )
-        if self.leanings is not None and not _lean(self.leanings):
-            raise ValueError(
-                f"leanings are {self.leanings}; four numbers from {-STEEPEST} to {STEEPEST} for each of "
-                f"{', '.join(SCORERS)} are needed"
             )
 
 
@@ -142,6 +133,12 @@ class StillMaps(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def shares(self) -> tuple[Map, Map]:
         """Of propositional and perspectival."""
         return shares(self.propositional), shares(self.perspectival)
+
+    @cached_property
+    def chances(self) -> tuple[float, float]:
+        """What a flat map has in common with either, of 1."""
+        one, other = (np.minimum(share, np.float32(1 / share.size)) for share in self.shares)
+        return float(one.sum(dtype=np.float64)), float(other.sum(dtype=np.float64))
 
     @cached_property
     def said(self) -> tuple[bool, bool]:
