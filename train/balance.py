@@ -93,11 +93,12 @@ def learn(seen: Sequence[Seen]) -> Leanings:
 
 
 def told(seen: Sequence[Seen], rule: ViewRule) -> str:
-    """How much of the evidence the best window holds, how often nine tenths, and what all windows cost."""
+    """How much of the evidence the best window holds, how often more than nine tenths, and what all windows
+    cost."""
     chosen = [choose([one.picture], one.budget, LodParams(budget=one.budget), rule)[0] for one in seen]
     held = np.array([covered(one.box, choice.regions) for one, choice in zip(seen, chosen, strict=True)])
     tokens = np.mean([choice.spent for choice in chosen])
-    return f"{held.mean():6.1%} of the evidence, wholly {np.mean(held > 0.9):6.1%}, {tokens:5.1f} tokens"
+    return f"{held.mean():6.1%} of the evidence, nearly all {np.mean(held > 0.9):6.1%}, {tokens:5.1f} tokens"
 
 
 async def look(model: str, image: ImageProcessing, seeds: Sequence[int], limit: int) -> list[list[Seen]]:
@@ -152,6 +153,8 @@ def main() -> None:
         parser.error(f"{given.model} sees no pictures")
     seeds = given.scenes, given.tried
     seen, others = asyncio.run(look(given.model, checkpoint.image, seeds, given.limit))
+    if not seen or not others:
+        parser.error("no scorer had anything to say about these scenes; ask more of them (--limit)")
     rule, learned = msgspec.structs.replace(views_of(checkpoint).rule, leanings=None), learn(seen)
     print(f"{len(seen)} looks, tried on {len(others)}")
     print(f"by the rule  {told(others, rule)}")

@@ -74,7 +74,7 @@ def test_a_map_agrees_with_itself_and_a_flat_one_with_nobody(grid: Grid, seed: i
 
 
 def test_of_a_map_that_is_flat_but_for_rounding_nobody_knows_more() -> None:
-    for off, expected in ((1e-7, 0.0), (1e-2, 1.0)):
+    for off, expected in ((1e-7, 0.0), (1e-6, 0.0), (1e-2, 1.0)):
         values = np.ones(GRID, np.float32)
         values[::2] += np.float32(off)
         almost = shares(values)
@@ -128,6 +128,7 @@ def test_what_a_token_may_cost_is_measured_where_it_is_spent() -> None:
         (found,) = choose([picture], 1024, LodParams(budget=1024), ViewRule())
         assert found.spent > 150
         assert found.weights.particularise > 0.8
+        assert (found.weights.diversify > 0.9) == (count > 1)
 
 
 def random_leanings(rng: np.random.Generator) -> Leanings:
@@ -148,7 +149,9 @@ def test_what_was_learned_replaces_the_rule(seed: int, asked: tuple[Scorer, ...]
     assert felt(one, asked) == pytest.approx(tensions, abs=1e-6)
     strength = np.exp(np.array(leanings) @ tensions) * [name in asked for name in SCORERS]
     assert np.allclose(found.scorers, strength / strength.sum(), atol=1e-4)
-    assert balance(one, asked, even=True, leanings=leanings).weights == balance(one, asked, even=True).weights
+    even = balance(one, asked, even=True, leanings=leanings).weights
+    assert (even.particularise, even.explore, even.diversify) == (0.5, 0.5, 0.5)
+    assert even.scorers == tuple((name in asked) / len(asked) for name in SCORERS)
 
 
 def test_what_was_learned_about_questions_says_nothing_where_there_is_none() -> None:

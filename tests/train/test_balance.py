@@ -12,6 +12,9 @@ from train.balance import Seen, evidence, learn, told
 
 GRID = (8, 8)
 SIZE = (512, 512)
+TOP = np.zeros(GRID, np.float32)
+TOP[0] = 1.0
+BLANK = StillMaps(propositional=TOP, perspectival=TOP, lost=TOP)  # nothing but in the first row
 
 
 def spot(row: int, column: int) -> Map:
@@ -72,6 +75,28 @@ def test_a_lone_scorer_that_is_right_is_trusted() -> None:
     for right in SCORERS:
         looks = [seen(rng, right) for _ in range(30)]
         assert weights(looks[0], learn(looks))[right] > 0.9
+
+
+def test_leanings_stay_small_however_sure_the_scenes_make_them() -> None:
+    looks = [seen(np.random.default_rng(5), "perspectival")] * 3
+    assert 1 < max(abs(value) for row in learn(looks) for value in row) < 3
+
+
+def test_a_question_nobody_understood_decides_nothing() -> None:
+    rng = np.random.default_rng(6)
+    looks = [seen(rng, "participatory") for _ in range(20)]
+    nowhere = msgspec.structs.replace(looks[0].picture, look=Look(still=BLANK, participatory=TOP))
+    lost = replace(looks[0], picture=nowhere, box=(0.0, 448.0, 64.0, 512.0))
+    assert lost.whole
+    assert lost.held == [0.0, 0.0, 0.0]
+    assert weights(looks[0], learn([*looks, lost]))["participatory"] > 0.9
+
+
+def test_a_look_in_which_a_scorer_is_silent_is_left_out() -> None:
+    one = seen(np.random.default_rng(7), "participatory")
+    look = msgspec.structs.replace(one.picture.look, participatory=np.zeros(GRID, np.float32))
+    assert one.whole
+    assert not replace(one, picture=msgspec.structs.replace(one.picture, look=look)).whole
 
 
 def test_whom_to_trust_may_depend_on_a_tension() -> None:

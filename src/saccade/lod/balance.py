@@ -14,7 +14,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 
 from saccade.lod.values import FINE, SCORERS, Leanings, Look, Map, Scorer, Weights, shares
 
@@ -66,11 +65,11 @@ def balance(
 ) -> Balanced:
     """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions. `leanings`:
     what was learned about questions replaces the rule where there is one."""
-    maps, writing = _speaking(look, scorers), look.still.writing
+    maps = _speaking(look, scorers)
     given = dict.fromkeys(SCORERS, 0.0)
     if not maps:
         return Balanced(np.zeros_like(look.share), Weights(scorers=(0.0, 0.0, 0.0)))
-    explore = 0.5 if even else _explore(look, maps)
+    explore = _explore(look, maps)
     if even or len(maps) == 1:
         given |= dict.fromkeys(maps, 1 / len(maps))
     elif leanings is not None and "participatory" in maps:
@@ -79,19 +78,21 @@ def balance(
         given |= _by_rule(maps, explore)
     mixed = sum(np.float32(given[name]) * share for name, share in maps.items())
     relevance = shares(np.asarray(mixed, np.float32))
-    weights = Weights(scorers=(given["propositional"], given["perspectival"], given["participatory"]))
-    if not even:
-        weights = replace(
-            weights,
-            particularise=_particularise(relevance, writing),
-            explore=explore,
-            diversify=_diversify(relevance),
-        )
-    return Balanced(relevance, weights)
+    weights = given["propositional"], given["perspectival"], given["participatory"]
+    if even:
+        return Balanced(relevance, Weights(scorers=weights))
+    found = Weights(
+        particularise=_particularise(relevance, look.still.writing),
+        explore=explore,
+        diversify=_diversify(relevance),
+        scorers=weights,
+    )
+    return Balanced(relevance, found)
 
 
 def felt(look: Look, scorers: tuple[Scorer, ...] = SCORERS) -> tuple[float, float, float, float]:
-    """What leanings go by: 1, and the three tensions as the leading map alone has them."""
+    """What leanings go by, of a look with something in it: 1, and the three tensions as the leading map alone
+    has them."""
     maps = _speaking(look, scorers)
     lead = maps[list(maps)[-1]]
     return 1.0, _particularise(lead, look.still.writing), _explore(look, maps), _diversify(lead)

@@ -18,8 +18,8 @@ Scorer = Literal["propositional", "perspectival", "participatory"]
 Grid = tuple[int, int]  # rows, columns of tokens
 Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in source pixels
 Map = NDArray[np.float32]  # [rows, columns] over the global view's tokens
-# What a checkpoint has learned of one scorer: a base, and what each tension adds to it, in the order of
-# `Weights`; of all, in the order of SCORERS, a softmax makes weights.
+# What a checkpoint has learned of one scorer: a base, and what each tension of the question's map (`felt` in
+# balance.py) adds to it; of all, in the order of SCORERS, a softmax makes weights.
 Steep = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Leaning = tuple[Steep, Steep, Steep, Steep]
 Leanings = tuple[Leaning, Leaning, Leaning]
