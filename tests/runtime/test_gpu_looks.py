@@ -152,7 +152,7 @@ def test_guessed_views_change_no_answer(
         answers = []
         for number in range(24):
             request = front.prepare_prompt(
-                TURN.format(f"What colour is the {WORDS[number // 2 % len(WORDS)]}?"),
+                TURN.format(f"What colour is the {WORDS[number // 4]}?"),
                 SamplingParams(max_tokens=8, temperature=0),
                 f"question-{number}",
                 images=[picture(250, 256, 0)],
@@ -168,4 +168,4 @@ def test_guessed_views_change_no_answer(
     (none, _), (guesses, right) = counted
     assert none == 0
     assert guesses == 23
-    assert 6 <= right <= 23
+    assert 4 <= right <= 19  # some of either
