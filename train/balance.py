@@ -154,7 +154,9 @@ def main() -> None:
     seeds = given.scenes, given.tried
     seen, others = asyncio.run(look(given.model, checkpoint.image, seeds, given.limit))
     if not seen or not others:
-        parser.error("no scorer had anything to say about these scenes; ask more of them (--limit)")
+        parser.error(
+            "in no look did all three scorers have something to say; ask about more scenes (--limit)"
+        )
     rule, learned = msgspec.structs.replace(views_of(checkpoint).rule, leanings=None), learn(seen)
     print(f"{len(seen)} looks, tried on {len(others)}")
     print(f"by the rule  {told(others, rule)}")

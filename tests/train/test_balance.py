@@ -38,6 +38,11 @@ def seen(rng: np.random.Generator, right: str) -> Seen:
     return Seen(picture, 80, (column * 64.0, row * 64.0, column * 64.0 + 64, row * 64.0 + 64))
 
 
+def weights(one: Seen, learned: Leanings) -> dict[str, float]:
+    found = balance(one.picture.look, leanings=learned).weights.scorers
+    return dict(zip(SCORERS, found, strict=True))
+
+
 def test_what_is_learned_of_a_tension_is_applied_to_it() -> None:
     """The question's map has one place or two: only diversify tells whom to trust."""
     rng = np.random.default_rng(4)
@@ -57,11 +62,6 @@ def test_what_is_learned_of_a_tension_is_applied_to_it() -> None:
     learned = learn(looks)
     assert weights(looks[0], learned)["propositional"] > 0.7
     assert weights(looks[1], learned)["participatory"] > 0.7
-
-
-def weights(one: Seen, learned: Leanings) -> dict[str, float]:
-    found = balance(one.picture.look, leanings=learned).weights.scorers
-    return dict(zip(SCORERS, found, strict=True))
 
 
 def test_evidence_is_as_large_as_its_box() -> None:

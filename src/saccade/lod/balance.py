@@ -73,7 +73,7 @@ def balance(
     if even or len(maps) == 1:
         given |= dict.fromkeys(maps, 1 / len(maps))
     elif leanings is not None and "participatory" in maps:
-        given |= _learned(maps, felt(look, scorers), leanings)
+        given |= _learned(maps, _felt(look, maps, explore), leanings)
     else:
         given |= _by_rule(maps, explore)
     mixed = sum(np.float32(given[name]) * share for name, share in maps.items())
@@ -94,8 +94,7 @@ def felt(look: Look, scorers: tuple[Scorer, ...] = SCORERS) -> tuple[float, floa
     """What leanings go by, of a look with something in it: 1, and the three tensions as the leading map alone
     has them."""
     maps = _speaking(look, scorers)
-    lead = maps[list(maps)[-1]]
-    return 1.0, _particularise(lead, look.still.writing), _explore(look, maps), _diversify(lead)
+    return _felt(look, maps, _explore(look, maps))
 
 
 def finer(relevance: Map, within: Map | None) -> Map:
@@ -114,6 +113,11 @@ def _speaking(look: Look, scorers: tuple[Scorer, ...]) -> dict[Scorer, Map]:
     maps = zip(SCORERS, (*look.still.shares, look.share), strict=True)
     said = *look.still.said, bool(look.share.any())
     return {name: share for (name, share), there in zip(maps, said, strict=True) if there and name in scorers}
+
+
+def _felt(look: Look, maps: dict[Scorer, Map], explore: float) -> tuple[float, float, float, float]:
+    *_, lead = maps.values()
+    return 1.0, _particularise(lead, look.still.writing), explore, _diversify(lead)
 
 
 def _particularise(share: Map, writing: Map) -> float:
