@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from bench.questions import Questions, Scope
-from saccade.bench.figures import percentile
+from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
 from saccade.config import EngineConfig
+from saccade.engine.memory import DTYPES
 from saccade.llm import LLM
 from saccade.models.layers import LanguageModel
-from saccade.options import ENGINE_OPTIONS, engine_config, option, with_options
-from saccade.runtime.memory import DTYPES
-from saccade.sampling import SamplingParams
+from saccade.sampling_params import SamplingParams
+from saccade.tools.bench.figures import percentile
 
 TIE = 2.0  # ulp: each of two logits is rounded by half of one, in either path
 NEAR = 16.0  # ulp: what rounding in every layer can add up to

@@ -9,7 +9,7 @@ import time
 from PIL import Image
 
 from saccade.llm import LLM
-from saccade.sampling import SamplingParams
+from saccade.sampling_params import SamplingParams
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 Import this before anything of `saccade`: the package then stands without its `__init__`, whose imports
 (sampling parameters, requests) need packages such a machine may lack. `saccade.kernels` and
-`saccade.runtime.noise` need torch alone.
+`saccade.sampling.rng` need torch alone.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Tunings of the products that bench/kernels.py tries: for few rows one list, for many by the shape."""
 
+from saccade.kernels.gemm.skinny import MOST_ROWS, SkinnyTuning
 from saccade.kernels.jit import power_of_two, up
-from saccade.kernels.skinny import MOST_ROWS, SkinnyTuning
 
 CANDIDATES = (
     SkinnyTuning(16, 256, 1, 4, 4),

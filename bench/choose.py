@@ -1,8 +1,8 @@
 """From measured times to the lines that make them the default: `python -m bench.kernels --choose [--write]`.
 
 takes   the times of every case, and which parts were wrong
-gives   lines for CHOICE (kernels/choice.py), TUNED, LEFT, AHEAD and NORMED_ROWS (kernels/skinny.py),
-        LAST_ROWS (kernels/paged_decode.py); with --write, those files, where something was measured
+gives   lines for CHOICE (kernels/dispatch.py), TUNED, LEFT, AHEAD and NORMED_ROWS (kernels/gemm/skinny.py),
+        LAST_ROWS (kernels/attention/decode.py); with --write, those files, where something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -19,8 +19,10 @@ from typing import NamedTuple
 
 from bench.candidates import CANDIDATES
 from bench.choose_many import ManyLines, many_lines, written
-from saccade.kernels import choice, paged_decode, skinny
-from saccade.kernels.paged_decode import SHORT, DecodeTuning, default_splits
+from saccade.kernels import dispatch as choice
+from saccade.kernels.attention import decode as paged_decode
+from saccade.kernels.attention.decode import SHORT, DecodeTuning, default_splits
+from saccade.kernels.gemm import skinny
 
 
 class Result(NamedTuple):
@@ -91,7 +93,7 @@ def choices(results: list[Result], failed: set[str]) -> dict[str, tuple[str, str
 
 
 def choice_lines(results: list[Result], failed: set[str], chip: str) -> list[str]:
-    """As they stand in kernels/choice.py."""
+    """As they stand in kernels/dispatch.py."""
     constant = {choice.TORCH: "TORCH", choice.KERNEL: "KERNEL"}
     return [
         f'    "{name}": {constant[chosen]},  # {chip}: {why}'
@@ -100,7 +102,7 @@ def choice_lines(results: list[Result], failed: set[str], chip: str) -> list[str
 
 
 def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
-    """As they stand in TUNED of kernels/skinny.py; `shapes`: columns, depth and gated of each product."""
+    """As they stand in TUNED of kernels/gemm/skinny.py; `shapes`: columns, depth and gated of each product."""
     lines = []
     by_name = {tuning.name: tuning for tuning in CANDIDATES}
     for found in results:
@@ -121,7 +123,7 @@ def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]])
 
 
 def left_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
-    """As they stand in LEFT of kernels/skinny.py: where the parts of qkv are better left to `qkv_finish`."""
+    """As they stand in LEFT of kernels/gemm/skinny.py: where the parts of qkv are better left to `qkv_finish`."""
     lines = []
     by_name = {tuning.name: tuning for tuning in CANDIDATES}
     columns, depth, _ = shapes["qkv"]
@@ -197,12 +199,12 @@ def rewrite_choice(text: str, lines: Iterable[str]) -> str:
             rf'^    "{name}": \w+,[^\n]*$', line.replace("\\", ""), text, flags=re.MULTILINE
         )
         if count != 1:
-            raise ValueError(f"kernels/choice.py has {count} lines for {name!r}")
+            raise ValueError(f"kernels/dispatch.py has {count} lines for {name!r}")
     return text
 
 
 class Lines(NamedTuple):
-    """What kernels/skinny.py is to say; None: nothing was measured, so the old stays."""
+    """What kernels/gemm/skinny.py is to say; None: nothing was measured, so the old stays."""
 
     tuned: list[str] | None
     left: list[str] | None
@@ -230,7 +232,7 @@ def rewrite_table(text: str, table: str, new: list[str], *, many: bool) -> str:
     head = rf"^({table}: [^\n]*? = )\{{((?:\n[^}}]*)?)\}}$"
     found = re.findall(head, text, flags=re.MULTILINE)
     if len(found) != 1:
-        raise ValueError(f"kernels/skinny.py has no table {table} to replace")
+        raise ValueError(f"kernels/gemm/skinny.py has no table {table} to replace")
     kept = [line for line in found[0][1].splitlines() if line.strip() and of_many(line) != many]
     lines = [*kept, *new] if many else [*new, *kept]
     body = "\n".join(["{", *lines, "}"]) if lines else "{}"
@@ -247,7 +249,7 @@ def rewrite_skinny(text: str, lines: Lines) -> str:
     if lines.ahead is not None:
         text, count = re.subn(r"^AHEAD = [^\n]*$", lines.ahead, text, flags=re.MULTILINE)
         if count != 1:
-            raise ValueError("kernels/skinny.py has no line AHEAD to replace")
+            raise ValueError("kernels/gemm/skinny.py has no line AHEAD to replace")
     return text
 
 
@@ -270,7 +272,7 @@ def report(
     for line in (*tuned, *left, *([lines.ahead] if lines.ahead else ())):
         show(line)
     last, normed = (rows_line(results, failed, *switch) for switch in (LAST, NORMED))
-    show("\nLAST_ROWS in kernels/paged_decode.py, NORMED_ROWS in kernels/skinny.py:")
+    show("\nLAST_ROWS in kernels/attention/decode.py, NORMED_ROWS in kernels/gemm/skinny.py:")
     for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured"):
         show(line)
     if write:

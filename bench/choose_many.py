@@ -1,4 +1,4 @@
-"""From times at 128 and 256 rows to the lines of TUNED and LEFT (kernels/skinny.py) for them.
+"""From times at 128 and 256 rows to the lines of TUNED and LEFT (kernels/gemm/skinny.py) for them.
 
 Of each product the candidate that was quickest with what follows it stands for election; it is taken where
 the layer with it is quicker than the library's layer, and the head, which is in no layer, where it is quicker
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from bench.candidates import candidates
 from bench.many_rows import LAYER, LEFT, LIBRARY
-from saccade.kernels.skinny import SkinnyTuning
+from saccade.kernels.gemm.skinny import SkinnyTuning
 
 Shapes = dict[str, tuple[int, int, bool]]
 

@@ -27,21 +27,21 @@ from triton.runtime.jit import JITFunction
 
 from bench.compile_kernels import NoDevice, pretend
 from bench.shapes import write
-from saccade.cache.pages import Pages
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.kernels import jit
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.record import PlainRecorder
-from saccade.kernels.workers import Workers
+from saccade.kernels.compile_pool import Workers
+from saccade.kernels.cuda_graph import PlainRecorder
+from saccade.kernels.dispatch import Mode, running
+from saccade.kv_cache.pages import Pages
 from saccade.models.layers import LanguageModel, Place
 from saccade.models.registry import find_family
-from saccade.runtime import compile as first
-from saccade.runtime.buckets import later_shapes
-from saccade.runtime.fixed import FixedStep
-from saccade.runtime.graphs import Graphs
-from saccade.runtime.rows import DeviceRows
-from saccade.runtime.sampler import Sampler
-from saccade.runtime.warm import ODD_SIZES, SIZES
+from saccade.sampling.sampler import Sampler
+from saccade.worker import compile_kernels as first
+from saccade.worker.buckets import later_shapes
+from saccade.worker.cuda_graphs import Graphs
+from saccade.worker.graph_step import FixedStep
+from saccade.worker.slots import DeviceRows
+from saccade.worker.warmup import ODD_SIZES, SIZES
 
 META = torch.device("meta")
 ROWS, LONGEST, BLOCK = 256, 32768, 16

@@ -7,7 +7,7 @@ the kernel before it works, and what it leaves half done is another kernel's wai
 other is given each of its candidates, the others staying as they are, and the one with the quickest layer is
 kept; then how far it looks ahead is turned. Rounds follow until none gains. Rows of one group share their
 tunings: the sum of their times decides. All kernels are launched early, or with `--late` none. At the end the
-layer is timed the other way too, and the lines for TUNED and LEFT (kernels/skinny.py) are printed.
+layer is timed the other way too, and the lines for TUNED and LEFT (kernels/gemm/skinny.py) are printed.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from bench.choose_many import written
 from bench.kernel_cases import PRODUCTS, Layer, make_layer
 from bench.kernels import seconds
 from bench.many_rows import CONTEXT, LAYER, Ways, layer, tables
+from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS, SkinnyTuning
 from saccade.kernels.jit import compiled_ahead
-from saccade.kernels.skinny import LIMITS, MOST_ROWS, SkinnyTuning
 
 GAIN = 0.998  # of the time before: less is taken for noise
 AHEADS = (0, 128, 256, 512, 1024, 2048, 4096)

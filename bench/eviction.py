@@ -2,7 +2,7 @@
 
 A trace asks for pictures of different sizes; a cache of a share of all their bytes answers some. Told is the
 share of bytes found there: encoding a picture takes time in proportion to its bytes, so this is the share of
-the work saved. `worth` is the rule of `saccade.vision.tier`, run by that very code.
+the work saved. `worth` is the rule of `saccade.encoder.cache.tier`, run by that very code.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.random import Generator
 
-from saccade.vision.tier import Tier
+from saccade.encoder.cache.tier import Tier
 
 LENGTH = 60_000
 PICTURES = 4000

@@ -21,11 +21,11 @@ import torch
 
 from bench.lod_asking import prepare
 from bench.questions import Questions, Scope
+from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, size_in_bytes, with_options
 from saccade.config import EngineConfig, VisionCache
+from saccade.encoder import pixel_uploads as uploads
 from saccade.llm import LLM
-from saccade.options import ENGINE_OPTIONS, engine_config, option, size_in_bytes, with_options
-from saccade.sampling import SamplingParams
-from saccade.vision import uploads
+from saccade.sampling_params import SamplingParams
 
 MIB = 1 << 20
 GRAIN = 96  # pixels; few sizes of pictures

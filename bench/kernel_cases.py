@@ -11,32 +11,33 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import bare
 from bench.candidates import candidates
-from saccade.cache.pages import KVShape, Pages
-from saccade.kernels import (
-    activation,
-    add_norm,
-    copy_block,
-    device_rows,
-    draw,
-    greedy,
-    patchify,
-    rope,
-    skinny,
+from saccade.kernels.attention import copy_blocks as copy_block
+from saccade.kernels.attention.decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
+from saccade.kernels.attention.decode import default_tuning as decode_tuning
+from saccade.kernels.attention.kv_write import kv_write_reference
+from saccade.kernels.attention.metadata import Rows
+from saccade.kernels.attention.paged import paged_attention_reference
+from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.attention.quantized_kv import FORMATS, Compact
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.gemm import skinny
+from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.norm_rope import activation, add_norm, rope
+from saccade.kernels.norm_rope.qk_norm_rope import (
+    FinishTuning,
+    HeadNorm,
+    qkv_finish_reference,
+    qkv_finish_triton,
 )
-from saccade.kernels.attention import paged_attention_reference
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.compact import FORMATS, Compact
-from saccade.kernels.kv_write import kv_write_reference
-from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
-from saccade.kernels.paged_decode import default_tuning as decode_tuning
-from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
-from saccade.kernels.parts import Parts
-from saccade.kernels.qkv_finish import FinishTuning, HeadNorm, qkv_finish_reference, qkv_finish_triton
-from saccade.kernels.rows import Rows
-from saccade.kernels.texture import channels_triton, means_triton, shrink_triton
-from saccade.lod.relevance import SALIENT, pooled
+from saccade.kernels.sampling import greedy
+from saccade.kernels.sampling import slot_state as device_rows
+from saccade.kernels.sampling import top_k_top_p as draw
+from saccade.kernels.vision import patchify
+from saccade.kernels.vision.texture import channels_triton, means_triton, shrink_triton
+from saccade.kv_cache.pages import KVShape, Pages
+from saccade.lod.scorers import SALIENT, pooled
 from saccade.lod.texture import EDGE, ENTROPY, LONGEST, channels, shades, working, working_size
-from saccade.runtime import noise
+from saccade.sampling import rng as noise
 
 ROOT = bare.ROOT
 BF16 = torch.bfloat16
@@ -758,7 +759,7 @@ BESTS = {name: greedy.GreedyTuning(size, warps=warps) for name, size, warps in (
 
 
 def sample_cases() -> Iterator[Case]:
-    """`kernels/draw.py` has the microseconds of each of its kernels; `--inside` shows them."""
+    """`kernels/sampling/top_k_top_p.py` has the microseconds of each of its kernels; `--inside` shows them."""
 
     def best(tuning: greedy.GreedyTuning, d: Draw) -> Any:
         return greedy.greedy_triton(d.logits, tuning)

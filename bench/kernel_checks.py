@@ -11,12 +11,20 @@ from triton.runtime.errors import OutOfResources
 
 from bench import bare
 from bench.candidates import CANDIDATES, TALL, TILES, fits
-from saccade.cache.pages import KVShape, Pages
-from saccade.kernels import activation, add_norm, copy_block, draw, greedy, patchify, rope, skinny
-from saccade.kernels.attention import any_shape, paged_attention_reference
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.compact import FORMATS, read_slots
-from saccade.kernels.device_rows import (
+from saccade.kernels.attention import copy_blocks as copy_block
+from saccade.kernels.attention.decode import DecodeTuning, decode_attention_triton
+from saccade.kernels.attention.metadata import Rows
+from saccade.kernels.attention.paged import any_shape, paged_attention_reference
+from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.attention.quantized_kv import FORMATS, read_slots
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.gemm import skinny
+from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.norm_rope import activation, add_norm, rope
+from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qkv_finish_reference, qkv_finish_triton
+from saccade.kernels.sampling import greedy
+from saccade.kernels.sampling import top_k_top_p as draw
+from saccade.kernels.sampling.slot_state import (
     Gathered,
     RowState,
     advance_rows_reference,
@@ -24,14 +32,12 @@ from saccade.kernels.device_rows import (
     gather_rows_reference,
     gather_rows_triton,
 )
-from saccade.kernels.paged_decode import DecodeTuning, decode_attention_triton
-from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
-from saccade.kernels.parts import Parts
-from saccade.kernels.qkv_finish import HeadNorm, qkv_finish_reference, qkv_finish_triton
-from saccade.kernels.rows import Rows
-from saccade.kernels.texture import channels_triton, means_triton, shrink_triton
-from saccade.lod import relevance, texture
-from saccade.runtime import noise
+from saccade.kernels.vision import patchify
+from saccade.kernels.vision.texture import channels_triton, means_triton, shrink_triton
+from saccade.kv_cache.pages import KVShape, Pages
+from saccade.lod import scorers as relevance
+from saccade.lod import texture
+from saccade.sampling import rng as noise
 
 ROOT = bare.ROOT
 # Largest error over the largest value of the answer.

@@ -16,13 +16,13 @@ from typing import Any
 
 from saccade import LLM, pictures
 from saccade.checkpoint import Checkpoint, open_checkpoint
-from saccade.evaluate.ask import greedy
-from saccade.evaluate.command import fingerprint
-from saccade.evaluate.draw import chosen_tasks, chunks, places
-from saccade.evaluate.methods import BALANCED, FULL, Bench
-from saccade.evaluate.score import wilson
-from saccade.runtime.network import read_network
-from saccade.views import read_views
+from saccade.engine.model_size import read_network
+from saccade.lod.checkpoint_views import read_views
+from saccade.tools.evaluation.ask import greedy
+from saccade.tools.evaluation.command import fingerprint
+from saccade.tools.evaluation.draw import chosen_tasks, chunks, places
+from saccade.tools.evaluation.methods import BALANCED, FULL, Bench
+from saccade.tools.evaluation.score import wilson
 
 WAYS: dict[str, dict[str, Any]] = {
     "model's dtype": {},

@@ -29,17 +29,17 @@ from torch import Tensor
 
 from bench.lod_asking import Bench, Level, prepare, warm
 from bench.lod_questions import questions
-from saccade.kernels.record import CudaRecorder, PlainRecorder, Recorder, Replay
+from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
+from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.llm import LLM
-from saccade.lod import relevance
+from saccade.lod import scorers as relevance
+from saccade.lod.checkpoint_views import views_of
 from saccade.lod.choose import choose
-from saccade.lod.glance import glance
+from saccade.lod.global_view import glance
+from saccade.lod.image_maps import Stills
+from saccade.lod.relevance_transfer import look_now
 from saccade.lod.texture import texture
-from saccade.lod.values import LodParams, Picture
-from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
-from saccade.runtime.looks import look_now
-from saccade.runtime.stills import Stills
-from saccade.views import views_of
+from saccade.lod.types import LodParams, Picture
 
 ROUNDS = 20  # of a stage
 

@@ -12,18 +12,18 @@ import click
 import numpy as np
 import torch
 
-from saccade.bench.ceilings import floors
-from saccade.bench.inputs import Inputs
-from saccade.garbage import nothing_older
+from saccade.engine.memory import DTYPES
+from saccade.engine.model_size import read_network
+from saccade.host.garbage_collection import nothing_older
+from saccade.inputs.media.loader import Shared
 from saccade.llm import LLM, Output
-from saccade.lod.values import LodParams
-from saccade.media.detail import Wishes
-from saccade.media.source import Shared
+from saccade.lod.detail import Wishes
+from saccade.lod.types import LodParams
 from saccade.request import Delta, Pixels
-from saccade.runtime.memory import DTYPES
-from saccade.runtime.network import read_network
-from saccade.sampling import SamplingParams
-from saccade.stages import Stages
+from saccade.request_timing import Stages
+from saccade.sampling_params import SamplingParams
+from saccade.tools.bench.ceilings import floors
+from saccade.tools.bench.inputs import Inputs
 
 QUESTION_TOKENS = 32
 PLACES = 6  # of noise in a picture

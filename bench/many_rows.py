@@ -33,15 +33,15 @@ from bench.kernel_cases import (
     finish_inputs,
     make_layer,
 )
-from saccade.kernels import skinny
-from saccade.kernels.activation import silu_mul_triton
-from saccade.kernels.add_norm import add_norm_triton
-from saccade.kernels.choice import Mode, mode, running
-from saccade.kernels.paged_decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
-from saccade.kernels.paged_decode import default_tuning as decode_tuning
-from saccade.kernels.parts import Parts
-from saccade.kernels.qkv_finish import FinishTuning, qkv_finish_triton
-from saccade.kernels.skinny import SkinnyTuning
+from saccade.kernels.attention.decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
+from saccade.kernels.attention.decode import default_tuning as decode_tuning
+from saccade.kernels.dispatch import Mode, mode, running
+from saccade.kernels.gemm import skinny
+from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.gemm.skinny import SkinnyTuning
+from saccade.kernels.norm_rope.activation import silu_mul_triton
+from saccade.kernels.norm_rope.add_norm import add_norm_triton
+from saccade.kernels.norm_rope.qk_norm_rope import FinishTuning, qkv_finish_triton
 
 ROWS, CONTEXT = (128, 256), 640
 LAYER = ("qkv", "o", "gate_up", "down")

@@ -18,13 +18,13 @@ from rich.progress import Progress
 
 from bench import growth, scaling
 from bench.questions import Scope
-from saccade.bench.library import RUN
-from saccade.bench.machine import device_name
-from saccade.bench.options import ON_GPU, ON_PROCESS, BenchOptions, parse_workload
-from saccade.bench.report import figure
-from saccade.bench.session import Session
+from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
 from saccade.llm import LLM
-from saccade.options import ENGINE_OPTIONS, engine_config, option, with_options
+from saccade.tools.bench.library import RUN
+from saccade.tools.bench.machine import device_name
+from saccade.tools.bench.options import ON_GPU, ON_PROCESS, BenchOptions, parse_workload
+from saccade.tools.bench.report import figure
+from saccade.tools.bench.session import Session
 
 # What is quick, and what is most wanted, first.
 LAST = ("vlm_unique", "text_bs128", "text_throughput", "text_bs256")

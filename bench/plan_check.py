@@ -23,15 +23,15 @@ from PIL import Image
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.front import Front
+from saccade.engine.core import Engine
+from saccade.engine.model_size import read_network
+from saccade.inputs.processor import Front
 from saccade.request import Request
-from saccade.runtime.engine import Engine
-from saccade.runtime.network import read_network
-from saccade.schedule.cost import Coefficients, CostModel
-from saccade.schedule.policy import Limits
-from saccade.schedule.prior import CHIPS, CPU, Network
-from saccade.simulate.play import Machine, Outcome, Player, Waits
-from saccade.simulate.traffic import Arrival, Kind, Vision, arrivals, parse_kind
+from saccade.scheduler.cost_model import Coefficients, CostModel
+from saccade.scheduler.cost_prior import CHIPS, CPU, Network
+from saccade.scheduler.policy import Limits
+from saccade.tools.planner.play import Machine, Outcome, Player, Waits
+from saccade.tools.planner.traffic import Arrival, Kind, Vision, arrivals, parse_kind
 
 TRAFFIC = ("text:rate=1.5,prompt=64,output=24", "image:rate=0.5,prompt=24,image=224x224,output=16")
 STEP_TOKENS = 512

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.bench.inputs import Inputs
 from saccade.llm import LLM
+from saccade.tools.bench.inputs import Inputs
 
 PICTURE_SHARE = 0.3
 SIDES = (64, 640)  # of pictures, log-uniform

@@ -3,7 +3,7 @@
     python -m bench.scaling [MODEL] [--parts batch,context,images] [--plots FOLDER] [options of the engine]
 
 Every figure stands beside its floor: the bytes and operations it needs at the chip's ceilings, with nothing
-else (saccade/bench/ceilings.py). Steps are timed one by one while all rows decode, after the prompts are
+else (saccade/tools/bench/ceilings.py). Steps are timed one by one while all rows decode, after the prompts are
 computed; prompts are new and distinct, so nothing is shared. Points that do not fit the engine are left
 out and named.
 """
@@ -19,15 +19,15 @@ import click
 import torch
 
 from bench.curves import Chart, Curve, svg
-from saccade.bench.ceilings import Floors, floors
-from saccade.bench.figures import median
-from saccade.bench.inputs import Inputs
-from saccade.bench.machine import device_name
-from saccade.bench.session import greedy
+from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
+from saccade.engine.memory import DTYPES
+from saccade.engine.model_size import read_network
 from saccade.llm import LLM
-from saccade.options import ENGINE_OPTIONS, engine_config, option, with_options
-from saccade.runtime.memory import DTYPES
-from saccade.runtime.network import read_network
+from saccade.tools.bench.ceilings import Floors, floors
+from saccade.tools.bench.figures import median
+from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.machine import device_name
+from saccade.tools.bench.session import greedy
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

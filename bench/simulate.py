@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.schedule.cost import CostModel
-from saccade.schedule.policy import Limits
-from saccade.schedule.prior import H200, Network, coefficients
-from saccade.simulate.play import Machine, Outcome, Player
-from saccade.simulate.traffic import Kind, Vision, arrivals
-from saccade.vision.unfinished import unit
+from saccade.encoder.partial_views import unit
+from saccade.scheduler.cost_model import CostModel
+from saccade.scheduler.cost_prior import H200, Network, coefficients
+from saccade.scheduler.policy import Limits
+from saccade.tools.planner.play import Machine, Outcome, Player
+from saccade.tools.planner.traffic import Kind, Vision, arrivals
 
 QWEN3_VL_8B = Network(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
 TRAFFIC = (

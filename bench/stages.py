@@ -21,14 +21,14 @@ import click
 import httpx
 
 from bench.soak.watch import metrics
-from saccade.bench.figures import median
-from saccade.bench.inputs import Inputs
-from saccade.bench.server import SERVED_NAME, serving
 from saccade.checkpoint import open_checkpoint
+from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
 from saccade.config import GIB, EngineConfig
+from saccade.inputs.tokenizer import Tokens
 from saccade.metrics import STAGES
-from saccade.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
-from saccade.text.tokens import Tokens
+from saccade.tools.bench.figures import median
+from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.server import SERVED_NAME, serving
 
 ROUNDS = ("new picture", "sent again", "named", "restart, named", "restart, sent")
 QUESTION_TOKENS = 32

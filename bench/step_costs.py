@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 
-from saccade.bench.figures import percentile
 from saccade.checkpoint import open_checkpoint
-from saccade.options import option
-from saccade.runtime.buckets import TOKENS
-from saccade.runtime.network import read_network
-from saccade.schedule.cost import CostModel, Work
-from saccade.schedule.prior import H200, coefficients
+from saccade.cli.options import option
+from saccade.engine.model_size import read_network
+from saccade.scheduler.cost_model import CostModel, Work
+from saccade.scheduler.cost_prior import H200, coefficients
+from saccade.tools.bench.figures import percentile
+from saccade.worker.buckets import TOKENS
 
 Line = dict[str, Any]
 

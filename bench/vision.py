@@ -28,16 +28,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from saccade.kernels.choice import Mode, running
-from saccade.media.geometry import ImageProcessing, plain_view
-from saccade.models.dims import VisionDims
+from saccade.encoder.encoder_graphs import MOST_PATCHES, PACKED_PATCHES, Captured, tower_graphs
+from saccade.encoder.encoder_runner import Encoder, Halfway
+from saccade.encoder.partial_views import Unfinished, unit
+from saccade.encoder.preprocess import Preprocessor
+from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.kernels.dispatch import Mode, running
+from saccade.models.config import VisionDims
 from saccade.models.layers import Layout, Place
 from saccade.models.vit import QwenVision, VisionLayer
-from saccade.plan import Encode
-from saccade.vision.encode import Encoder, Halfway
-from saccade.vision.graphs import MOST_PATCHES, PACKED_PATCHES, Captured, tower_graphs
-from saccade.vision.preprocess import Preprocessor
-from saccade.vision.unfinished import Unfinished, unit
+from saccade.step_plan import Encode
 
 PRODUCT, ATTENTION, COPY = 644e12, 360e12, 4.29e12  # an H200's, measured
 PARTS = ("check", "patches", "tower", "first", "attention", "mlp")

@@ -2,7 +2,7 @@
 
     python -m bench.waste [--requests 2000] [--block-size 16] [--seed 0]
 
-Chat-like traffic on the virtual clock of saccade.simulate: lengths are log-normal with the means published
+Chat-like traffic on the virtual clock of saccade.tools.planner: lengths are log-normal with the means published
 for ShareGPT conversations (161 prompt and 338 output tokens; the spreads, 1.2 and 0.8, are ours), Qwen3-VL-8B
 shapes on an H200, requests coming faster than they can be answered, so that the pool is full. Every token of
 every answer is another one. After each step:
@@ -22,18 +22,18 @@ from itertools import count
 from random import Random
 
 from bench.simulate import QWEN3_VL_8B
-from saccade.cache.blocks import BlockPool
-from saccade.cache.prefix import PrefixCache
-from saccade.plan import StepResult
+from saccade.encoder.cache.store import FeatureStore
+from saccade.encoder.prompt_layout import lay_out
+from saccade.kv_cache.block_pool import BlockPool
+from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.request import Request, Sampling
-from saccade.schedule.cost import CostModel
-from saccade.schedule.prior import H200, coefficients
-from saccade.schedule.scheduler import Limits, Scheduler
-from saccade.schedule.sequence import Sequence
-from saccade.simulate.play import work_of
-from saccade.simulate.traffic import Arrival, Kind
-from saccade.vision.layout import lay_out
-from saccade.vision.store import FeatureStore
+from saccade.scheduler.cost_model import CostModel
+from saccade.scheduler.cost_prior import H200, coefficients
+from saccade.scheduler.scheduler import Limits, Scheduler
+from saccade.scheduler.sequence import Sequence
+from saccade.step_plan import StepResult
+from saccade.tools.planner.play import work_of
+from saccade.tools.planner.traffic import Arrival, Kind
 
 PROMPT, OUTPUT = (161.31, 1.2), (337.99, 0.8)  # mean, and sigma of the logarithm
 LIMIT = 0.04
@@ -75,7 +75,7 @@ def traffic(requests: int, choices: int, seed: int) -> Iterator[Arrival]:
 
 
 class Player:
-    """The scheduler on a virtual clock, as saccade.simulate has it, but no two answers are alike."""
+    """The scheduler on a virtual clock, as saccade.tools.planner has it, but no two answers are alike."""
 
     def __init__(self, block_size: int, tokens: int) -> None:
         self.now = 0.0

@@ -10,7 +10,7 @@ import pytest
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.errors import CheckpointError
-from tests.text.tiny import IMAGE, TEMPLATE, VIDEO, config, token_id, write_checkpoint
+from tests.inputs.tiny_tokenizer import IMAGE, TEMPLATE, VIDEO, config, token_id, write_checkpoint
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_name_that_is_no_hub_id_is_said_to_be_none() -> None:
 
 
 def test_reading_a_checkpoint_needs_no_torch() -> None:
-    program = "import sys, saccade.front, saccade.checkpoint; sys.exit('torch' in sys.modules)"
+    program = "import sys, saccade.inputs.processor, saccade.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

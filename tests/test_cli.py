@@ -12,9 +12,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from saccade import cli
+from saccade.cli import app as cli
+from saccade.cli.options import size_in_bytes
 from saccade.config import EngineConfig, MediaLimits, ServeConfig, VisionCache
-from saccade.options import size_in_bytes
 from tests.parity.oracle import picture
 
 
@@ -174,11 +174,11 @@ def test_help_shows_examples_for_every_command() -> None:
 def test_the_package_is_the_command() -> None:
     told = [
         subprocess.run([sys.executable, "-m", name, "serve", "--port", "x"], capture_output=True, check=False)
-        for name in ("saccade", "saccade.cli")
+        for name in ("saccade", "saccade.cli.app")
     ]
     assert [one.returncode for one in told] == [2, 2]
     assert b"python -m saccade serve" in told[0].stderr
-    assert told[0].stderr == told[1].stderr.replace(b"saccade.cli", b"saccade")
+    assert told[0].stderr == told[1].stderr.replace(b"saccade.cli.app", b"saccade")
 
 
 INTERRUPTED = """

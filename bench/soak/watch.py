@@ -52,7 +52,7 @@ def command(pid: int) -> bytes:
 
 
 def engine_of(front: int) -> int:
-    found = [pid for pid in children(front) if b"saccade.runtime.process" in command(pid)]
+    found = [pid for pid in children(front) if b"saccade.engine.process" in command(pid)]
     if not found:
         raise RuntimeError(f"process {front} has no engine")
     return found[0]

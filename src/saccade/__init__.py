@@ -8,18 +8,18 @@ Importing the package is cheap; `LLM` and `AsyncEngine` bring what they need whe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from saccade.lod.values import LodParams
-from saccade.sampling import SamplingParams
+from saccade.lod.types import LodParams
+from saccade.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from saccade.async_engine import AsyncEngine
+    from saccade.async_llm import AsyncEngine
     from saccade.llm import LLM
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncEngine", "LodParams", "SamplingParams", "__version__"]
 
 # The front process imports this package and must not load torch: names that need it are looked up late.
-_LATE = {"LLM": "saccade.llm", "AsyncEngine": "saccade.async_engine"}
+_LATE = {"LLM": "saccade.llm", "AsyncEngine": "saccade.async_llm"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import signal
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from saccade import cli  # noqa: E402
+from saccade.cli import app as cli  # noqa: E402
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from saccade.errors import CheckpointError
-from saccade.media.geometry import ImageProcessing, VideoProcessing
+from saccade.inputs.image_processor import ImageProcessing, VideoProcessing
 
 EMBEDDED = "embedded"
 BICUBIC = 3

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from saccade.cache.shares import KVDtype, KVWish, Views
 from saccade.errors import ConfigError
+from saccade.kv_cache.pool_sizing import KVDtype, KVWish, Views
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -143,7 +143,7 @@ class EngineConfig:
     # ms between two tokens of an answer that prompts and pictures of others may lead to; 0: any.
     # None: 11 on cuda, any on cpu
     itl_target: float | None = None
-    kernels: Kernels = "auto"  # auto: those measured faster (kernels/choice.py); triton: all; torch: none
+    kernels: Kernels = "auto"  # auto: those measured faster (kernels/dispatch.py); triton: all; torch: none
     graphs: Switch = "auto"  # captured decode steps and short prompts; auto: on cuda with Triton attention
     early_launch: Switch = "auto"  # kernels start while the one before ends; auto: on from sm_90, with graphs
     deterministic: bool = False  # a request's tokens do not depend on what else is computed beside it

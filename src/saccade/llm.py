@@ -26,16 +26,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
+from saccade.engine.core import Engine
 from saccade.errors import OF_ENGINE, InvalidValue, SaccadeError
-from saccade.front import Front
-from saccade.garbage import nothing_older
-from saccade.lod.values import LodParams
-from saccade.media.detail import Wishes
-from saccade.media.source import Shared
+from saccade.host.garbage_collection import nothing_older
+from saccade.inputs.media.loader import Shared
+from saccade.inputs.output_processor import Answer, Choice, Usage
+from saccade.inputs.processor import Front
+from saccade.lod.detail import Wishes
+from saccade.lod.types import LodParams
 from saccade.request import Delta, Request, Zoomed
-from saccade.runtime.engine import Engine
-from saccade.sampling import SamplingParams
-from saccade.text.answer import Answer, Choice, Usage
+from saccade.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 PROMPT_KEYS = frozenset(("prompt", "prompt_token_ids", "images", "videos", "lod"))

@@ -13,7 +13,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from saccade.lod.values import Choice, Grid, LodParams, Look, Region
+from saccade.lod.types import Choice, Grid, LodParams, Look, Region
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Pixels = NDArray[np.uint8]
@@ -108,7 +108,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[Media, ...] = ()
     sampling: Sampling = Sampling()
     salt: bytes = b""  # the tenant; prefixes are shared only between equal salts
-    priority: int = 0  # lower is sooner; a level is worth some seconds of waiting (schedule/policy.py)
+    priority: int = 0  # lower is sooner; a level is worth some seconds of waiting (scheduler/policy.py)
     arrived: float = 0.0  # time.monotonic() of the front; both processes share the clock
     registered: bool = False  # views stand over their part of the picture, as the checkpoint learnt it
     zooming: Zooming | None = None  # None: all views are known

@@ -24,8 +24,10 @@ from bench.choose import (
     skinny_lines,
 )
 from bench.kernel_cases import LAYERS, PRODUCTS
-from saccade.kernels import choice, paged_decode, skinny
-from saccade.kernels.choice import CHOICE
+from saccade.kernels import dispatch as choice
+from saccade.kernels.attention import decode as paged_decode
+from saccade.kernels.dispatch import CHOICE
+from saccade.kernels.gemm import skinny
 
 FAST, SLOW = CANDIDATES[0].name, CANDIDATES[3].name
 CUT, UNCUT = (CANDIDATES[i].name for i in (4, 5))

@@ -7,7 +7,7 @@ from bench.choose import Result, rewrite_skinny, skinny_lines
 from bench.choose_many import many_lines
 from bench.kernel_cases import PRODUCTS
 from bench.many_rows import LEFT, LIBRARY, many_cases
-from saccade.kernels import skinny
+from saccade.kernels.gemm import skinny
 
 QKV = [t for t in candidates(128, *PRODUCTS["qkv"]) if t.splits > 1][:2]
 GATE, DOWN = (candidates(128, *PRODUCTS[name])[0] for name in ("gate_up", "down"))

@@ -6,9 +6,9 @@ from pathlib import Path
 from bench.plan_check import Asker, plan, rows, run
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.runtime.engine import Engine
-from saccade.runtime.network import read_network
-from saccade.simulate.traffic import parse_kind
+from saccade.engine.core import Engine
+from saccade.engine.model_size import read_network
+from saccade.tools.planner.traffic import parse_kind
 
 KINDS = [
     parse_kind("text:rate=40,prompt=12,output=4"),

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from bench import vision
+from saccade.encoder.encoder_graphs import Captured
 from saccade.models.layers import Place
 from saccade.models.vit import QwenVision
-from saccade.vision.graphs import Captured
 
 SIZE = (96, 64)
 

@@ -2,10 +2,10 @@
 
 import torch.nn.functional as F
 
-from saccade.kernels.activation import silu_mul_reference
-from saccade.kernels.add_norm import add_rms_norm_reference
-from saccade.kernels.skinny import Norm, SkinnyTuning, skinny_triton
-from tests.kernels.places import Place, assert_near
+from saccade.kernels.gemm.skinny import Norm, SkinnyTuning, skinny_triton
+from saccade.kernels.norm_rope.activation import silu_mul_reference
+from saccade.kernels.norm_rope.add_norm import add_rms_norm_reference
+from tests.kernels.buffers import Place, assert_near
 
 
 def assert_epilogues(

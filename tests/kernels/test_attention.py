@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.kernels.attention import any_shape, paged_attention
-from saccade.kernels.rows import MOST_GATHERED, SHORT, Rows, alike
+from saccade.kernels.attention.metadata import MOST_GATHERED, SHORT, Rows, alike
+from saccade.kernels.attention.paged import any_shape, paged_attention
 
 CASES = {
     "one decode of one token": ([(1, 1)], 1),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.kernels.places import needs_triton
+from tests.kernels.buffers import needs_triton
 from tests.kernels.programs import run
 
 PROGRAM = """

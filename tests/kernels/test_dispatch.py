@@ -11,13 +11,17 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.kernels import activation, add_norm, attention, greedy, qkv_finish, rope, skinny
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.parts import Parts
+from saccade.kernels.attention import paged as attention
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.gemm import skinny
+from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.norm_rope import activation, add_norm, rope
+from saccade.kernels.norm_rope import qk_norm_rope as qkv_finish
+from saccade.kernels.sampling import greedy
 from saccade.models.layers import Attention
-from saccade.models.load import load
-from saccade.runtime import sampler
-from tests.kernels.places import CUDA, needs_triton
+from saccade.models.load_model import load
+from saccade.sampling import sampler
+from tests.kernels.buffers import CUDA, needs_triton
 from tests.models.harness import Walker, relative_error, text_story
 
 ASKING = (activation, add_norm, attention, qkv_finish, rope, greedy, skinny, sampler)

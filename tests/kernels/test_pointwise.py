@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from saccade.kernels.kv_write import kv_write
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.rope import apply_rotary, interleaved_axes, rotary_angles
+from saccade.kernels.attention.kv_write import kv_write
+from saccade.kernels.norm_rope.rms_norm import rms_norm
+from saccade.kernels.norm_rope.rope import apply_rotary, interleaved_axes, rotary_angles
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (5, 64), (3, 4, 16), (0, 8)])

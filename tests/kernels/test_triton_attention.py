@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels import paged_decode
-from saccade.kernels.attention import any_shape, paged_attention_reference
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.paged_decode import (
+from saccade.kernels.attention import decode as paged_decode
+from saccade.kernels.attention.decode import (
     DecodeTuning,
     decode_attention_triton,
     default_splits,
     default_tuning,
 )
-from saccade.kernels.paged_prefill import PrefillTuning, prefill_attention_triton
-from saccade.kernels.rows import Rows
-from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
+from saccade.kernels.attention.metadata import Rows
+from saccade.kernels.attention.paged import any_shape, paged_attention_reference
+from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
+from saccade.kernels.dispatch import Mode, running
+from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, poison
 from tests.kernels.test_attention import make_rows
 
 SHAPES = [(4, 2, 64), (4, 1, 72), (8, 8, 80), (7, 1, 96), (8, 2, 128), (2, 1, 8), (20, 1, 32)]

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from saccade.kernels.patchify import PatchTuning, patchify_triton, resample_triton
-from saccade.media.geometry import ImageProcessing, plain_view
-from saccade.vision import preprocess
-from saccade.vision.preprocess import Preprocessor, build_taps
-from tests.kernels.places import EXACT, Place
+from saccade.encoder import preprocess
+from saccade.encoder.preprocess import Preprocessor, build_taps
+from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.kernels.vision.patchify import PatchTuning, patchify_triton, resample_triton
+from tests.kernels.buffers import EXACT, Place
 
 PROCESSING = ImageProcessing(
     patch_size=14,

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels.activation import (
+from saccade.kernels.attention.copy_blocks import copy_block, copy_block_reference, copy_block_triton
+from saccade.kernels.gemm.skinny import SkinnyTuning, skinny_parts, skinny_triton
+from saccade.kernels.norm_rope.activation import (
     PointTuning,
     gelu,
     gelu_reference,
@@ -13,22 +15,21 @@ from saccade.kernels.activation import (
     silu_mul_reference,
     silu_mul_triton,
 )
-from saccade.kernels.add_norm import (
+from saccade.kernels.norm_rope.add_norm import (
     add_layer_norm,
     add_layer_norm_reference,
     add_norm_triton,
     add_rms_norm,
     add_rms_norm_reference,
 )
-from saccade.kernels.copy_block import copy_block, copy_block_reference, copy_block_triton
-from saccade.kernels.qkv_finish import (
+from saccade.kernels.norm_rope.qk_norm_rope import (
     FinishTuning,
     HeadNorm,
     qkv_finish,
     qkv_finish_reference,
     qkv_finish_triton,
 )
-from saccade.kernels.rope import (
+from saccade.kernels.norm_rope.rope import (
     RotaryTuning,
     apply_rotary_reference,
     apply_rotary_triton,
@@ -36,8 +37,7 @@ from saccade.kernels.rope import (
     rotary_angles_reference,
     rotary_angles_triton,
 )
-from saccade.kernels.skinny import SkinnyTuning, skinny_parts, skinny_triton
-from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison
+from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, poison
 
 
 def strided(place: Place, rows: int, width: int, seed: int = 0) -> Tensor:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels import draw
-from saccade.kernels.bound import edge_of
-from saccade.kernels.draw import DrawTuning, draw_triton
-from saccade.kernels.greedy import GreedyTuning, greedy, greedy_triton
 from saccade.kernels.jit import jit, tl
-from saccade.runtime import noise
-from saccade.runtime.bars import scale_and_bar
-from tests.kernels.places import EXACT, PLACES, Place, poison
+from saccade.kernels.sampling import top_k_top_p as draw
+from saccade.kernels.sampling.greedy import GreedyTuning, greedy, greedy_triton
+from saccade.kernels.sampling.threshold import edge_of
+from saccade.kernels.sampling.top_k_top_p import DrawTuning, draw_triton
+from saccade.sampling import rng as noise
+from saccade.sampling.filters import scale_and_bar
+from tests.kernels.buffers import EXACT, PLACES, Place, poison
 
 # Pieces, tiles and lists so small that a line of 150 tokens has several of each.
 SMALL = DrawTuning(piece=64, tile=64, every=5, room=256, block=64)

@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from bench.candidates import CANDIDATES
-from saccade.kernels import skinny
-from saccade.kernels.activation import silu_mul_reference
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.skinny import (
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.gemm import skinny
+from saccade.kernels.gemm.skinny import (
     Norm,
     SkinnyTuning,
     default_tuning,
@@ -17,8 +16,9 @@ from saccade.kernels.skinny import (
     skinny_linear_normed,
     skinny_triton,
 )
+from saccade.kernels.norm_rope.activation import silu_mul_reference
+from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, poison, where_it_fits
 from tests.kernels.epilogues import assert_epilogues
-from tests.kernels.places import EXACT, PLACES, Place, assert_near, poison, where_it_fits
 
 TUNINGS = [
     SkinnyTuning(16, 32, 1),

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.texture import (
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.vision.texture import (
     LEAST,
     MOST_CHOSEN,
     TextureTuning,
@@ -12,9 +12,10 @@ from saccade.kernels.texture import (
     means_triton,
     shrink_triton,
 )
-from saccade.lod import relevance, texture
+from saccade.lod import scorers as relevance
+from saccade.lod import texture
 from saccade.lod.texture import CHANNELS, channels, shades, working
-from tests.kernels.places import EXACT, Place, assert_near, poison
+from tests.kernels.buffers import EXACT, Place, assert_near, poison
 
 TWIN = Mode(kernels="torch")
 SMALL = TextureTuning(block=32, cells=16)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.lod.allocate import UNITS, WHOLE, Field, _Pick, _region, allocate, windows
-from saccade.lod.values import LADDER, Map, Region, ViewRule
+from saccade.lod.types import LADDER, Map, Region, ViewRule
 
 sizes = st.integers(1, 3000)
 rules = st.builds(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from saccade.lod.balance import agreement, balance, felt, places
 from saccade.lod.choose import choose
-from saccade.lod.values import (
+from saccade.lod.types import (
     FINE,
     SCORERS,
     Choice,

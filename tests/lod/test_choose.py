@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from saccade.lod.balance import finer
 from saccade.lod.choose import choose
-from saccade.lod.glance import divide, glance, shrink
-from saccade.lod.values import (
+from saccade.lod.global_view import divide, glance, shrink
+from saccade.lod.types import (
     DETAILS,
     FINE,
     SCORERS,

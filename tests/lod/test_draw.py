@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from saccade.lod.draw import FRAME, LONGEST, annotate
-from saccade.lod.values import Choice, Look, Region, StillMaps
+from saccade.lod.types import Choice, Look, Region, StillMaps
 
 
 def look(rows: int, columns: int) -> Look:

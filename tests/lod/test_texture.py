@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from saccade import pictures
-from saccade.lod import relevance
+from saccade.lod import scorers as relevance
 from saccade.lod.texture import (
     CHANNELS,
     EDGE,

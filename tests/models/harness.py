@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from saccade.cache.pages import Paged, Pages
+from saccade.kv_cache.pages import Paged, Pages
 from saccade.models.layers import DeepVisual, LanguageModel
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.models.load import load
+from saccade.models.load_model import load
 from tests import checkpoints
 from tests.models.harness import Walker, relative_error, text_story
 

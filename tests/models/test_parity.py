@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.checkpoint import open_checkpoint
 from saccade.models.layers import LanguageModel
-from saccade.models.load import load
+from saccade.models.load_model import load
 from tests import checkpoints
 from tests.models.harness import Story, Walker, relative_error, text_story
 

@@ -8,7 +8,7 @@ import torch
 from saccade.checkpoint import open_checkpoint
 from saccade.models import vit
 from saccade.models.layers import Layout
-from saccade.models.load import load
+from saccade.models.load_model import load
 from tests import checkpoints
 from tests.models.harness import relative_error
 

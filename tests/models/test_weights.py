@@ -15,9 +15,9 @@ from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.errors import CheckpointError
 from saccade.models.decoder import Decoder
 from saccade.models.layers import LanguageModel
-from saccade.models.load import load
+from saccade.models.load_model import load
+from saccade.models.loader import find_slots
 from saccade.models.registry import FAMILIES, find_family
-from saccade.models.weights import find_slots
 from tests import checkpoints
 
 Q_PROJ = "model.language_model.layers.1.self_attn.q_proj.weight"

@@ -9,9 +9,9 @@ import torch
 import transformers
 from PIL import Image
 
-from saccade.plan import Layout
+from saccade.encoder.prompt_layout import lay_out
 from saccade.request import Request
-from saccade.vision.layout import lay_out
+from saccade.step_plan import Layout
 
 
 class Oracle:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from saccade import SamplingParams
-from saccade.kernels.choice import mode
-from saccade.runtime.buckets import Shape
-from saccade.runtime.engine import Engine
-from saccade.runtime.fixed import FixedStep
+from saccade.engine.core import Engine
+from saccade.kernels.dispatch import mode
+from saccade.worker.buckets import Shape
+from saccade.worker.graph_step import FixedStep
 from tests.conftest import FAMILIES
 from tests.parity.oracle import Oracle
 from tests.parity.test_engine import LONG, PICTURES, SITUATIONS, TEXTS, Bench, run, situated

@@ -10,11 +10,11 @@ import torch
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.front import Front
-from saccade.kernels.choice import Mode, running
-from saccade.kernels.skinny import linear_reference, skinny_triton
-from saccade.runtime.engine import Engine
-from tests.kernels.places import PLACES, Place
+from saccade.engine.core import Engine
+from saccade.inputs.processor import Front
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.gemm.skinny import linear_reference, skinny_triton
+from tests.kernels.buffers import PLACES, Place
 
 TEXTS = ["The eye jumps to what matters", "a", "How many boats are there? " * 7, "Read the sign, then say"]
 SCARCE = 18  # blocks of 4 tokens: too few for all at once

@@ -15,10 +15,10 @@ from PIL import Image
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, VisionCache
-from saccade.front import Front
+from saccade.encoder.preprocess import Preprocessor, ResampleTables
+from saccade.engine.core import Engine
+from saccade.inputs.processor import Front
 from saccade.request import Request
-from saccade.runtime.engine import Engine
-from saccade.vision.preprocess import Preprocessor, ResampleTables
 from tests.conftest import FAMILIES
 from tests.parity.oracle import Oracle, picture
 

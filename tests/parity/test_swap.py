@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.cache.host import HostPages
 from saccade.config import VisionCache
+from saccade.engine.core import Engine
 from saccade.errors import ConfigError
-from saccade.runtime.engine import Engine
+from saccade.kv_cache.swap_copies import HostPages
 from tests.parity.oracle import Oracle
 from tests.parity.test_engine import PICTURES, TEXTS, Bench, Question
 

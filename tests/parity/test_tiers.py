@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from saccade.config import VisionCache
-from saccade.runtime.engine import Engine
+from saccade.engine.core import Engine
 from tests.parity.oracle import picture
 from tests.parity.test_engine import IMAGE, PICTURES, Bench, Question, bench, run
 

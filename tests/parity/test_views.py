@@ -17,21 +17,21 @@ from safetensors.torch import save_file
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.front import Front
-from saccade.lod.values import LodParams, Region
-from saccade.media.detail import Wishes
-from saccade.plan import Row, StepPlan
+from saccade.encoder.pixel_uploads import Uploads
+from saccade.encoder.preprocess import Preprocessor, ResampleTables
+from saccade.encoder.prompt_layout import lay_out, zoomed
+from saccade.engine import builder as build
+from saccade.engine.core import Engine
+from saccade.inputs.processor import Front
+from saccade.lod.detail import Wishes
+from saccade.lod.relevance_pass import Lookout
+from saccade.lod.relevance_transfer import HostLooks
+from saccade.lod.types import LodParams, Region
 from saccade.request import Pixels, Request, Zoomed
-from saccade.runtime import build
-from saccade.runtime.buckets import Shape, without_telling
-from saccade.runtime.engine import Engine
-from saccade.runtime.lookout import Lookout
-from saccade.runtime.looks import HostLooks
-from saccade.runtime.runner import Launched
-from saccade.schedule.recall import Recall
-from saccade.vision.layout import lay_out, zoomed
-from saccade.vision.preprocess import Preprocessor, ResampleTables
-from saccade.vision.uploads import Uploads
+from saccade.scheduler.recall import Recall
+from saccade.step_plan import Row, StepPlan
+from saccade.worker.buckets import Shape, without_telling
+from saccade.worker.model_runner import Launched
 from tests.parity.oracle import Oracle, picture
 from tests.parity.test_engine import IMAGE, SITUATIONS, run
 
@@ -220,7 +220,7 @@ def test_given_zooms_equal_transformers(
 
 
 def test_registered_positions_are_those_of_training(bench: Callable[[str], Bench]) -> None:
-    """The rule of train/README.md, written out for one view."""
+    """The rule of training/README.md, written out for one view."""
     request = bench("registered").request(QUESTIONS[0])
     layout = lay_out(request)
     whole, part = layout.spans

@@ -40,7 +40,7 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        return next(pid for pid in children(self.process.pid) if b"saccade.runtime.process" in _command(pid))
+        return next(pid for pid in children(self.process.pid) if b"saccade.engine.process" in _command(pid))
 
     def gauge(self, name: str) -> float:
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():

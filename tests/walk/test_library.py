@@ -15,7 +15,7 @@ import saccade.llm as library
 from saccade import LLM, SamplingParams
 from saccade.config import MediaLimits
 from saccade.errors import ConfigError, ContextTooLong, InvalidValue, MediaRefused
-from saccade.media import decode
+from saccade.inputs.media import decode
 from saccade.request import Delta, Pixels, Request
 from tests.parity.oracle import picture
 

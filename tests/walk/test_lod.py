@@ -14,7 +14,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from saccade.api.preview import HEEDED, PreviewBody
+from saccade.server.lod_preview import HEEDED, PreviewBody
 from tests.parity.oracle import picture
 from tests.parity.test_views import VIEWS, write_head
 from tests.walk.conftest import Server

@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from saccade import LLM, SamplingParams
-from tests.api import client_checks
 from tests.parity.oracle import picture
+from tests.server import client_checks
 from tests.walk.conftest import Server, children
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from saccade.kernels.workers import Workers, current
+from saccade.kernels.compile_pool import Workers, current
 
 if TYPE_CHECKING:
     import triton

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.lod.values import Grid, Map, Region, ViewRule
+from saccade.lod.types import Grid, Map, Region, ViewRule
 
 UNITS = 1 << 24  # of relevance 1
 Units = NDArray[np.signedinteger[Any]]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.lod.values import FINE, SCORERS, Leanings, Look, Map, Scorer, Weights, shares
+from saccade.lod.types import FINE, SCORERS, Leanings, Look, Map, Scorer, Weights, shares
 
 FLAT = 1e-6  # of the mass of a map that a flat one may lack
 NEIGHBOURHOOD = 3  # cells along the side of the square that counts as one place

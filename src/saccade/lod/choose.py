@@ -12,7 +12,7 @@ import numpy as np
 
 from saccade.lod.allocate import Field, allocate
 from saccade.lod.balance import Balanced, balance, finer, spread
-from saccade.lod.values import FINE, Choice, LodParams, Picture, ViewRule
+from saccade.lod.types import FINE, Choice, LodParams, Picture, ViewRule
 
 PRICE = (2e-3, 5e-4)  # relevance a token must bring in: when compressing, when particularising
 SHOWN = 0.05  # writing where the question looks, by how much smaller the global view makes it: less suffices

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from saccade.lod.values import SCORERS, Choice, Look, Map
+from saccade.lod.types import SCORERS, Choice, Look, Map
 
 LONGEST = 1024  # pixels of the picture as it is drawn
 SHORTEST = 320  # a smaller one is enlarged, so that words fit

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.choice import runs_triton
-from saccade.kernels.texture import LEAST, Shades, channels_triton, shrink_triton
+from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.vision.texture import LEAST, Shades, channels_triton, shrink_triton
 
 LONGEST = 768  # pixels: bounds the cost whatever the source
 CHANNELS = (

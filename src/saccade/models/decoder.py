@@ -5,14 +5,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.cache.pages import FixedPaged, KVShape, Paged
-from saccade.kernels.attention import any_shape
-from saccade.kernels.compact import Compact
+from saccade.kernels.attention.metadata import FixedRows, Rows
+from saccade.kernels.attention.paged import any_shape
+from saccade.kernels.attention.quantized_kv import Compact
+from saccade.kernels.gemm.skinny import skinny_linear
 from saccade.kernels.jit import compiling
-from saccade.kernels.rope import interleaved_axes, rotary_angles
-from saccade.kernels.rows import FixedRows, Rows
-from saccade.kernels.skinny import skinny_linear
-from saccade.models.dims import DecoderDims, RopeDims
+from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
+from saccade.kv_cache.pages import FixedPaged, KVShape, Paged
+from saccade.models.config import DecoderDims, RopeDims
 from saccade.models.layers import (
     Attention,
     DeepVisual,

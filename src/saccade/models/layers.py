@@ -12,21 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.cache.pages import FixedPaged, KVShape, Paged
-from saccade.kernels.activation import silu_mul
-from saccade.kernels.add_norm import add_layer_norm, add_rms_norm
-from saccade.kernels.attention import paged_attention
-from saccade.kernels.compact import Compact
-from saccade.kernels.qkv_finish import HeadNorm, qkv_finish
-from saccade.kernels.rope import apply_rotary
-from saccade.kernels.rows import FixedRows, Rows
-from saccade.kernels.skinny import (
+from saccade.kernels.attention.metadata import FixedRows, Rows
+from saccade.kernels.attention.paged import paged_attention
+from saccade.kernels.attention.quantized_kv import Compact
+from saccade.kernels.gemm.skinny import (
     Norm,
     skinny_linear,
     skinny_linear_gated,
     skinny_linear_left,
     skinny_linear_normed,
 )
+from saccade.kernels.norm_rope.activation import silu_mul
+from saccade.kernels.norm_rope.add_norm import add_layer_norm, add_rms_norm
+from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qkv_finish
+from saccade.kernels.norm_rope.rope import apply_rotary
+from saccade.kv_cache.pages import FixedPaged, KVShape, Paged
 
 
 class Place(NamedTuple):

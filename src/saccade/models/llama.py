@@ -1,9 +1,9 @@
 """Llama, 2 to 3.3: a text decoder, with scaled rotary frequencies from 3.1 on."""
 
+from saccade.models.config import Config, read_decoder
 from saccade.models.decoder import NAMES, Decoder
-from saccade.models.dims import Config, read_decoder
 from saccade.models.layers import LanguageModel, Place
-from saccade.models.weights import WeightMap
+from saccade.models.loader import WeightMap
 
 # Early checkpoints carry their rotary frequencies, which follow from the configuration.
 WEIGHTS = WeightMap(NAMES, roots={"text": ("model",)}, ignored=("lm_head.weight", "rotary_emb.inv_freq"))

@@ -1,9 +1,9 @@
 """Qwen3: a text decoder with normalised queries and keys."""
 
+from saccade.models.config import Config, read_decoder
 from saccade.models.decoder import NAMES, Decoder
-from saccade.models.dims import Config, read_decoder
 from saccade.models.layers import LanguageModel, Place
-from saccade.models.weights import WeightMap
+from saccade.models.loader import WeightMap
 
 WEIGHTS = WeightMap(NAMES, roots={"text": ("model",)}, ignored=("lm_head.weight",))
 

@@ -1,11 +1,11 @@
 """Qwen3-VL: the Qwen3 decoder with three-axis positions, beside a vision tower with DeepStack."""
 
 from saccade.errors import CheckpointError
+from saccade.models.config import Config, inner_config, read_decoder, read_vision
 from saccade.models.decoder import NAMES, Decoder
-from saccade.models.dims import Config, inner_config, read_decoder, read_vision
 from saccade.models.layers import LanguageModel, Place
+from saccade.models.loader import WeightMap
 from saccade.models.vit import ACTIVATIONS, QwenVision
-from saccade.models.weights import WeightMap
 
 WEIGHTS = WeightMap(
     modules={

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from saccade.errors import CheckpointError
-from saccade.models.dims import Config
+from saccade.models.config import Config
 from saccade.models.layers import LanguageModel, Place
-from saccade.models.weights import WeightMap
+from saccade.models.loader import WeightMap
 
 FAMILIES = {
     "Qwen3VLForConditionalGeneration": "saccade.models.qwen3_vl",

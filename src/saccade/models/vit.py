@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.apart import apart
-from saccade.kernels.activation import gelu
-from saccade.kernels.attention import any_shape, recurring_shape
-from saccade.kernels.rope import apply_rotary
-from saccade.models.dims import VisionDims
+from saccade.host.allocator import apart
+from saccade.kernels.attention.paged import any_shape, recurring_shape
+from saccade.kernels.norm_rope.activation import gelu
+from saccade.kernels.norm_rope.rope import apply_rotary
+from saccade.models.config import VisionDims
 from saccade.models.layers import (
     Embedding,
     LayerNorm,

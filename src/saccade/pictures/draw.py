@@ -1,7 +1,7 @@
 """Scenes to pixels on the CPU, bit for bit the same everywhere.
 
 Only +, -, *, /, sqrt, min, max and floor of float32 arrays are used, which IEEE 754 fixes to the last bit.
-The kernel of train/raster.py draws the same marks on a GPU; this is its twin and the meaning of both."""
+The kernel of training/raster.py draws the same marks on a GPU; this is its twin and the meaning of both."""
 
 from __future__ import annotations
 

@@ -1,0 +1,345 @@
+"""Raw pixels become the patches the vision tower reads, on whichever device the pixels are.
+
+takes   uint8 RGB frames and a View (which box of them, at which patch grid)
+gives   normalised float32 patches in merge order, equal to the checkpoint's PIL-based processor
+owns    tables of resampling coefficients, a byte-bounded LRU
+never   waits for the device, except where torch resizes and a table is not there yet
+
+Resizing follows the bicubic filter of Pillow 13 for 8-bit pictures: two passes, one per axis; each output
+pixel is a weighted sum over a window that widens with the shrinking factor; the weights are fixed-point
+numbers of 22 fractional bits; each pass rounds to the nearest (half up) and clips to 0..255. A sum of
+products of 8-bit pixels and 22-bit weights is exact in float64, whatever the order of summation, so a matrix
+product gives Pillow's integers on every device.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from saccade.host.allocator import apart
+from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.vision.patchify import patchify_triton, resample_triton
+from saccade.request import View
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+WEIGHT_BITS = 22  # fractional bits of a weight: 32 less 8 of the pixel, less 2 for sums outside 0..255
+_SUPPORT = 2.0  # source pixels the cubic reaches to each side when not shrinking
+_CURVATURE = -0.5  # Pillow's choice of the free parameter of the cubic
+# Output pixels that share one dense product: few keep the band narrow, many keep the launches few.
+_CPU_BLOCK, _CUDA_BLOCK = 16, 256
+_KEPT_TAPS = (
+    256  # pairs of lengths whose weights the kernels keep: at most 60 KB each for 4,096 pixels of 4 taps
+)
+# Of tables kept for pictures of the same size to come: some 250. Making one anew takes 2 to 4 ms on a CPU, a
+# tenth of the resizing it serves.
+KEPT_TABLE_BYTES = 16 << 20
+_BAND_BYTES = 128  # of a band beside its weights: two numbers in a tuple
+_PIECE_VALUES = 1 << 20  # pixels normalised at once (8 MiB in float64)
+_STRIP_VALUES = 1 << 22  # float64 source values of one product (32 MiB): bounds the workspace
+
+
+class PixelProcessing(Protocol):
+    """What is done to pixels once the grid is chosen."""
+
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def merge_size(self) -> int: ...
+    @property
+    def temporal_patch_size(self) -> int: ...
+    @property
+    def mean(self) -> tuple[float, float, float]: ...
+    @property
+    def std(self) -> tuple[float, float, float]: ...
+    @property
+    def rescale_factor(self) -> float: ...
+    @property
+    def digest(self) -> bytes: ...
+
+
+def patches(pixels: Tensor, view: View, processing: PixelProcessing) -> Tensor:
+    """One view's patches; who makes many keeps a `Preprocessor` and its tables."""
+    return Preprocessor(processing, pixels.device).patches(pixels, view)
+
+
+class Preprocessor:
+    """What a checkpoint does to pixels, on one device."""
+
+    def __init__(
+        self, processing: PixelProcessing, device: torch.device, tables: "ResampleTables | None" = None
+    ) -> None:
+        self._processing = processing
+        self._taps = lru_cache(maxsize=_KEPT_TAPS)(partial(build_taps, device=device))
+        self._tables = tables if tables is not None else ResampleTables(device)
+        self._mean = torch.tensor(processing.mean, dtype=torch.float32, device=device).view(3, 1, 1)
+        self._std = torch.tensor(processing.std, dtype=torch.float32, device=device).view(3, 1, 1)
+
+    def patches(self, pixels: Tensor, view: View, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[frames, height, width, 3] uint8 -> [grid_h * grid_w, 3 * temporal * patch * patch] of dtype.
+
+        Tokens follow each other in reading order, the merge x merge patches of a token likewise; a patch is
+        laid out as channel, frame, row, column. One frame is repeated over the temporal axis.
+        """
+        processing = self._processing
+        _check(pixels, view, processing)
+        size = view.grid[0] * processing.patch_size, view.grid[1] * processing.patch_size
+        x0, y0, x1, y1 = view.box
+        upright = len(pixels) == 1 and vertical_first((y1 - y0, x1 - x0), size)
+        if runs_triton("patchify", pixels):
+            return self._patches_by_kernel(pixels[:, y0:y1, x0:x1], view.grid, size, upright, dtype)
+        planes = [resize(frame[y0:y1, x0:x1], size, self._tables, upright) for frame in pixels]
+        cut = _cut(torch.stack(planes), view.grid, processing)
+        return self._normalise(cut).to(dtype)
+
+    def _patches_by_kernel(
+        self, pixels: Tensor, grid: tuple[int, int], size: tuple[int, int], upright: bool, dtype: torch.dtype
+    ) -> Tensor:
+        processing = self._processing
+        planes = []
+        for frame in pixels:
+            rows = frame.permute(0, 2, 1)  # [height, 3, width]
+            for along in ("y", "x") if upright else ("x", "y"):
+                have, want = (frame.shape[1], size[1]) if along == "x" else (frame.shape[0], size[0])
+                if have != want:
+                    rows = resample_triton(rows, *self._taps(have, want), along)
+            planes.append(rows)
+        stacked = torch.stack(planes).contiguous()
+        merge, patch, time = processing.merge_size, processing.patch_size, processing.temporal_patch_size
+        return patchify_triton(stacked, self._values, grid, merge, patch, time, dtype)
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """[3, 256] float32: every pixel value, normalised."""
+        every = torch.arange(256, dtype=torch.uint8, device=self._mean.device).expand(1, 3, 1, 256)
+        temporal = self._processing.temporal_patch_size
+        return self._normalise(every).view(3, temporal, 256)[:, 0].contiguous()
+
+    def _normalise(self, values: Tensor) -> Tensor:
+        """[P, 3, frames, n] uint8 -> [P, 3 * temporal * n] float32 of (value * rescale_factor - mean) / std.
+
+        The product is rounded from float64, the rest is float32: where the reference processor rounds. It is
+        done in pieces, so that the float64 values never exist all at once.
+        """
+        count, channels, _, size = values.shape
+        shape = (count, channels, self._processing.temporal_patch_size, size)
+        result = torch.empty(shape, dtype=torch.float32, device=values.device)
+        step = max(1, _PIECE_VALUES // values[:1].numel())
+        for start in range(0, count, step):
+            piece = values[start : start + step].double().mul_(self._processing.rescale_factor).float()
+            result[start : start + step] = piece.sub_(self._mean).div_(self._std)
+        return result.flatten(1)
+
+
+def build_taps(source: int, target: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """First source pixel [target] and weights [target, taps] of each output pixel, int32 on the device."""
+    first, weights = (torch.from_numpy(one.astype(np.int32)) for one in fixed_point_weights(source, target))
+    if device.type == "cuda":  # zoomed views bring new lengths all the time: nothing is to wait for a table
+        first, weights = first.pin_memory(), weights.pin_memory()
+    return first.to(device, non_blocking=True), weights.to(device, non_blocking=True)
+
+
+def _check(pixels: Tensor, view: View, processing: PixelProcessing) -> None:
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+        raise ValueError(
+            f"pixels are {pixels.dtype} {tuple(pixels.shape)}; uint8 [frames, height, width, 3] is needed"
+        )
+    frames, height, width, _ = pixels.shape
+    if frames not in (1, processing.temporal_patch_size):
+        raise ValueError(
+            f"a view has {frames} frames; it must have 1 or the model's {processing.temporal_patch_size}"
+        )
+    x0, y0, x1, y1 = view.box
+    if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
+        raise ValueError(f"box {view.box} is empty or leaves the picture of {width} x {height} pixels")
+    if view.merge != processing.merge_size or view.grid[0] % view.merge or view.grid[1] % view.merge:
+        raise ValueError(
+            f"grid {view.grid} merged by {view.merge} does not fit the model's merge, {processing.merge_size}"
+        )
+
+
+def resize(pixels: Tensor, size: tuple[int, int], tables: "ResampleTables", upright: bool) -> Tensor:
+    """[height, width, 3] uint8 -> [size[0], 3, size[1]] uint8, the columns first if `upright`.
+
+    The channel moves inside, so that either pass is a plain matrix product over contiguous rows.
+    """
+    height, width, _ = pixels.shape
+    rows = pixels.permute(0, 2, 1)  # [height, 3, width]
+    if upright and height != size[0]:
+        rows = _vertical(rows, tables.get(height, size[0]))
+    if width != size[1]:
+        rows = _horizontal(rows, tables.get(width, size[1]))
+    if height != size[0] and not upright:
+        rows = _vertical(rows, tables.get(height, size[0]))
+    return rows.contiguous()
+
+
+def vertical_first(source: tuple[int, int], target: tuple[int, int]) -> bool:
+    """Whether Pillow resizes (height, width) along the columns first; rounding in between makes it matter.
+
+    Pillow 13 does so when the height shrinks, and by more than twice the pixels the width loses; earlier ones
+    never do. Nor does torchvision, which the reference processor of video uses.
+    """
+    lost_height, lost_width = source[0] - target[0], source[1] - target[1]
+    return lost_height > 0 and lost_height > 2 * lost_width
+
+
+class Band(NamedTuple):
+    """Weights of consecutive output pixels over the source pixels they reach."""
+
+    target: slice
+    source: slice
+    weights: Tensor  # [outputs, inputs] float64, multiples of 2 ** -WEIGHT_BITS
+
+
+@dataclass(frozen=True)
+class Table:
+    """How `outputs` pixels are made from a line of source pixels, as a row of bands. Their weights lie one
+    after the other in one tensor: a table is kept, and many small tensors would be scattered over a heap."""
+
+    outputs: int
+    block: int  # output pixels of a band; the last may have fewer
+    reach: tuple[tuple[int, int], ...]  # of each band, the source pixels: first, behind the last
+    weights: Tensor  # flat
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes + _BAND_BYTES * len(self.reach)
+
+    def bands(self) -> Iterator[Band]:
+        place = 0
+        for index, (low, high) in enumerate(self.reach):
+            start = index * self.block
+            rows, columns = min(self.block, self.outputs - start), high - low
+            part = self.weights[place : place + rows * columns].view(rows, columns)
+            yield Band(slice(start, start + rows), slice(low, high), part)
+            place += rows * columns
+
+
+class ResampleTables:
+    """Coefficient tables by (source, target) length; beyond `max_bytes` the least recently used leave."""
+
+    def __init__(self, device: torch.device | str, max_bytes: int = KEPT_TABLE_BYTES) -> None:
+        self._device = torch.device(device)
+        self._max_bytes = max_bytes
+        self._tables: OrderedDict[tuple[int, int], Table] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def get(self, source: int, target: int) -> Table:
+        key = source, target
+        table = self._tables.get(key)
+        if table is None:
+            table = build_table(source, target, self._device)
+            self._tables[key] = table
+            self._bytes += table.nbytes
+            self._evict()
+        self._tables.move_to_end(key)
+        return table
+
+    def _evict(self) -> None:
+        while self._bytes > self._max_bytes and len(self._tables) > 1:
+            _, oldest = self._tables.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+
+def build_table(source: int, target: int, device: torch.device) -> Table:
+    """Pillow's fixed-point weights as dense bands on the device."""
+    first, weights = fixed_point_weights(source, target)
+    taps = weights.shape[1]
+    block = _CPU_BLOCK if device.type == "cpu" else _CUDA_BLOCK
+    reach, parts = [], []
+    for start in range(0, target, block):
+        stop = min(start + block, target)
+        low = int(first[start])
+        high = min(int(first[stop - 1]) + taps, source)
+        dense = np.zeros((stop - start, high - low + taps))  # room for the zero taps beyond the edge
+        columns = (first[start:stop] - low)[:, None] + np.arange(taps)
+        np.put_along_axis(dense, columns, weights[start:stop] / (1 << WEIGHT_BITS), axis=1)
+        reach.append((low, high))
+        parts.append(dense[:, : high - low].ravel())
+    flat = torch.from_numpy(np.concatenate(parts))
+    return Table(target, block, tuple(reach), apart(flat.to(device)))
+
+
+def fixed_point_weights(source: int, target: int) -> tuple[Ints, Floats]:
+    """Of each output pixel: its first source pixel [target], its weights [target, taps] * 2 ** WEIGHT_BITS.
+
+    The order of the float64 operations is Pillow's, so that every weight rounds to the same integer.
+    """
+    scale = source / target
+    stretch = max(scale, 1.0)  # the window widens when shrinking, never narrows
+    support = _SUPPORT * stretch
+    centre = (np.arange(target) + 0.5) * scale
+    first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
+    count = np.minimum((centre + support + 0.5).astype(np.int64), source) - first
+    tap = np.arange(int(count.max()))
+    weights = _cubic(((tap + first[:, None]) - centre[:, None] + 0.5) * (1.0 / stretch))
+    weights[tap >= count[:, None]] = 0.0
+    total = np.cumsum(weights, axis=1)[:, -1:]  # strictly left to right, unlike sum()
+    weights = np.divide(weights, total, out=weights, where=total != 0)
+    fixed = weights * (1 << WEIGHT_BITS)
+    return first, np.trunc(np.where(fixed < 0, fixed - 0.5, fixed + 0.5))
+
+
+def _cubic(x: Floats) -> Floats:
+    x = np.abs(x)
+    a = _CURVATURE
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+def _horizontal(rows: Tensor, table: Table) -> Tensor:
+    """[height, 3, width] -> [height, 3, table.outputs]."""
+    height, channels, width = rows.shape
+    result = torch.empty(height, channels, table.outputs, dtype=torch.uint8, device=rows.device)
+    strip = max(1, _STRIP_VALUES // (channels * width))
+    for top in range(0, height, strip):
+        source = (
+            rows[top : top + strip].to(torch.float64, memory_format=torch.contiguous_format).flatten(0, 1)
+        )
+        target = result[top : top + strip].flatten(0, 1)
+        for band in table.bands():
+            target[:, band.target] = _round(source[:, band.source] @ band.weights.T)
+    return result
+
+
+def _vertical(rows: Tensor, table: Table) -> Tensor:
+    """[height, 3, width] -> [table.outputs, 3, width]."""
+    height, channels, width = rows.shape
+    source = rows.reshape(height, channels * width)
+    result = torch.empty(table.outputs, channels * width, dtype=torch.uint8, device=rows.device)
+    for band in table.bands():
+        # The windows of neighbouring bands overlap by a few rows; converting those twice costs less than
+        # holding the whole picture in float64.
+        result[band.target] = _round(band.weights @ source[band.source].double())
+    return result.view(table.outputs, channels, width)
+
+
+def _round(sums: Tensor) -> Tensor:
+    """To the nearest 8-bit value, halves up, clipped; all exact."""
+    return sums.add_(0.5).floor_().clamp_(0, 255)
+
+
+def _cut(planes: Tensor, grid: tuple[int, int], processing: PixelProcessing) -> Tensor:
+    """[frames, height, 3, width] -> [grid_h * grid_w, 3, frames, patch * patch], patches in merge order."""
+    frames = planes.shape[0]
+    merge, patch = processing.merge_size, processing.patch_size
+    cut = planes.view(frames, grid[0] // merge, merge, patch, 3, grid[1] // merge, merge, patch)
+    # -> token row, token column, row in token, column in token, channel, frame, y, x
+    return cut.permute(1, 5, 2, 6, 4, 0, 3, 7).reshape(grid[0] * grid[1], 3, frames, patch * patch)

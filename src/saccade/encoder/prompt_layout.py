@@ -1,0 +1,186 @@
+"""A request becomes the token sequence the model really computes.
+
+takes   a Request: a prompt with one placeholder id per media
+gives   its Layout: every placeholder repeated to its view's tokens, where each view stands, the rotary
+        positions of every token and the way they continue behind the prompt
+        a Request whose zoomed views have been chosen: the same request with them in its prompt
+never   imports torch; looks at pixels
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.errors import InvalidValue
+from saccade.lod.types import Region
+from saccade.request import NO_PIXELS, Media, Request, View
+from saccade.step_plan import Layout, Role, Span
+
+
+def lay_out(request: Request) -> Layout:
+    """Expand the placeholders and place every token on the three rotary axes (time, row, column).
+
+    Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
+    over its token grid; what follows continues at p + the longer side of that grid.
+
+    Where positions are registered, rows and columns are those of the picture's full token grid, its frame: a
+    view stands over the part it shows, and what follows continues behind the longer side of the frame. A
+    zoomed view that begins at position p has time p and stands over its part of the frame that began earlier;
+    what follows continues at p + 1.
+
+    A prompt whose zoomed views are still to be chosen is laid out up to the place where they go.
+    """
+    prompt = request.prompt[: request.zooming.at] if request.zooming else request.prompt
+    return _go_on(Layout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
+
+
+def lengthen(layout: Layout, request: Request, decided: Request) -> Layout:
+    """As `lay_out` of a decided request, of which `layout` is the part before its zoomed views: that of
+    `request`, which waited for them."""
+    if request.zooming is None:
+        raise ValueError(f"request {request.id} does not wait for zoomed views")
+    return _go_on(layout, request.zooming.at, decided, decided.prompt)
+
+
+def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) -> Layout:
+    """The layout of a prompt, of whose first `done` ids there is one."""
+    media = _in_prompt_order(request, len(prompt) - 1)
+    known = len(begun.spans)
+    # By slot: pictures, and where they begin.
+    wholes: dict[int, tuple[Media, int]] = {}
+    for item, span in zip(media[:known], begun.spans, strict=True):
+        _whole(item, wholes, int(begun.positions[0, span.start]))
+    first = len(begun.tokens)
+    tokens, spans = list(begun.tokens), list(begun.spans)
+    position = first + begun.delta  # the next
+    length = first + len(prompt) - done + sum(item.view.tokens - 1 for item in media[known:])
+    positions = np.empty((3, length), dtype=np.float32)
+    positions[:, :first] = begun.positions
+    for item in media[known:]:
+        position = _place_text(positions, len(tokens), item.slot - done, position)
+        tokens += prompt[done : item.slot]
+        view = item.view
+        whole, begin = _whole(item, wholes, position)
+        place, following = b"", position + max(view.token_grid)
+        if request.registered:
+            grid = _registered(view, whole) + begin
+            grid[0] = position
+            place = np.array([begin, *whole.full], dtype="<i8").tobytes()
+            following = position + (max(whole.full) if whole is item else 1)
+        else:
+            grid = _grid_positions(*view.token_grid) + position
+        spans.append(Span(len(tokens), view, view.key, place, _role(item)))
+        positions[:, len(tokens) : len(tokens) + view.tokens] = grid
+        tokens += [prompt[item.slot]] * view.tokens
+        position = following
+        done = item.slot + 1
+    position = _place_text(positions, len(tokens), len(prompt) - done, position)
+    tokens += prompt[done:]
+    return Layout(tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens))
+
+
+def _in_prompt_order(request: Request, last: int) -> list[Media]:
+    """The media by slot, each checked: a slot of its own up to `last`, a grid that merges evenly."""
+    media = sorted(request.media, key=lambda item: item.slot)
+    previous: int | None = None
+    for item in media:
+        if not 0 <= item.slot <= last:
+            raise InvalidValue(
+                f"a medium stands at prompt index {item.slot}, but the prompt has indices 0 to {last}; "
+                "give one placeholder id per medium",
+                param="media",
+            )
+        if item.slot == previous:
+            raise InvalidValue(
+                f"two media stand at prompt index {item.slot}; give each its own placeholder id",
+                param="media",
+            )
+        _check_grid(item.view)
+        previous = item.slot
+    return media
+
+
+def _whole(item: Media, wholes: dict[int, tuple[Media, int]], position: int) -> tuple[Media, int]:
+    """The view of the whole picture that `item` is a part of (itself, mostly), and where that begins."""
+    if item.origin is None:
+        wholes[item.slot] = item, position
+        return item, position
+    if item.origin not in wholes:
+        raise InvalidValue(
+            f"the zoomed view at prompt index {item.slot} belongs to one at {item.origin}, where no whole "
+            "picture stands before it",
+            param="media",
+        )
+    return wholes[item.origin]
+
+
+def _role(item: Media) -> Role:
+    if item.origin is not None:
+        return "zoom"
+    return "whole" if item.full == item.view.token_grid else "global"
+
+
+def _check_grid(view: View) -> None:
+    rows, columns = view.grid
+    if view.merge < 1 or min(rows, columns) < view.merge or rows % view.merge or columns % view.merge:
+        raise InvalidValue(
+            f"a view has a grid of {rows} x {columns} patches; "
+            f"both sides must be positive multiples of {view.merge}",
+            param="media",
+        )
+
+
+def _place_text(positions: NDArray[np.float32], start: int, count: int, position: int) -> int:
+    """Place `count` text tokens from token `start` on; gives the position behind them."""
+    positions[:, start : start + count] = np.arange(position, position + count, dtype=np.float32)
+    return position + count
+
+
+def _registered(view: View, whole: Media) -> NDArray[np.float32]:
+    """[3, tokens]: where a view's tokens have their middles in the frame of its picture; times are 0."""
+    rows, columns = view.token_grid
+    _, _, width, height = whole.view.box
+    x0, y0, x1, y1 = view.box
+    relative = np.zeros((3, rows, columns), dtype=np.float32)
+    relative[1] = ((y0 + (np.arange(rows) + 0.5) * (y1 - y0) / rows) * whole.full[0] / height - 0.5)[:, None]
+    relative[2] = (x0 + (np.arange(columns) + 0.5) * (x1 - x0) / columns) * whole.full[1] / width - 0.5
+    return relative.reshape(3, -1)
+
+
+@lru_cache(maxsize=64)  # of sizes that come often; the largest has 200 KB
+def _grid_positions(rows: int, columns: int) -> NDArray[np.float32]:
+    """[3, tokens]: time, row and column of a view's tokens, relative to where it begins. To be read only."""
+    relative = np.zeros((3, rows, columns), dtype=np.float32)
+    relative[1] = np.arange(rows, dtype=np.float32)[:, None]
+    relative[2] = np.arange(columns, dtype=np.float32)
+    relative.flags.writeable = False
+    return relative.reshape(3, -1)
+
+
+def zoomed(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
+    """The request with the zoomed views of its pictures (by slot) in the place its prompt has for them."""
+    zooming = request.zooming
+    if zooming is None:
+        raise ValueError(f"request {request.id} has no place for zoomed views")
+    wholes = {item.slot: item for item in request.media}
+    inserted: list[int] = []
+    media: list[Media] = []
+    for slot, regions in sorted(chosen.items()):
+        for region in regions:
+            inserted += zooming.before
+            view = part_of(wholes[slot].view, region)
+            media.append(Media(zooming.at + len(inserted), view, NO_PIXELS, origin=slot))
+            inserted.append(request.prompt[slot])
+            inserted += zooming.after
+    prompt = (*request.prompt[: zooming.at], *inserted, *request.prompt[zooming.at :])
+    return msgspec.structs.replace(request, prompt=prompt, media=(*request.media, *media), zooming=None)
+
+
+def part_of(view: View, region: Region) -> View:
+    """A region of the picture that `view` shows the whole of."""
+    rows, columns = region.grid
+    grid = rows * view.merge, columns * view.merge
+    return View(view.content, region.box, grid, view.merge, view.processing)

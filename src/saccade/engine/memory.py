@@ -1,0 +1,224 @@
+"""Bytes are budgeted once: weights, workspace, features, and what is left becomes KV blocks.
+
+takes   the options, the loaded model, the machine
+gives   a device, a dtype, and a `Budget`
+never   is asked again: a cache that grows later grows inside its budget
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from saccade.checkpoint import Checkpoint
+from saccade.config import GIB, EngineConfig
+from saccade.engine.workspace import PictureBytes, picture_bytes
+from saccade.errors import ConfigError
+from saccade.kernels.attention.decode import DecodeTuning, default_splits
+from saccade.kernels.attention.metadata import MOST_GATHERED
+from saccade.kernels.dispatch import runs_triton
+from saccade.kv_cache.pages import Pages
+from saccade.kv_cache.pool_sizing import Shares
+from saccade.kv_cache.swap_copies import HostPages
+from saccade.lod.checkpoint_views import views_of
+from saccade.models.layers import LanguageModel
+from saccade.worker.buckets import CHUNKS, MOST, TOKENS, most_lines
+from saccade.worker.compile_kernels import lone_prompt
+
+MIB = 1 << 20
+GRAPH_BYTES = 8 * MIB  # of the driver's memory, for one captured step
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Who gets how much. Lengths and counts that follow from the bytes are resolved here too."""
+
+    step_tokens: int
+    encode_patches: int  # vision tower work per step
+    feature_bytes: int
+    kv: Shares
+    max_model_len: int
+    swap_slots: int = 0  # KV blocks in host memory
+
+    @property
+    def blocks(self) -> int:
+        return self.kv.blocks
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but this machine has no CUDA device; use --device cpu")
+    wanted = config.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted, 0) if wanted == "cuda" else torch.device(wanted)
+
+
+def resolve_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32  # CPUs without bf16 units compute it several times slower
+    named = str(_stored_dtype(checkpoint)).removeprefix("torch.")
+    if named not in DTYPES:
+        raise ConfigError(
+            f"the checkpoint's dtype is {named}; choose one of {', '.join(DTYPES)} with --dtype"
+        )
+    return DTYPES[named]
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """The dtype config.json names, on either level, under its new or its old key."""
+    levels = (checkpoint.text_config, checkpoint.config)
+    named = [level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)]
+    return str(named[0]) if named else "bfloat16"
+
+
+def budget(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    graphs: bool = False,
+) -> Budget:
+    on_gpu = device.type == "cuda"
+    step_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
+    features = config.vision_cache.gpu
+    if features is None:
+        features = 2 * GIB if on_gpu else 256 * MIB
+    if model.vision is None:
+        features = 0
+    wanted_len = config.max_model_len or checkpoint.max_position_embeddings
+    if wanted_len > checkpoint.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {wanted_len}, but the checkpoint's positions end at "
+            f"{checkpoint.max_position_embeddings}; lower --max-model-len"
+        )
+    encode_patches = 4 * max(step_tokens, 4096)
+    pictures = PictureBytes(0, 0)
+    sized = config.num_blocks is not None or config.kv_cache_bytes is not None  # by the user: nothing to ask
+    if on_gpu and model.vision is not None and not sized:
+        processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
+        pictures = picture_bytes(model.vision, processing, device, dtype, wanted_len, encode_patches)
+    reserve = features + pictures.kept
+    reserve += graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0
+    free = _kv_bytes(config, model, device, step_tokens, reserve, pictures.peak)
+    bytes_of = _block_bytes(config, model, dtype, side_width(checkpoint, model))
+    shares = _divide(config, model, bytes_of, free)
+    if not sized:
+        # Nobody asked for more than every row at its longest, twice over for the prefix cache.
+        most = 2 * config.max_num_seqs * -(-wanted_len // config.block_size)
+        shares = config.kv_wish().cap(shares, most)
+    longest = min(wanted_len, shares.text * config.block_size)  # a prompt may be nothing but text
+    if longest < 2 or (config.max_model_len is not None and longest < config.max_model_len):
+        raise ConfigError(
+            f"the KV pool of {shares.text} blocks holds {shares.text * config.block_size} tokens, fewer than "
+            f"max_model_len {wanted_len}; give it more memory or lower --max-model-len"
+        )
+    plain = shares.compact < shares.blocks  # a slot takes any block
+    per_block = bytes_of[0 if plain else 1]
+    slots = _swap_bytes(config, device) // per_block
+    if config.swap_bytes and not slots:
+        raise ConfigError(
+            f"swap_bytes is {config.swap_bytes}, less than a KV block of {per_block} bytes; give more, or 0"
+        )
+    return Budget(step_tokens, encode_patches, features, shares, longest, slots)
+
+
+def _swap_bytes(config: EngineConfig, device: torch.device) -> int:
+    if config.swap_bytes is not None:
+        return config.swap_bytes
+    return 4 * GIB if device.type == "cuda" else 0
+
+
+def _divide(config: EngineConfig, model: LanguageModel, bytes_of: tuple[int, int], free: int) -> Shares:
+    """The KV blocks of both pools."""
+    wish = config.kv_wish()
+    if wish.split and model.vision is None:
+        raise ConfigError("the model sees no pictures; leave out the options --kv-vision-...")
+    if config.num_blocks is not None:
+        return wish.divide_blocks(config.num_blocks)
+    return wish.divide_bytes(free, *bytes_of)
+
+
+def _block_bytes(
+    config: EngineConfig, model: LanguageModel, dtype: torch.dtype, beside: int
+) -> tuple[int, int]:
+    """Of a block in the model's dtype, and in 8 bits; `beside`: numbers per token that neither changes."""
+    plain, small = (
+        Pages.bytes_per_block(model.kv_shape, config.block_size, kind, beside) for kind in (dtype, torch.int8)
+    )
+    return plain, small
+
+
+def side_width(checkpoint: Checkpoint, model: LanguageModel) -> int:
+    """Numbers kept per token beside K and V: for the relevance head, where there is one."""
+    head = views_of(checkpoint).head
+    return head.width if head is not None and model.vision is not None else 0
+
+
+def _kv_bytes(
+    config: EngineConfig,
+    model: LanguageModel,
+    device: torch.device,
+    step_tokens: int,
+    reserve: int,
+    largest_view: int,
+) -> int:
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    if device.type != "cuda" or config.num_blocks is not None:
+        return GIB
+    workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
+    workspace = max(workspace, largest_view)
+    if config.kv_wish().format and not runs_triton("decode_attention", next(model.parameters())):
+        # What the twin makes of 8 bits on the way: bytes, twice float32, both kinds of block side by side.
+        workspace += 13 * MOST_GATHERED * model.kv_shape.kv_heads * model.kv_shape.head_dim
+    free, total = torch.cuda.mem_get_info(device)
+    if _swap_bytes(config, device):
+        dtype = next(model.parameters()).dtype
+        per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
+        workspace += HostPages.staging_bytes(per_block)
+    left = int(total * config.gpu_memory_utilization) - (total - free) - workspace - reserve
+    if left <= 0:
+        raise ConfigError(
+            f"weights, workspace ({workspace / GIB:.1f} GiB), vision cache, captured steps and views half "
+            f"made ({reserve / GIB:.1f} GiB) leave no memory for the KV cache at "
+            f"gpu_memory_utilization {config.gpu_memory_utilization}; raise it"
+        )
+    return left
+
+
+def graph_bytes(model: LanguageModel, rows: int, longest: int, dtype: torch.dtype) -> int:
+    """What captured steps hold: they share one pool as large as the largest needs, long contexts included,
+    and the driver keeps each one's list of kernels."""
+    kv, rows = model.kv_shape, most_lines(rows)
+    splits = default_splits(rows, kv.kv_heads, longest, DecodeTuning().chunk)
+    attention = rows * splits * model.hidden_size * 4 * 2  # float32 sums; heads may be wider than the stream
+    activations = 16 * (rows + TOKENS[-1]) * model.hidden_size * dtype.itemsize
+    logits = (
+        2 * (rows + CHUNKS[-1]) * model.vocab_size * dtype.itemsize
+    )  # one of them for rows that ask for more
+    return attention + activations + logits + MOST * GRAPH_BYTES
+
+
+@torch.inference_mode()
+def _measure_workspace(
+    model: LanguageModel, device: torch.device, tokens: int, rows: int, block_size: int
+) -> int:
+    """Peak bytes of the largest step beyond the weights: one long chunk, a full set of logits."""
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    hidden = lone_prompt(model, device, tokens, block_size)
+    for _ in range(3):  # the sampler keeps up to three copies of the logits
+        logits = model.logits(hidden[:rows])
+        hidden = hidden + logits.mean() * 0
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    kv, dtype = model.kv_shape, next(model.parameters()).dtype
+    gathered = 2 * MOST_GATHERED * kv.kv_heads * kv.head_dim * dtype.itemsize  # of a decode step, one layer
+    penalties = 5 * rows * model.vocab_size  # token counts and prompt marks, should every row ask for them
+    slack = 512 * MIB  # the allocator's, and library handles
+    return max(peak, gathered) + 3 * rows * model.vocab_size * 4 + penalties + slack

@@ -1,0 +1,54 @@
+"""The sizes of a network from its config.json, without building it: what it weighs, what a token of it costs.
+
+takes   a configuration, as a checkpoint folder has it
+gives   a `Network` (scheduler/cost_prior.py)
+never   imports torch: the planner (saccade.tools.planner) answers for models this machine could not hold
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.models.config import whole
+from saccade.scheduler.cost_prior import Network
+
+Config = Mapping[str, Any]
+
+
+def read_network(config: Config, value_bytes: int, *, small: bool = False) -> Network:
+    """`value_bytes`: of a weight, and of a K or V value unless these are in 8 bits (`small`)."""
+    inner = config.get("text_config")
+    text: Config = inner if isinstance(inner, Mapping) else config
+    hidden, heads, layers = (
+        whole(text, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    kv_heads = whole(text, "num_key_value_heads", heads)
+    head_dim = whole(text, "head_dim", max(hidden // heads, 1))
+    vocab = whole(text, "vocab_size")
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)  # q, k, v and output
+    mlp = 3 * hidden * whole(text, "intermediate_size")
+    vision = config.get("vision_config")
+    tower: Config = vision if isinstance(vision, Mapping) else {}
+    return Network(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        vocab=vocab,
+        parameters=layers * (attention + mlp) + vocab * hidden,
+        value_bytes=value_bytes,
+        vision_depth=whole(tower, "depth") if tower else 0,
+        vision_hidden=whole(tower, "hidden_size") if tower else 0,
+        vision_parameters=_tower_parameters(tower) if tower else 0,
+        small=small,
+    )
+
+
+def _tower_parameters(tower: Config) -> int:
+    hidden, merge = whole(tower, "hidden_size"), whole(tower, "spatial_merge_size", 2)
+    layer = 4 * hidden * hidden + 2 * hidden * whole(tower, "intermediate_size", 4 * hidden)
+    merged = hidden * merge * merge
+    merger = merged * merged + merged * whole(tower, "out_hidden_size", hidden)
+    mergers = 1 + len(tower.get("deepstack_visual_indexes") or ())
+    # A merger sees one token per merge * merge patches; counted per patch, as the layers are.
+    return whole(tower, "depth") * layer + mergers * merger // (merge * merge)

@@ -1,0 +1,33 @@
+"""System prompts as the tokens every conversation with them begins with.
+
+takes   a checkpoint, texts
+gives   token ids
+never   loads torch
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from saccade.checkpoint import Checkpoint
+from saccade.errors import ConfigError
+from saccade.inputs.chat_template import ChatTemplate
+from saccade.inputs.tokenizer import Tokens
+
+
+def pinned_tokens(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
+    """What two conversations with the same system prompt have in common before the users' first words."""
+    if not texts:
+        return []
+    if checkpoint.chat_template is None:
+        raise ConfigError("the model has no chat template, so no system prompts; leave out --pin-prefix")
+    tokens = Tokens.load(checkpoint)
+    template = ChatTemplate(checkpoint.chat_template, tokens, checkpoint.special_tokens)
+    found = []
+    for text in texts:
+        one, other = (
+            template.encode([{"role": "system", "content": text}, {"role": "user", "content": word}])
+            for word in ("a", "b")
+        )
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        found.append([token for token, _ in shared])
+    return found

@@ -1,0 +1,298 @@
+"""Messages to prompt ids, through the checkpoint's own chat template.
+
+takes   OpenAI-style messages that passed the schema; tools
+gives   prompt ids with one placeholder id per picture or video, and the media in the same order
+owns    the compiled template
+never   lets a control token typed in a message become that token; gives the template anything but plain data
+
+How typed control tokens stay text. A control token can only appear in the rendered prompt if all its letters
+do, so one letter of each (for `<|...|>` tokens: the bar) is replaced in everything the caller wrote by a
+private letter that nobody uses. What still reads as a control token after rendering was written by the
+template. Where the caller's text makes no difference to that, the prompt is encoded as any other text; where
+it does, the template's tokens become ids and the text between them is encoded as plain text.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from saccade.errors import CheckpointError, InvalidValue
+from saccade.inputs.media.image_names import Named, check_uuid
+from saccade.inputs.media.part import MediaKind, MediaPart
+from saccade.inputs.tokenizer import Tokens
+from saccade.lod.types import DETAILS
+
+Message = dict[str, Any]
+# Letters a control token is recognised by, most distinctive first; failing these, its first sign or letter.
+_BARS = "|｜"
+# Private-use planes 15 and 16: letters that mean nothing to anybody else.
+_PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+
+def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[MediaPart]]:
+    """Messages as templates expect them, each media part reduced to its kind; and the media, in order."""
+    media: list[MediaPart] = []
+    plain: list[Message] = []
+    for number, message in enumerate(messages):
+        copy = {key: value for key, value in message.items() if value is not None or key == "content"}
+        if copy.get("role") == "developer":  # the newer name of the same thing
+            copy["role"] = "system"
+        content = copy.get("content")
+        if isinstance(content, list | tuple):
+            copy["content"] = [
+                _part(part, media, f"messages[{number}].content[{place}]")
+                for place, part in enumerate(content)
+            ]
+        if isinstance(copy.get("tool_calls"), list | tuple):
+            copy["tool_calls"] = [_tool_call(call) for call in copy["tool_calls"]]
+        plain.append(copy)
+    return plain, media
+
+
+def _part(part: Mapping[str, Any], media: list[MediaPart], where: str) -> Message:
+    kind = part.get("type")
+    if kind == "text":
+        return {"type": "text", "text": part.get("text", "")}
+    if kind == "image_ref" or (kind in ("image_url", "image") and part.get(kind) is None and "uuid" in part):
+        media.append(_named(part, where))
+        return {"type": "image"}
+    detail = part.get("detail")
+    if kind in ("image_url", "video_url"):
+        inner = part.get(kind)
+        source = inner.get("url") if isinstance(inner, Mapping) else inner
+        detail = inner.get("detail") if isinstance(inner, Mapping) else detail
+        name: MediaKind = "image" if kind == "image_url" else "video"
+    elif kind in ("image", "video"):
+        source = part.get(kind)
+        name = "image" if kind == "image" else "video"
+    else:
+        raise InvalidValue(f"Content parts of type {kind!r} are not known here.", param=where)
+    if source is None:
+        raise InvalidValue(f"The {name} has no source.", param=where)
+    if detail is not None and (name == "video" or detail not in DETAILS):
+        allowed = ", ".join(DETAILS) if name == "image" else "none: a video is seen in full"
+        raise InvalidValue(f"detail is {str(detail)[:40]!r}; allowed are {allowed}.", param=f"{where}.detail")
+    uuid = check_uuid(part["uuid"], f"{where}.uuid") if part.get("uuid") is not None else None
+    if uuid is not None and name == "video":
+        raise InvalidValue("Only pictures can be given a uuid.", param=f"{where}.uuid")
+    media.append(MediaPart(name, source, where, detail, uuid))
+    return {"type": name}
+
+
+def _named(part: Mapping[str, Any], where: str) -> MediaPart:
+    """A picture without its bytes: `image_ref` with a hash or a uuid, or an empty image part with a uuid."""
+    inner = part.get("image_ref") if part.get("type") == "image_ref" else part
+    given = {key: inner.get(key) for key in ("hash", "uuid")} if isinstance(inner, Mapping) else {}
+    names = {key: value for key, value in given.items() if value is not None}
+    if len(names) != 1:
+        raise InvalidValue("A picture is named by its hash or by its uuid; give one.", param=where)
+    (key, value), *_ = names.items()
+    return MediaPart("image", Named(**{key: check_uuid(value, f"{where}.{key}")}), where)
+
+
+def _tool_call(call: Mapping[str, Any]) -> Message:
+    """Templates want the arguments as an object; on the wire they are JSON text."""
+    copy = dict(call)
+    function = copy.get("function")
+    if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+        try:
+            arguments = json.loads(function["arguments"])
+        except ValueError:
+            arguments = None
+        if isinstance(arguments, dict):
+            copy["function"] = {**function, "arguments": arguments}
+    return copy
+
+
+class ChatTemplate:
+    """A compiled template and the tokenizer it writes for."""
+
+    def __init__(self, source: str, tokens: Tokens, special_tokens: Mapping[str, str] | None = None) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template cannot be read: {error}") from error
+        self._source = source
+        self._tokens = tokens
+        self._names = dict(special_tokens or {})
+        self._marked = _marked_letters(tokens.control)
+        self._takes_parts = self._probe()
+
+    def encode(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[int]:
+        """Prompt ids of a conversation, ending where the assistant speaks."""
+        if not messages:
+            raise InvalidValue("There are no messages; give at least one.", param="messages")
+        prepared = [self._shaped(message) for message in messages]
+        asked = list(tools) if tools else None
+        plain = self._render(prepared, asked)
+        hide, restore = self._sentinels((prepared, asked))
+        if not hide:
+            return self._tokens.encode(plain)
+        hidden = self._render(_map_text(prepared, hide), _map_text(asked, hide))
+        pieces = self._tokens.split_control(hidden)
+        if self._tokens.split_control(plain)[1::2] == pieces[1::2]:
+            return self._tokens.encode(plain)  # nothing the caller wrote reads as a control token
+        ids: list[int] = []
+        for place, piece in enumerate(pieces):
+            if place % 2:
+                ids.append(self._tokens.control[piece.strip()])
+            elif piece:
+                ids.extend(self._tokens.encode_plain(piece.translate(restore)))
+        return ids
+
+    def _render(self, messages: list[Message], tools: list[Message] | None) -> str:
+        try:
+            return self._template.render(
+                messages=messages, tools=tools, documents=None, add_generation_prompt=True, **self._names
+            )
+        except SecurityError as error:
+            raise CheckpointError("the chat template does what templates may not do") from error
+        except TemplateError as error:
+            message = f"The model's chat template does not take these messages: {error.message}"
+            raise InvalidValue(message, param="messages") from error
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
+            message = "The model's chat template does not take messages of this shape."
+            raise InvalidValue(message, param="messages") from error
+
+    def _probe(self) -> bool:
+        """Whether the template reads content given as a list of parts; text-only models often do not."""
+        word = "probe"
+        try:
+            as_parts = self._render([{"role": "user", "content": [{"type": "text", "text": word}]}], None)
+            as_text = self._render([{"role": "user", "content": word}], None)
+        except (InvalidValue, CheckpointError):
+            return False
+        return as_parts == as_text
+
+    def _shaped(self, message: Message) -> Message:
+        content = message.get("content")
+        if self._takes_parts:
+            return message
+        if content is None:
+            return {**message, "content": ""}
+        if isinstance(content, list):
+            if any(part["type"] != "text" for part in content):
+                raise InvalidValue("This model takes no pictures or videos, only text.", param="messages")
+            return {**message, "content": "\n".join(part["text"] for part in content)}
+        return message
+
+    def _sentinels(self, written: object) -> tuple[dict[int, str], dict[int, str]]:
+        """Translation tables from marked letters to private ones and back; empty if none was written."""
+        texts = list(_texts(written))
+
+        def used(letter: str) -> bool:
+            return any(letter in text for text in texts)
+
+        present = [letter for letter in self._marked if used(letter)]
+        if not present:
+            return {}, {}
+        free = (point for plane in _PRIVATE for point in plane if not used(chr(point)))
+        chosen = list(zip(present, free, strict=False))
+        if len(chosen) < len(present):
+            raise InvalidValue("The text uses every private-use character; remove some.", param="messages")
+        hide = {ord(letter): chr(point) for letter, point in chosen}
+        return hide, {point: letter for letter, point in chosen}
+
+
+def _marked_letters(control: Iterable[str]) -> list[str]:
+    """One letter of every control token."""
+    marked: list[str] = []
+    for token in control:
+        if not any(letter in token for letter in marked):
+            bars = [letter for letter in _BARS if letter in token]
+            signs = [letter for letter in token if not letter.isalnum()]
+            marked.append([*bars, *signs, token[0]][0])
+    return marked
+
+
+def text_bytes(messages: Iterable[Message]) -> int:
+    """Bytes of what messages say, as UTF-8; what a template may add, or leave out, is not in it."""
+    total = 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            total += utf8_bytes(content)
+        elif isinstance(content, list):
+            total += sum(utf8_bytes(part["text"]) for part in content if part["type"] == "text")
+    return total
+
+
+def utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _texts(value: object) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(key)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _map_text(value: Any, table: dict[int, str]) -> Any:
+    """The same value with every text in it translated; keys too, but for plain names templates look up."""
+    if isinstance(value, str):
+        return value.translate(table)
+    if isinstance(value, Mapping):
+        return {
+            key if key.isidentifier() else key.translate(table): _map_text(inner, table)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_map_text(inner, table) for inner in value]
+    return value
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant says, for training; here it is what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates are written against: trimmed blocks, loop controls, and three helpers."""
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def strftime_now(pattern: str) -> str:
+        return datetime.now().strftime(pattern)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # The stock filter escapes HTML, which no model was trained on.
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    helpers: dict[str, Callable[..., Any]] = {
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+    }
+    environment.globals.update(helpers)
+    environment.filters["tojson"] = tojson
+    return environment

@@ -1,0 +1,356 @@
+"""Bytes of a picture or video from where its URL says, within limits.
+
+takes   a data:, http(s): or file: URL; `MediaLimits`
+gives   the encoded bytes, never more than the limit
+never   connects to an address that was not checked; follows a redirect unchecked; waits past the deadline
+        or a halt; tells the caller which addresses, ports or files exist
+
+Blocks; call it in a worker thread.
+"""
+
+import base64
+import binascii
+import contextlib
+import http.client
+import io
+import os
+import re
+import socket
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urljoin, urlsplit
+
+from saccade.config import MediaLimits
+from saccade.errors import MediaRefused
+from saccade.inputs.media.cancellation import Halt, Halted
+from saccade.inputs.media.decode import sniff
+from saccade.inputs.media.part import MediaKind
+from saccade.inputs.media.ssrf import Resolve, Target, addresses, check_domain, parse, system_resolve
+from saccade.inputs.media.video import sniff_video
+
+Result = TypeVar("Result")
+Connect = Callable[[str, int, float], socket.socket]  # address, port, seconds
+
+_CHUNK = 1 << 16
+_SLICE = 1 << 16  # letters of base64 decoded at once, a multiple of 4: other threads stand still meanwhile
+_REDIRECTS = (301, 302, 303, 307, 308)
+_DATA = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[^;,]*)*),", re.IGNORECASE)
+_MIME = {
+    "image/jpeg": "JPEG",
+    "image/jpg": "JPEG",
+    "image/png": "PNG",
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+    "image/bmp": "BMP",
+    "image/x-ms-bmp": "BMP",
+    "video/mp4": "mp4",
+    "video/quicktime": "mp4",
+    "video/x-m4v": "mp4",
+    "video/webm": "matroska",
+    "video/x-matroska": "matroska",
+}
+_UNREACHED = "The URL could not be fetched."
+
+
+def _connect(address: str, port: int, seconds: float) -> socket.socket:
+    return socket.create_connection((address, port), timeout=seconds)
+
+
+@dataclass(frozen=True)
+class Network:
+    """How names are resolved and addresses connected to; tests bring their own."""
+
+    resolve: Resolve = system_resolve
+    connect: Connect = _connect
+
+
+def load(
+    url: str,
+    limits: MediaLimits,
+    kind: MediaKind = "image",
+    network: Network | None = None,
+    halt: Halt | None = None,
+) -> bytes:
+    """The bytes a URL stands for; a halt ends it, wherever it waits."""
+    scheme = url[:8].partition(":")[0].lower()
+    most = limits.max_bytes if kind == "image" else limits.max_video_bytes
+    if scheme == "data":
+        return _from_data(url, kind, most)
+    if scheme in ("http", "https"):
+        return _from_network(url, limits, most, network or Network(), halt or Halt())
+    if scheme == "file":
+        return _from_file(url, limits, most)
+    raise MediaRefused(f"The {kind} is neither a data URI nor an http or https URL.")
+
+
+# --- data URIs ---------------------------------------------------------------------------------------------
+
+
+def _from_data(url: str, kind: MediaKind, most: int) -> bytes:
+    match = _DATA.match(url[:256])
+    if match is None or match[2].lower().split(";")[-1] != "base64":
+        raise MediaRefused(f"The data URI is not of the form data:{kind}/...;base64,...")
+    mime = match[1].lower()
+    if mime not in _MIME or not (mime.startswith(f"{kind}/") or (kind, mime) == ("video", "image/gif")):
+        raise MediaRefused(f"The data URI holds {mime}, which is not taken as {kind}.")
+    if len(url) - match.end() > 4 * (most // 3 + 1):
+        raise MediaRefused(f"The {kind} has more than the {most} bytes allowed.")
+    try:
+        data = _from_base64(url, match.end())
+    except (binascii.Error, ValueError) as error:
+        raise MediaRefused("The data URI is not valid base64.") from error
+    if not data:
+        raise MediaRefused("The data URI is empty.")
+    if len(data) > most:
+        raise MediaRefused(f"The {kind} has more than the {most} bytes allowed.")
+    if (sniff(data) or sniff_video(data)) != _MIME[mime]:
+        raise MediaRefused(f"The data URI says {mime}, but its bytes are something else.")
+    return data
+
+
+def _from_base64(text: str, start: int) -> bytes:
+    """What `text` says from `start` on, slice by slice; only the last slice may be padded."""
+    data = bytearray()
+    for place in range(start, len(text), _SLICE):
+        piece = text[place : place + _SLICE]
+        if "=" in piece and place + _SLICE < len(text):
+            raise ValueError("padding in the middle")
+        data += base64.b64decode(piece, validate=True)
+    return bytes(data)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def _from_file(url: str, limits: MediaLimits, most: int) -> bytes:
+    refused = MediaRefused("This file may not be read; send the media as a data URI.")
+    if limits.allowed_local_path is None:
+        raise refused
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+        raise refused
+    try:
+        folder = Path(os.path.realpath(limits.allowed_local_path, strict=True))
+        file = Path(os.path.realpath(path, strict=True))
+        if not file.is_relative_to(folder):
+            raise refused
+        return _read_within(file, folder, most, refused)
+    except OSError:
+        raise refused from None
+
+
+def _read_within(file: Path, folder: Path, most: int, refused: MediaRefused) -> bytes:
+    # The path has no links any more; if the last part has become one since, opening fails.
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as stream:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode):
+            raise refused
+        opened = Path(f"/proc/self/fd/{handle}")
+        if opened.exists() and not Path(os.path.realpath(opened)).is_relative_to(folder):
+            raise refused  # a folder on the way was swapped for a link
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise MediaRefused(f"The file has more than the {most} bytes allowed.")
+    return data
+
+
+# --- the network -------------------------------------------------------------------------------------------
+
+
+def _from_network(url: str, limits: MediaLimits, most: int, network: Network, halt: Halt) -> bytes:
+    deadline = time.monotonic() + limits.fetch_timeout
+    for _ in range(limits.max_redirects + 1):
+        target = parse(url)
+        check_domain(target.host, limits)
+        try:
+            answer = _ask(target, limits, most, network, _Wait(deadline, halt))
+        except TimeoutError:
+            raise MediaRefused(
+                f"The URL did not give everything within {limits.fetch_timeout:g} seconds."
+            ) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            halt.check()  # what was shut down looks like a connection that broke
+            raise MediaRefused(_UNREACHED) from error
+        if isinstance(answer, bytes):
+            return answer
+        url = urljoin(url, answer.location)
+    raise MediaRefused(f"The URL redirects more than {limits.max_redirects} times.")
+
+
+@dataclass(frozen=True)
+class _Redirect:
+    location: str
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """How long may be waited: until a time of the monotonic clock, or a halt."""
+
+    deadline: float
+    halt: Halt
+
+    def left(self) -> float:
+        self.halt.check()
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def result(self, work: Callable[[], Result], discard: Callable[[Result], None] | None = None) -> Result:
+        """What cannot be interrupted (a look-up, connecting) is left behind; `discard` gets what it gives."""
+        outcome: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(work())
+            except Exception as error:
+                outcome.set_exception(error)
+
+        def late(done: "Future[Result]") -> None:
+            if discard is not None and not done.exception():
+                discard(done.result())
+
+        over = threading.Event()
+        outcome.add_done_callback(lambda done: over.set())
+        threading.Thread(target=run, daemon=True, name="fetch").start()
+        try:
+            with self.halt.ending(over.set):
+                over.wait(self.left())
+            if not outcome.done():
+                self.halt.check()
+                raise TimeoutError
+        except (TimeoutError, Halted):
+            outcome.add_done_callback(late)
+            raise
+        return outcome.result()
+
+
+def _ask(target: Target, limits: MediaLimits, most: int, network: Network, wait: _Wait) -> bytes | _Redirect:
+    """One request to one checked address; the body, or where to go instead."""
+    found = wait.result(lambda: addresses(target, limits, network.resolve))
+    with contextlib.closing(_open(target, found, network, wait)) as sock, wait.halt.ending(_breaker(sock)):
+        connection = _Connection(target, sock, wait)
+        connection.putrequest("GET", target.path, skip_host=True, skip_accept_encoding=True)
+        connection.putheader("Host", target.authority)
+        connection.putheader("User-Agent", "saccade")
+        connection.putheader("Accept", "image/*, video/*")
+        connection.putheader("Accept-Encoding", "identity")  # nothing that inflates
+        connection.putheader("Connection", "close")
+        connection.endheaders()
+        with connection.getresponse() as response:
+            return _body(response, most)
+
+
+def _body(response: http.client.HTTPResponse, most: int) -> bytes | _Redirect:
+    if response.status in _REDIRECTS:
+        location = response.getheader("Location")
+        if not location:
+            raise MediaRefused(_UNREACHED)
+        return _Redirect(location)
+    if response.status != 200:
+        raise MediaRefused(f"The URL was answered with status {response.status}.")
+    if response.getheader("Content-Encoding", "identity").lower() != "identity":
+        raise MediaRefused("The URL was answered with compressed content, which is not taken.")
+    too_large = MediaRefused(f"The URL gives more than the {most} bytes allowed.")
+    if response.length is not None and response.length > most:
+        raise too_large
+    data = bytearray()
+    while chunk := response.read(_CHUNK):
+        data += chunk
+        if len(data) > most:
+            raise too_large
+    if response.length:  # promised more than it gave
+        raise MediaRefused(_UNREACHED)
+    return bytes(data)
+
+
+def _open(target: Target, found: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
+    """Connects to one of exactly these addresses; TLS is checked against the name."""
+    raw = wait.result(lambda: _connected(target, found, network, wait), socket.socket.close)
+    if target.scheme == "http":
+        return raw
+    secure = _tls().wrap_socket(raw, server_hostname=target.host, do_handshake_on_connect=False)
+    try:
+        secure.settimeout(wait.left())
+        with wait.halt.ending(_breaker(secure)):
+            secure.do_handshake()
+        return secure
+    except BaseException:
+        secure.close()
+        raise
+
+
+def _connected(target: Target, found: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
+    for address in found[:-1]:
+        with contextlib.suppress(OSError):
+            return network.connect(address, target.port, wait.left())
+    return network.connect(found[-1], target.port, wait.left())
+
+
+def _breaker(sock: socket.socket) -> Callable[[], None]:
+    """Ends every read and write of a socket; closing it would only let go of its number."""
+
+    def shut() -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    return shut
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+class _DeadlineReader(io.RawIOBase):
+    """Reads a socket; every read gets only the time that is left, so that drops cannot add up past it."""
+
+    def __init__(self, sock: socket.socket, wait: _Wait) -> None:
+        self._sock = sock
+        self._wait = wait
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(self._wait.left())
+        return self._sock.recv_into(buffer)
+
+
+class _DeadlineSocket:
+    """As much of a socket as http.client uses."""
+
+    def __init__(self, sock: socket.socket, wait: _Wait) -> None:
+        self._sock = sock
+        self._wait = wait
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(self._wait.left())
+        self._sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_DeadlineReader(self._sock, self._wait))
+
+    def close(self) -> None:
+        """http.client lets go of its socket while the body is still to be read; the caller closes it."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """http.client over a socket that is already connected to a checked address."""
+
+    def __init__(self, target: Target, sock: socket.socket, wait: _Wait) -> None:
+        super().__init__(target.host, target.port)
+        self.sock: Any = _DeadlineSocket(sock, wait)
+
+    def connect(self) -> None:
+        raise OSError("the connection was closed")  # never connect anew, unchecked

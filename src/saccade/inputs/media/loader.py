@@ -1,0 +1,189 @@
+"""A picture or video in whatever form it was given, to pixels and an identity.
+
+takes   URLs; from the library also paths, bytes, PIL images, arrays, lists of frames
+gives   pixels and the content hash, keyed by the tenant's salt
+never   reads a path or an object for a caller that is not trusted: those may only give URLs
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from saccade.config import MediaLimits
+from saccade.errors import MediaRefused
+from saccade.inputs.image_processor import VideoProcessing
+from saccade.inputs.media import decode, fetch, video
+from saccade.inputs.media.cancellation import Halt
+from saccade.inputs.media.hashing import content_hash, for_tenant, picture_hash
+from saccade.inputs.media.part import MediaKind
+from saccade.inputs.media.rgbx import words_of
+from saccade.request import NO_PIXELS, Pixels
+
+_URL_SCHEMES = ("data:", "http:", "https:", "file:")
+
+
+Admit = Callable[[int, int, int], None]  # told count, width and height of frames before they are decoded
+
+
+@dataclass(frozen=True)
+class Picture:
+    pixels: Pixels  # [1, height, width, 3]
+    digest: bytes  # `hashing.picture_hash`
+    content: bytes  # that digest for its tenant
+
+
+@dataclass(frozen=True)
+class Sighted:
+    """A picture whose size is known and of which nothing is decoded."""
+
+    size: tuple[int, int]  # width, height as stored; an EXIF orientation may still swap them
+    decode: Callable[[], Picture]
+    absent: bool = False  # there is nothing to decode: it was only named
+
+    @property
+    def pixels(self) -> int:
+        """To be decoded."""
+        return 0 if self.absent else self.size[0] * self.size[1]
+
+
+class Shared:
+    """A picture the library's user gave in several prompts of one call: whoever comes first reads and hashes
+    it. Only for the time of that call: what was given may be changed afterwards."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        self._lock = threading.Lock()
+        self._picture: Picture | None = None
+
+    def sighted(self, limits: MediaLimits) -> Sighted:
+        plain = sight_picture(self.given, limits, trusted=True)
+        return Sighted(plain.size, lambda: self._once(plain))
+
+    def _once(self, plain: Sighted) -> Picture:
+        with self._lock:
+            if self._picture is None:
+                self._picture = plain.decode()
+            return self._picture
+
+
+@dataclass(frozen=True)
+class Video:
+    frames: Pixels  # [count, height, width, 3]
+    indices: tuple[int, ...]
+    fps: float
+    content: bytes  # of the whole video
+
+
+def sight_picture(
+    source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False, halt: Halt | None = None
+) -> Sighted:
+    """One picture: fetched, its size read and checked."""
+    if trusted and isinstance(source, Shared) and not salt:
+        return source.sighted(limits)
+    if trusted and isinstance(source, Image.Image):
+        decode.check_area(source.size, limits)
+        return Sighted(source.size, lambda: _from_image(source, limits, salt))
+    if trusted and isinstance(source, np.ndarray):
+        return Sighted(decode.array_size(source, limits), lambda: _from_array(source, limits, salt))
+    data = _bytes(source, limits, "image", trusted, halt)
+    return Sighted(decode.stored_size(data, limits), lambda: _from_bytes(data, limits, salt))
+
+
+def recall_picture(digest: bytes, width: int, height: int, salt: bytes) -> Sighted:
+    """One picture of which there is only the name."""
+    picture = Picture(NO_PIXELS, digest, for_tenant(digest, salt))
+    return Sighted((width, height), lambda: picture, absent=True)
+
+
+def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> Picture:
+    """One picture, decoded."""
+    return sight_picture(source, limits, salt, trusted=trusted).decode()
+
+
+def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> Picture:
+    pixels = decode.from_image(image, limits)
+    words = words_of(pixels)
+    data = pixels if words is None else words
+    digest = picture_hash("pil" if words is None else "pil words", image.mode, image.size, _flat(data))
+    return Picture(pixels, digest, for_tenant(digest, salt))
+
+
+def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> Picture:
+    pixels = decode.from_array(array, limits)
+    # Of three bands the pixels are a copy of it, and nobody changes that.
+    data = pixels if array.shape == pixels.shape[1:] else np.ascontiguousarray(array)
+    digest = picture_hash("array", str(array.dtype), array.shape, _flat(data))
+    return Picture(pixels, digest, for_tenant(digest, salt))
+
+
+def _flat(array: NDArray[np.generic]) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> Picture:
+    found = decode.decode(data, limits)
+    digest = picture_hash(found.format, found.mode, found.size, data)
+    return Picture(found.pixels, digest, for_tenant(digest, salt))
+
+
+def load_video(
+    source: Any,
+    processing: VideoProcessing,
+    limits: MediaLimits,
+    salt: bytes = b"",
+    *,
+    trusted: bool = False,
+    halt: Halt | None = None,
+    admit: Admit | None = None,
+) -> Video:
+    """One video. The library's user may give frames: an array, a list, or a mapping of `frames` and `fps`."""
+    frames, fps = _given_frames(source) if trusted else (None, None)
+    if frames is not None:
+        sampled = video.from_frames(frames, fps, processing, limits, admit)
+        content = content_hash("frames", str(fps), sampled.frames.shape, sampled.frames.tobytes(), salt)
+    else:
+        data = _bytes(source, limits, "video", trusted, halt)
+        sampled = video.decode_video(data, processing, limits, halt, admit)
+        content = content_hash("video", "RGB", sampled.frames.shape, data, salt)
+    return Video(sampled.frames, sampled.indices, sampled.fps, content)
+
+
+def _given_frames(source: Any) -> tuple[Any, float | None]:
+    if isinstance(source, Mapping):
+        if "frames" not in source or not set(source) <= {"frames", "fps"}:
+            raise MediaRefused("A video given as a mapping has `frames` and, if known, `fps`; nothing else.")
+        return source["frames"], source.get("fps")
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], int | float):
+        return source[0], float(source[1])
+    if isinstance(source, np.ndarray | list | tuple):
+        return source, None
+    return None, None
+
+
+def _bytes(source: Any, limits: MediaLimits, kind: MediaKind, trusted: bool, halt: Halt | None) -> bytes:
+    if isinstance(source, str) and (not trusted or source.lower().startswith(_URL_SCHEMES)):
+        return fetch.load(source, limits, kind, halt=halt)
+    if trusted and isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if trusted and isinstance(source, str | Path):
+        return _read(Path(source), limits.max_bytes if kind == "image" else limits.max_video_bytes)
+    raise MediaRefused(f"A {type(source).__name__} cannot be read as {kind}.")
+
+
+def _read(path: Path, most: int) -> bytes:
+    """A file of the library's user."""
+    try:
+        with path.expanduser().open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise MediaRefused(f"{path} cannot be read: {error.strerror}.") from error
+    if len(data) > most:
+        raise MediaRefused(f"{path} has more than the {most} bytes allowed; raise the limit if it is meant.")
+    return data

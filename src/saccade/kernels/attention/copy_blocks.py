@@ -1,0 +1,61 @@
+"""One block of the pages copied in every layer:  pages[l, target] = pages[l, source]  for K and for V.
+
+The layers of a large pool span more than 2^31 bytes, and torch then copies a few at a time, in dozens of
+launches: for Qwen3-VL-8B a third of a millisecond of the host's, before every question about a known picture.
+Here it is one. Bytes: 4 * layers * the bytes of a block (two read, two written; 4.7 MB, 1 us at the ceiling).
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
+import math
+
+from torch import Tensor
+
+from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.jit import jit_for_any, power_of_two, tl, up
+
+STEP = 4096  # values of one program, at most
+
+
+@jit_for_any("source", "target", "blocks")
+def _copy_kernel(k, v, source, target, blocks, SIZE: tl.constexpr, STEP: tl.constexpr):
+    """A part of a block of one layer, of K or of V."""
+    part, layer, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = part * STEP + tl.arange(0, STEP)
+    inside = at < SIZE
+    first = layer.to(tl.int64) * blocks
+    read, write = (first + source) * SIZE + at, (first + target) * SIZE + at
+    if which == 0:
+        tl.store(k + write, tl.load(k + read, mask=inside), mask=inside)
+    else:
+        tl.store(v + write, tl.load(v + read, mask=inside), mask=inside)
+
+
+def copy_block(k: Tensor, v: Tensor, source: int, target: int) -> None:
+    """k, v [layers, blocks, ...], dense and alike; other tensors of two, such as the scales of 8-bit blocks,
+    go the same way."""
+    if k.shape != v.shape or k.dtype != v.dtype or not (k.is_contiguous() and v.is_contiguous()):
+        raise ValueError(
+            f"a block is copied in dense tensors that are alike, not {tuple(k.shape)} {k.dtype} of strides "
+            f"{k.stride()} and {tuple(v.shape)} {v.dtype} of strides {v.stride()}"
+        )
+    if not (0 <= source < k.shape[1] and 0 <= target < k.shape[1]):
+        raise ValueError(f"block {source} is to be copied to {target}; there are {k.shape[1]}")
+    if runs_triton("copy_block", k):
+        copy_block_triton(k, v, source, target)
+    else:
+        copy_block_reference(k, v, source, target)
+
+
+def copy_block_triton(k: Tensor, v: Tensor, source: int, target: int) -> None:
+    layers, blocks, *inner = k.shape
+    size = math.prod(inner)
+    step = min(power_of_two(size), STEP)
+    grid = (up(size, step), layers, 2)
+    _copy_kernel[grid](k, v, source, target, blocks, SIZE=size, STEP=step, num_warps=4)
+
+
+def copy_block_reference(k: Tensor, v: Tensor, source: int, target: int) -> None:
+    for one in (k, v):
+        one[:, target].copy_(one[:, source])

@@ -1,0 +1,370 @@
+"""Matrix products with few rows:  y = x W^T  for x [M, K], W [N, K], M from 1 to 64, to 256 where measured.
+
+    plain    y = cast(x W^T) + bias
+    add      y = residual + cast(x W^T)
+    gated    y = silu(cast(x G^T)) * cast(x U^T)          W = (G, U), [2 * N, K]
+    normed   t = residual + cast(x W^T);  y = rms norm of t   (both are given)
+
+All that counts is that W comes from memory once and without a pause: N * K * itemsize bytes, 2 * M FLOP per
+weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
+share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
+takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
+launches; or one, of a few rows, where the last program to finish does the rest (`last`). A kernel that comes
+next and can add the parts itself gets them (`skinny_linear_left`: one launch less). Sums of one tuning and
+one padding of x (16, 32 or 64 lines) are in one order whatever the neighbours.
+
+Ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more: wgmma, W
+from shared memory without a transposition), "fma" multiplies in registers (M = 1 only), "many" is a kernel of
+its own (`multiply_many`) made for 65 to 256 rows, which go to the library where no line of the tables says
+so; its tall tiles are one wave of the chip, which is the quickest for few rows too.
+
+Ceiling on an H200: 4.69 TB/s. Qwen3-VL-8B, bf16, M = 1: qkv 50 MB 10.7 us, o 34 MB 7.2 us, gate_up 201 MB
+42.9 us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there, a plain one-pass
+kernel 3.27-4.11. Bytes in flight needed: 4.69 TB/s * 1 us = 36 KiB per multiprocessor; a program of 32
+columns and 256 deep in 4 stages has 48 KiB.
+
+With `pdl` the kernel starts beside its predecessor and asks for its first `ahead` weights per column before
+it waits: they arrive in L2 while the kernel before finishes.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.gemm.many_rows import many_kernel
+from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.gemm.split_k import reduce_kernel, skinny_kernel
+from saccade.kernels.jit import power_of_two, up
+from saccade.kernels.norm_rope.activation import silu_mul
+from saccade.kernels.norm_rope.add_norm import WIDEST, add_rms_norm
+
+MOST_ROWS = 64
+
+
+class SkinnyTuning(NamedTuple):
+    """What a chip session may turn; only `splits` changes the order of the sums."""
+
+    columns: int = 32  # in one program; "many": rows of W (two for each column of a gated product)
+    depth: int = 256
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+    mode: str = "dot"  # dot, swap, fma, many
+    ahead: int = 0  # with pdl: weights of each column asked for before the wait
+    pdl: bool = False
+    reduce_block: int = 1024
+    lines: int | None = None  # of x in one program, for any number of rows; None: all of them, up to 64
+    last: bool = False  # normed, up to 4 rows: the last program adds up; needs a counter in `mode().arrivals`
+
+    @property
+    def name(self) -> str:
+        """What tells candidates apart."""
+        return " ".join(map(str, self[:6])) + (f" x{self.lines}" if self.lines else "")
+
+
+class Norm(NamedTuple):
+    weight: Tensor  # [N]
+    eps: float
+
+
+class Line(NamedTuple):
+    """Where a product ends that is normed in its own launch."""
+
+    norm: Norm
+    out: Tensor  # [M, N]
+    stream: Tensor
+
+
+# Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
+# `default_tuning`. Lines with a figure were timed alone (`python -m bench.kernels --choose --write`), the
+# rest within a layer (`python -m bench.descend`) of 640 tokens a row: 106.4 us at 1 row, 237.7 at 8 and 16
+# together, 133.3 at 32 and 156.4 at 64, where those chosen alone took 112.5, 252.3, 135.2 and 162.3; 209.5 at
+# 128, where the library's products take 213.7.
+TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
+    (1, 6144, 4096, False): SkinnyTuning(4, 2048, 1, 4, 2, "fma"),  # qkv: 3.29 TB/s, 1.11x cuBLAS
+    (16, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap", ahead=128),  # qkv
+    (32, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap", ahead=128),  # qkv
+    (64, 6144, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # qkv: 3.02 TB/s, 1.01x cuBLAS
+    (1, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # o
+    (16, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # o
+    (32, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=32),  # o
+    (64, 4096, 4096, False): SkinnyTuning(64, 128, 2, 4, 5, "swap", ahead=1024),  # o
+    (1, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", ahead=128, lines=16),  # gate_up
+    (16, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", ahead=128, lines=16),  # gate_up
+    (32, 12288, 4096, True): SkinnyTuning(64, 128, 1, 4, 6, "many", lines=32),  # gate_up
+    (64, 12288, 4096, True): SkinnyTuning(192, 128, 1, 8, 3, "many", lines=64),  # gate_up
+    (128, 12288, 4096, True): SkinnyTuning(192, 64, 1, 8, 5, "many", ahead=128, lines=128),  # gate_up
+    (1, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # down
+    (16, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 6, "many", lines=16),  # down
+    (32, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap", ahead=128),  # down
+    (64, 4096, 12288, False): SkinnyTuning(64, 128, 2, 4, 5, "swap", ahead=128),  # down
+    (1, 151936, 4096, False): SkinnyTuning(4, 2048, 1, 4, 2, "fma"),  # head: 4.46 TB/s, 1.07x cuBLAS
+    (16, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "swap"),  # head: 4.30 TB/s, 1.06x cuBLAS
+    (32, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # head: 4.16 TB/s, 1.03x cuBLAS
+    (64, 151936, 4096, False): None,  # head: 3.86 TB/s, 0.97x cuBLAS
+}
+# The same by (rows up to, N, K) for products whose parts the next kernel adds up (qkv, by `qkv_finish`), only
+# where that was quicker than TUNED's way.
+LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
+    (1, 6144, 4096): SkinnyTuning(192, 64, 4, 4, 6, "many", ahead=128, lines=16),  # qkv
+}
+LIMITS = (1, 16, 32, 64, 128, 256)  # of rows, in those tables; 128 speaks for 65 to 128, 256 for the rest
+# Rows up to which residual and norm are done by the last program of a product to finish; 0: always by a
+# second launch. Written by the same command.
+NORMED_ROWS = 0
+MOST_LAST = 4  # one program does all rows, one after the other
+
+BEST_UNKNOWN = SkinnyTuning()  # of a shape nobody has measured: the kernel, by the rule below
+# Weights per column asked for before the wait, with early launch.
+AHEAD = 512  # pdl, 512 ahead: 0.97 of a layer without early launch
+
+
+def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
+    """As the mode in force wants it: early or not, one for all numbers of rows or the best for this one."""
+    tuning = (
+        fixed_tuning(columns, depth) if mode().deterministic else best_tuning(rows, columns, depth, gated)
+    )
+    return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD) if mode().early else tuning
+
+
+def left_tuning(rows: int, columns: int, depth: int) -> SkinnyTuning | None:
+    """For parts that are left to the next kernel; None: the answer in the usual way."""
+    keys = ((limit, columns, depth) for limit in _limits(rows))
+    tuning = next((LEFT[key] for key in keys if key in LEFT), None)
+    if tuning is None or not mode().early:
+        return tuning
+    return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD)
+
+
+def fixed_tuning(columns: int, depth: int) -> SkinnyTuning:
+    """One for a shape: each line's sums are then in one order whatever the other lines are, and how many."""
+    splits = max(1, min(8, up(264, up(columns, 64)), depth // 512))
+    return SkinnyTuning(64, 128 if depth % 128 == 0 else 64, splits, lines=64)
+
+
+def best_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
+    """Enough programs for two on each multiprocessor, cut along K where N is short."""
+    measured = _measured(rows, columns, depth, gated)
+    if measured is not None and measured is not BEST_UNKNOWN:
+        return measured
+    wide = 32 if rows <= 32 else 64
+    splits = max(1, min(8, up(264, up(columns, wide)), depth // 512))
+    return SkinnyTuning(wide, 128 if gated or rows > 32 else 256, splits)
+
+
+def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product, if no measured line is better."""
+    _check(x, weight, bias, None, False)
+    if _by_kernel(x, weight):
+        return skinny_triton(x, weight, bias=bias)[0]
+    return linear_reference(x, weight, bias)
+
+
+def skinny_linear_left(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | Parts:
+    """The same for a caller who can add the parts up: he gets them where that was measured to be quicker."""
+    rows, depth = x.shape
+    tuning = None if mode().deterministic else left_tuning(rows, weight.shape[0], depth)
+    if tuning is None or not rows or not runs_triton("skinny_linear", x):
+        return skinny_linear(x, weight, bias)
+    return skinny_parts(x, weight, bias, tuning)
+
+
+def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
+    """silu(gate) * up of a fused projection [2 * N, K], gate first."""
+    _check(x, weight, None, None, True)
+    if _by_kernel(x, weight, gated=True):
+        return skinny_triton(x, weight, gated=True)[0]
+    return silu_mul(linear_reference(x, weight))
+
+
+def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The RMS norm of residual + x W^T, and that sum."""
+    _check(x, weight, None, residual, False)
+    (rows, depth), columns = x.shape, weight.shape[0]
+    if _by_kernel(x, weight) and columns <= WIDEST:
+        tuning, now = default_tuning(rows, columns, depth, False), mode()
+        last = rows <= min(NORMED_ROWS, MOST_LAST) and now.arrivals is not None and not now.deterministic
+        last = last and tuning.mode != "many"  # which has no such end
+        return skinny_triton(x, weight, residual=residual, norm=norm, tuning=tuning._replace(last=last))
+    return add_rms_norm(linear_reference(x, weight), residual, norm.weight, norm.eps)
+
+
+def _by_kernel(x: Tensor, weight: Tensor, *, gated: bool = False) -> bool:
+    """Few rows and no faster library; or any number where the order of a line's sums may not depend on it."""
+    rows, depth = x.shape
+    if not rows or not runs_triton("skinny_linear", x):
+        return False
+    if mode().deterministic:
+        return True
+    columns = weight.shape[0] // (2 if gated else 1)
+    measured = _measured(rows, columns, depth, gated)
+    return measured is not None and (rows <= MOST_ROWS or measured is not BEST_UNKNOWN)
+
+
+def _limits(rows: int) -> tuple[int, ...]:
+    """Those whose lines may speak for so many rows, the least first."""
+    above = tuple(limit for limit in LIMITS if rows <= limit)
+    return tuple(limit for limit in above if limit <= MOST_ROWS) if rows <= MOST_ROWS else above[:1]
+
+
+def _measured(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning | None:
+    """The least entry of TUNED these rows fall under; None: the library's."""
+    keys = ((limit, columns, depth, gated) for limit in _limits(rows))
+    return next((TUNED[key] for key in keys if key in TUNED), BEST_UNKNOWN)
+
+
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + bias. Where sums must not depend on how many rows there are: always 64 at a time."""
+    rows = x.shape[0]
+    if not mode().deterministic or rows == 0:
+        return F.linear(x, weight, bias)
+    padded = F.pad(x, (0, 0, 0, -rows % MOST_ROWS))
+    pieces = [F.linear(piece, weight, bias) for piece in torch.split(padded, MOST_ROWS)]
+    return torch.cat(pieces)[:rows]
+
+
+def skinny_triton(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    norm: Norm | None = None,
+    tuning: SkinnyTuning | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The answer, and the sum before the norm (the answer again where there is none)."""
+    _check(x, weight, bias, residual, gated)
+    (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
+    t = tuning or default_tuning(rows, columns, depth, gated)
+    if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
+        raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
+    if t.splits == 1 and norm is None:
+        out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+        _multiply_into(out, 1, x, weight, bias, residual, gated, t)
+        return out, out
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    stream = torch.empty_like(out) if norm is not None else out
+    if norm is not None and t.last:
+        _parts(x, weight, gated, t, bias, residual, Line(norm, out, stream))
+        return out, stream
+    parts = _parts(x, weight, gated, t)
+    block = power_of_two(columns) if norm is not None else t.reduce_block
+    reduce_kernel[(rows, up(columns, block))](
+        parts, x if bias is None else bias, x if residual is None else residual,
+        norm.weight if norm else x, out, stream, rows, columns,
+        0 if residual is None else residual.stride(0), norm.eps if norm else 0.0,
+        SPLITS=parts.shape[0], GATED=gated, BIAS=bias is not None, ADD=residual is not None,
+        NORM=norm is not None, BLOCK=block, PDL=t.pdl, num_warps=max(1, min(16, block // 256)),
+        **({"launch_pdl": True} if t.pdl else {}),
+    )  # fmt: skip
+    return out, stream
+
+
+def skinny_parts(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> Parts:
+    """The product in one launch, its shares of K side by side."""
+    _check(x, weight, bias, None, False)
+    return Parts(_parts(x, weight, False, tuning), bias, x.dtype)
+
+
+def _parts(
+    x: Tensor,
+    weight: Tensor,
+    gated: bool,
+    t: SkinnyTuning,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    line: Line | None = None,
+) -> Tensor:
+    """[splits, rows, rows of W] float32; no share is empty. With a line they have been added up to it."""
+    pieces = up(x.shape[1], t.depth)
+    splits = up(pieces, up(pieces, t.splits))
+    parts = torch.empty(splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    _multiply_into(parts, splits, x, weight, bias, residual, gated, t, line)
+    return parts
+
+
+def _multiply_into(
+    out: Tensor,
+    splits: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    gated: bool,
+    t: SkinnyTuning,
+    line: Line | None = None,
+) -> None:
+    """Into the answer [rows, columns], or into its parts: those have three axes."""
+    (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
+    if not 1 <= rows <= (MOST_ROWS if t.lines is None else 1 << 22):
+        raise ValueError(f"{rows} rows; the skinny product takes 1 to {MOST_ROWS}")
+    if t.mode not in ("dot", "swap", "fma", "many") or (t.mode == "fma" and rows != 1):
+        raise ValueError(f"the way {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
+    if t.ahead & (t.ahead - 1):
+        raise ValueError(f"{t.ahead} weights ahead; it must be a power of two, or 0")
+    if t.mode == "many":
+        _multiply_many_into(out, splits, x, weight, bias, residual, gated, t)
+        return
+    lines = 1 if t.mode == "fma" else t.lines or max(16, power_of_two(rows))
+    end, counter = line or Line(Norm(x, 0.0), x, x), x
+    if line is not None:
+        counter = _counter(rows)
+    skinny_kernel[(up(columns, t.columns), splits, up(rows, lines))](
+        x, weight, x if bias is None else bias, x if residual is None else residual, out, end.norm.weight,
+        end.out, end.stream, counter, rows, columns, depth, up(up(depth, t.depth), splits), x.stride(0),
+        0 if residual is None else residual.stride(0), end.norm.eps,
+        LAST=splits if line else 0, WIDE=power_of_two(columns) if line else 1, LINES=lines,
+        COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None,
+        ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0, STAGES=t.stages,
+        AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **({"launch_pdl": True} if t.pdl else {}),
+    )  # fmt: skip
+
+
+def _multiply_many_into(out: Tensor, splits: int, x: Tensor, weight: Tensor, bias: Tensor | None,
+                        residual: Tensor | None, gated: bool, t: SkinnyTuning) -> None:  # fmt: skip
+    (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
+    piece = t.columns & -t.columns  # 192: three of 64
+    if t.lines is None or t.last or rows > LIMITS[-1] or piece < 16 or t.columns > 3 * piece:
+        raise ValueError(
+            f"{rows} rows by {t}: 'many' takes up to {LIMITS[-1]}, a number of lines, and a power of two of "
+            "columns (16 or more) or thrice that; no norm in the same launch"
+        )
+    many_kernel[(up(rows, t.lines), up(weight.shape[0], t.columns), splits)](
+        x, weight, x if bias is None else bias, x if residual is None else residual, out, rows, columns,
+        depth, up(up(depth, t.depth), splits), x.stride(0), 0 if residual is None else residual.stride(0),
+        PIECES=t.columns // piece, PIECE=piece, LINES=t.lines, DEPTH=t.depth, GATED=gated,
+        BIAS=bias is not None, ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0,
+        STAGES=t.stages, AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps,
+        **({"launch_pdl": True} if t.pdl else {}),
+    )  # fmt: skip
+
+
+def _counter(rows: int) -> Tensor:
+    counters = mode().arrivals
+    if rows > MOST_LAST:
+        raise ValueError(f"one program cannot norm {rows} rows in good time; at most {MOST_LAST}")
+    if counters is None or counters.dtype != torch.int32 or not counters.numel():
+        raise ValueError("a product and its norm in one launch need an int32 to count in (Mode.arrivals)")
+    return counters
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gated: bool) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.dtype != weight.dtype:
+        raise ValueError(
+            f"{tuple(x.shape)} {x.dtype} by the transpose of {tuple(weight.shape)} {weight.dtype}"
+        )
+    if x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError("rows of x and of the weight must be dense, and the weight contiguous")
+    if gated and (weight.shape[0] % 2 or bias is not None or residual is not None):
+        raise ValueError(f"a gated product of {weight.shape[0]} columns; it needs an even number and no bias")
+    columns = weight.shape[0]
+    if bias is not None and (bias.shape != (columns,) or bias.dtype != x.dtype):
+        raise ValueError(f"{columns} columns with a bias of {tuple(bias.shape)} {bias.dtype}")
+    if residual is not None and (
+        residual.shape != (x.shape[0], columns) or residual.dtype != x.dtype or residual.stride(1) != 1
+    ):
+        raise ValueError(f"[{x.shape[0]}, {columns}] with a residual of {tuple(residual.shape)}")

@@ -1,0 +1,139 @@
+"""The two kernels of `skinny`: multiply a share of K, and add up the shares with what follows a product."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
+from saccade.kernels.jit import arrives_last, fetch_ahead, jit, jit_for_any, tl, wait_for_previous
+from saccade.kernels.norm_rope.activation import silu
+from saccade.kernels.norm_rope.add_norm import scaled_by_rms
+
+
+@jit
+def _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE: tl.constexpr, LINES: tl.constexpr,
+              DEPTH: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """acc + x[:, k ..] W[n, k ..]^T for one piece of K; acc [lines, n], [n, lines] or [n, depth] by MODE."""
+    at = k + tl.arange(0, DEPTH)
+    here = n < columns
+    w_at = w + n.to(tl.int64)[:, None] * depth + at[None, :]
+    if EVEN:
+        weights = tl.load(w_at, mask=here[:, None], other=0.0, eviction_policy="evict_first")
+    else:
+        weights = tl.load(w_at, mask=here[:, None] & (at < depth)[None, :], other=0.0)
+    if MODE == "fma":
+        values = tl.load(x + at, mask=at < depth, other=0.0)
+        acc += weights.to(tl.float32) * values.to(tl.float32)[None, :]
+    else:
+        real = (m < rows)[:, None] & (at < depth)[None, :]
+        values = tl.load(x + m.to(tl.int64)[:, None] * x_stride + at[None, :], mask=real, other=0.0)
+        if MODE == "swap":
+            acc = tl.dot(weights, tl.trans(values), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(values, tl.trans(weights), acc, input_precision="ieee")
+    return acc
+
+
+@jit
+def _settled(acc, MODE: tl.constexpr):
+    """The sums as [lines, columns]."""
+    if MODE == "fma":
+        sums = tl.sum(acc, 1)[None, :]
+    elif MODE == "swap":
+        sums = tl.trans(acc)
+    else:
+        sums = acc
+    return sums
+
+
+@jit
+def _finish_line(parts, bias, residual, weight, out, stream, row, n, rows, columns, residual_stride, eps,
+                 SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+                 NORM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Add the parts of columns n [BLOCK] in their order, then the epilogue; NORM: n is the whole line."""
+    inside = n < columns
+    total = columns * (2 if GATED else 1)
+    kind = out.dtype.element_ty
+    y = tl.zeros([BLOCK], tl.float32)
+    over = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = parts + (split * rows + row) * total + n
+        y += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        if GATED:
+            over += tl.load(at + columns, mask=inside, other=0.0, cache_modifier=".cg")
+    if BIAS:
+        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    y = y.to(kind).to(tl.float32)
+    if GATED:
+        y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
+    if ADD:
+        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        tl.store(stream + row * columns + n, y.to(kind), mask=inside)
+        y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
+    tl.store(out + row * columns + n, y.to(kind), mask=inside)
+
+
+@jit_for_any("rows", "steps", "arrivals")
+def skinny_kernel(x, w, bias, residual, out, norm, answer, stream, arrivals, rows, columns, depth, steps,
+                  x_stride, residual_stride, eps, LAST: tl.constexpr, WIDE: tl.constexpr,
+                  LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
+                  GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
+                  EVEN: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+                  PDL: tl.constexpr):  # fmt: skip
+    """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part. With LAST
+    parts (so many) the last program of all adds them up, line by line, with residual and norm."""
+    split = tl.program_id(1)
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    m = tl.program_id(2) * LINES + tl.arange(0, LINES)
+    start = split * steps * DEPTH
+    stop = tl.minimum(start + steps * DEPTH, depth)
+    total = columns * (2 if GATED else 1)  # rows of W
+    if PDL and AHEAD > 0:
+        fetch_ahead(w + n.to(tl.int64) * depth + start, n < columns, stop - start, AHEAD)
+    wait_for_previous(PDL)
+    A: tl.constexpr = LINES if MODE == "dot" else COLUMNS
+    B: tl.constexpr = COLUMNS if MODE == "dot" else (LINES if MODE == "swap" else DEPTH)
+    acc = tl.zeros([A, B], tl.float32)
+    over = tl.zeros([A, B], tl.float32)
+    for k in tl.range(start, stop, DEPTH, num_stages=STAGES):
+        acc = _multiply(x, w, acc, k, n, m, rows, columns, depth, x_stride, MODE, LINES, DEPTH, EVEN)
+        if GATED:
+            over = _multiply(x, w, over, k, n + columns, m, rows, total, depth, x_stride, MODE, LINES, DEPTH,
+                             EVEN)  # fmt: skip
+    y = _settled(acc, MODE)
+    inside = (m < rows)[:, None] & (n < columns)[None, :]
+    if PARTS:
+        at = (split * rows + m).to(tl.int64)[:, None] * total + n[None, :]
+        tl.store(out + at, y, mask=inside)
+        if GATED:
+            tl.store(out + at + columns, _settled(over, MODE), mask=inside)
+        if LAST:
+            programs = tl.num_programs(0) * tl.num_programs(1)
+            if arrives_last(arrivals, programs):
+                for row in range(rows):
+                    _finish_line(out, bias, residual, norm, answer, stream, row, tl.arange(0, WIDE), rows,
+                                 columns, residual_stride, eps, LAST, False, BIAS, ADD, True,
+                                 WIDE)  # fmt: skip
+    else:
+        kind = out.dtype.element_ty
+        if BIAS:
+            y += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            bent = silu(y.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+            y = bent * _settled(over, MODE).to(kind).to(tl.float32)
+        if ADD:
+            wide = m.to(tl.int64)[:, None]
+            add = tl.load(residual + wide * residual_stride + n[None, :], mask=inside, other=0.0)
+            y = y.to(kind).to(tl.float32) + add.to(tl.float32)
+        tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], y.to(kind), mask=inside)
+
+
+@jit_for_any("rows")
+def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
+                  SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+                  NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Some of one line; NORM: the whole line."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_previous(PDL)
+    _finish_line(parts, bias, residual, weight, out, stream, row, n, rows, columns, residual_stride, eps,
+                 SPLITS, GATED, BIAS, ADD, NORM, BLOCK)  # fmt: skip

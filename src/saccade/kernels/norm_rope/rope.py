@@ -1,0 +1,204 @@
+"""Rotary positions: angles from positions, and the rotation of queries and keys.
+
+    angle[t, j] = position[t] * frequency[j]              j < half = head_dim / 2
+    y[j]        = x[j] * cos(angle[j]) - x[j + half] * sin(angle[j])
+    y[j + half] = x[j + half] * cos(angle[j]) + x[j] * sin(angle[j])
+
+which is  y = x * C + swap(x) * S  with swap exchanging the halves, C = (cos, cos) and S = (-sin, sin).
+
+With three axes (time, row, column) each frequency follows one axis: `interleaved_axes` gives T R C T R C ...
+until the row and column shares are used up, then T.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+
+
+class RotaryTuning(NamedTuple):
+    lines: int = 16  # heads (or, for angles, tokens) of one program
+    warps: int = 4
+    pdl: bool = False
+
+
+@jit
+def turned(first, second, cos, sin, d, kind: tl.constexpr, DIM: tl.constexpr):
+    """Both halves of heads [lines, half] after rotation by C and S at pointers cos, sin; in `kind`.
+
+    Rounds where torch does: products and their sum in the wider of the heads' and the angles' dtypes.
+    """
+    HALF: tl.constexpr = DIM // 2
+    inside = d < HALF
+    c_low, c_high = tl.load(cos + d, mask=inside), tl.load(cos + d + HALF, mask=inside)
+    s_low, s_high = tl.load(sin + d, mask=inside), tl.load(sin + d + HALF, mask=inside)
+    wide: tl.constexpr = kind if kind.primitive_bitwidth >= c_low.dtype.primitive_bitwidth else c_low.dtype
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    keep_low = (first * c_low[None, :].to(tl.float32)).to(wide).to(tl.float32)
+    keep_high = (second * c_high[None, :].to(tl.float32)).to(wide).to(tl.float32)
+    swap_low = (second * s_low[None, :].to(tl.float32)).to(wide).to(tl.float32)
+    swap_high = (first * s_high[None, :].to(tl.float32)).to(wide).to(tl.float32)
+    return (keep_low + swap_low).to(wide).to(kind), (keep_high + swap_high).to(wide).to(kind)
+
+
+@jit
+def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.constexpr,
+                   OUT_HEAD: tl.constexpr, DIM: tl.constexpr, HALF_UP: tl.constexpr, LINES: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
+    """LINES heads of one token. Both halves are read before either is written: out may be x.
+
+    Strides of heads are compile-time numbers: only then is 72 known to be a multiple of 8.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    HALF: tl.constexpr = DIM // 2
+    head, d = tl.program_id(1) * LINES + tl.arange(0, LINES), tl.arange(0, HALF_UP)
+    real = (head < heads)[:, None] & (d < HALF)[None, :]
+    wait_for_previous(PDL)
+    source = x + token * x_token + head[:, None] * X_HEAD + d[None, :]
+    first = tl.load(source, mask=real, other=0.0)
+    second = tl.load(source + HALF, mask=real, other=0.0)
+    low, high = turned(first, second, cos + token * DIM, sin + token * DIM, d, x.dtype.element_ty, DIM)
+    target = out + token * out_token + head[:, None] * OUT_HEAD + d[None, :]
+    tl.store(target, low, mask=real)
+    tl.store(target + HALF, high, mask=real)
+
+
+@jit_for_any("positions", "tokens", "stride")
+def _angles_kernel(positions, frequencies, axes, cos, sin, tokens, stride, HALF: tl.constexpr,
+                   HALF_UP: tl.constexpr, LINES: tl.constexpr, AXES: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
+    token, d = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, HALF_UP)
+    real = (token < tokens)[:, None] & (d < HALF)[None, :]
+    wait_for_previous(PDL)
+    axis = d * 0
+    if AXES:
+        axis = tl.load(axes + d, mask=d < HALF, other=0)
+    place = tl.load(positions + axis[None, :] * stride + token[:, None], mask=real, other=0).to(tl.float32)
+    angle = place * tl.load(frequencies + d, mask=d < HALF, other=0.0)[None, :]
+    kind = cos.dtype.element_ty
+    c, s = tl.cos(angle).to(kind), tl.sin(angle).to(kind)
+    at = token.to(tl.int64)[:, None] * (2 * HALF) + d[None, :]
+    tl.store(cos + at, c, mask=real)
+    tl.store(cos + at + HALF, c, mask=real)
+    tl.store(sin + at, -s, mask=real)
+    tl.store(sin + at + HALF, s, mask=real)
+
+
+def interleaved_axes(section: Sequence[int], half: int) -> list[int]:
+    """Which axis each of the `half` frequencies follows, for a share of (time, row, column) frequencies."""
+    if len(section) != 3 or sum(section) != half or min(section) < 0:
+        raise ValueError(f"the sections {list(section)} must be three shares of the {half} frequencies")
+    axes = [0] * half
+    for axis in (1, 2):
+        for index in range(axis, min(3 * section[axis], half), 3):
+            axes[index] = axis
+    return axes
+
+
+def rotary_angles(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """C and S, [T, 2 * half] each, of positions [3, T], whole or not, under frequencies [half] float32.
+
+    axes [half] int64 names the axis of each frequency; None: all follow the first axis (text models).
+    """
+    if positions.dim() != 2 or positions.shape[0] != 3:
+        raise ValueError(f"positions are [3, T], not {tuple(positions.shape)}")
+    if frequencies.dim() != 1 or frequencies.dtype != torch.float32:
+        raise ValueError(
+            f"frequencies are [half] float32, not {tuple(frequencies.shape)} {frequencies.dtype}"
+        )
+    if axes is not None and (axes.shape != frequencies.shape or axes.dtype != torch.int64):
+        raise ValueError(f"axes are one int64 per frequency, not {tuple(axes.shape)} {axes.dtype}")
+    if runs_triton("rotary_angles", positions):
+        return rotary_angles_triton(positions, frequencies, axes, dtype)
+    return rotary_angles_reference(positions, frequencies, axes, dtype)
+
+
+def rotary_angles_triton(
+    positions: Tensor,
+    frequencies: Tensor,
+    axes: Tensor | None,
+    dtype: torch.dtype,
+    tuning: RotaryTuning | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One launch where the twin takes ten. Bytes: 4 * half * itemsize written per token; once per step."""
+    tuning = tuning or RotaryTuning(pdl=mode().early)
+    tokens, half = positions.shape[1], len(frequencies)
+    if positions.stride(1) != 1:
+        raise ValueError(f"each axis of the positions must be dense, not of strides {positions.stride()}")
+    cos = torch.empty(tokens, 2 * half, dtype=dtype, device=positions.device)
+    sin = torch.empty(tokens, 2 * half, dtype=dtype, device=positions.device)
+    if tokens:
+        _angles_kernel[(up(tokens, tuning.lines),)](
+            positions, frequencies, frequencies if axes is None else axes, cos, sin, tokens,
+            positions.stride(0), HALF=half, HALF_UP=power_of_two(half), LINES=tuning.lines,
+            AXES=axes is not None, PDL=tuning.pdl, num_warps=tuning.warps,
+            **({"launch_pdl": True} if tuning.pdl else {}),
+        )  # fmt: skip
+    return cos, sin
+
+
+def rotary_angles_reference(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    if axes is None:
+        angles = positions[0].float()[:, None] * frequencies
+    else:
+        angles = positions.float().t().index_select(1, axes) * frequencies
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [T, heads, dim] by C and S [T, dim]; gives a new tensor of x's dtype.
+
+    Computed in the wider of x's and the angles' dtypes.
+    """
+    if x.dim() != 3 or x.shape[-1] % 2:
+        raise ValueError(f"apply_rotary takes [T, heads, even dim], not {tuple(x.shape)}")
+    if cos.shape != (x.shape[0], x.shape[-1]) or sin.shape != cos.shape:
+        raise ValueError(
+            f"apply_rotary of {tuple(x.shape)} with angles {tuple(cos.shape)} and {tuple(sin.shape)}"
+        )
+    if runs_triton("rotary", x):
+        return apply_rotary_triton(x, cos, sin)
+    return apply_rotary_reference(x, cos, sin)
+
+
+def apply_rotary_triton(
+    x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None, tuning: RotaryTuning | None = None
+) -> Tensor:
+    """Into a new tensor, or into `out`, which may be x itself (q and k inside a packed projection).
+
+    Bytes: x read and written once, the angles once per token. ViT of Qwen3-VL-8B, 4,096 patches, q and k of
+    16 heads of 72 in bf16: 40 MB, 9 us at the copy ceiling; the twin moves about three times as much.
+    """
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.shape != x.shape or out.dtype != x.dtype or out.stride(2) != 1 or x.stride(2) != 1:
+        raise ValueError(f"rotation of {tuple(x.shape)} {x.dtype} into {tuple(out.shape)} {out.dtype}")
+    if not (cos.is_contiguous() and sin.is_contiguous()) or cos.dtype != sin.dtype:
+        raise ValueError("the angles must be contiguous and of one dtype")
+    tuning = tuning or RotaryTuning(pdl=mode().early)
+    tokens, heads, dim = x.shape
+    lines = power_of_two(min(tuning.lines, heads))
+    if tokens:
+        _rotary_kernel[(tokens, up(heads, lines))](
+            x, cos, sin, out, heads, x.stride(0), out.stride(0), X_HEAD=x.stride(1), OUT_HEAD=out.stride(1),
+            DIM=dim, HALF_UP=power_of_two(dim // 2), LINES=lines, PDL=tuning.pdl, num_warps=tuning.warps,
+            **({"launch_pdl": True} if tuning.pdl else {}),
+        )  # fmt: skip
+    return out
+
+
+def apply_rotary_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos[:, None] + swapped * sin[:, None]).to(x.dtype)

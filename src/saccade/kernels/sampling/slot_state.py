@@ -1,0 +1,161 @@
+"""What a decode step reads of its device rows at its beginning, and leaves there at its end.
+
+A device row keeps, for the sequence that has it: the token it sampled last, how many of its tokens are
+computed (length), the rotary position of its next token, and how many output tokens it has. Step row i is
+device row r = step_rows[i], or padding where that is negative:
+
+    gather     token[i] = last[r]    position[i] = positions[r]    output[i] = outputs[r]
+               context[i] = lengths[r] + 1,  slot[i] = table[r, length // B] * B + length % B
+               padding: token, position and output 0, context 0, slot -1: it reads and writes no page
+    advance    last[r] = token[i],  lengths[r] += 1,  positions[r] += 1,  outputs[r] += 1
+
+The buffers have one line more than there are rows: the twins let padding write there, so that nothing has to
+ask the device which step rows are real.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (kernel arguments are pointers and numbers of the device: no type of Python says which)
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.jit import compiling, jit_for_any, power_of_two, tl, wait_for_previous
+
+
+class RowState(NamedTuple):
+    """By device row; one spare line at the end."""
+
+    tables: Tensor  # [rows + 1, W] int32
+    last: Tensor  # [rows + 1] int64
+    lengths: Tensor  # [rows + 1] int32
+    positions: Tensor  # [rows + 1] float32, the same on all three axes
+    outputs: Tensor  # [rows + 1] int32
+
+
+class Gathered(NamedTuple):
+    """By step row."""
+
+    tokens: Tensor  # [n] int64
+    positions: Tensor  # [n] float32
+    contexts: Tensor  # [n] int32
+    slots: Tensor  # [n] int64
+    rows: Tensor  # [n] int64, 0 for padding: lines of tables by device row
+    outputs: Tensor  # [n] int64
+
+
+@jit_for_any("step_rows", "n", "stride")
+def _gather_kernel(step_rows, tables, last, lengths, positions, outputs, tokens, places, contexts, slots,
+                   rows, counts, n, stride, BLOCK: tl.constexpr, UP: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
+    i = tl.arange(0, UP)
+    wait_for_previous(PDL)
+    row = tl.load(step_rows + i, mask=i < n, other=-1)
+    real = row >= 0
+    row = tl.where(real, row, 0)
+    length = tl.load(lengths + row, mask=real, other=0)
+    block = tl.load(tables + row.to(tl.int64) * stride + length // BLOCK, mask=real, other=0)
+    slot = block.to(tl.int64) * BLOCK + length % BLOCK
+    inside = i < n
+    tl.store(tokens + i, tl.load(last + row, mask=real, other=0), mask=inside)
+    tl.store(places + i, tl.load(positions + row, mask=real, other=0.0), mask=inside)
+    tl.store(contexts + i, tl.where(real, length + 1, 0), mask=inside)
+    tl.store(slots + i, tl.where(real, slot, -1), mask=inside)
+    tl.store(rows + i, row.to(tl.int64), mask=inside)
+    tl.store(counts + i, tl.load(outputs + row, mask=real, other=0).to(tl.int64), mask=inside)
+
+
+@jit_for_any("step_rows", "tokens", "n")
+def _advance_kernel(step_rows, tokens, last, lengths, positions, outputs, n, UP: tl.constexpr,
+                    PDL: tl.constexpr):  # fmt: skip
+    i = tl.arange(0, UP)
+    wait_for_previous(PDL)
+    row = tl.load(step_rows + i, mask=i < n, other=-1)
+    real = row >= 0
+    row = tl.where(real, row, 0)
+    tl.store(last + row, tl.load(tokens + i, mask=real, other=0), mask=real)
+    tl.store(lengths + row, tl.load(lengths + row, mask=real, other=0) + 1, mask=real)
+    tl.store(positions + row, tl.load(positions + row, mask=real, other=0.0) + 1.0, mask=real)
+    tl.store(outputs + row, tl.load(outputs + row, mask=real, other=0) + 1, mask=real)
+
+
+def gather_rows(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
+    """step_rows [n] int32, negative for padding; no device row twice."""
+    _check(step_rows, state)
+    if runs_triton("device_rows", step_rows):
+        return gather_rows_triton(step_rows, state, block_size)
+    return gather_rows_reference(step_rows, state, block_size)
+
+
+def gather_rows_triton(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
+    n, device = step_rows.shape[0], step_rows.device
+    kinds = (torch.int64, torch.float32, torch.int32, torch.int64, torch.int64, torch.int64)
+    new = torch.zeros if compiling() else torch.empty  # others look things up by these numbers
+    made = Gathered(*(new(n, dtype=kind, device=device) for kind in kinds))
+    early = mode().early
+    _gather_kernel[(1,)](
+        step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=_padded(n),
+        PDL=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
+    return made
+
+
+def _padded(n: int) -> int:
+    """One size for nearly all: each is a compilation, and the masked rest costs nothing."""
+    return max(power_of_two(n), 512)
+
+
+def gather_rows_reference(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
+    real = step_rows >= 0
+    rows = step_rows.clamp(min=0).long()
+    lengths = state.lengths[rows]
+    blocks = state.tables[rows, (lengths // block_size).long()].long()
+    slots = blocks * block_size + lengths % block_size
+    return Gathered(
+        tokens=torch.where(real, state.last[rows], 0),
+        positions=torch.where(real, state.positions[rows], 0.0),
+        contexts=torch.where(real, lengths + 1, 0),
+        slots=torch.where(real, slots, -1),
+        rows=rows,
+        outputs=torch.where(real, state.outputs[rows], 0).long(),
+    )
+
+
+def advance_rows(step_rows: Tensor, tokens: Tensor, state: RowState) -> None:
+    """tokens [n] int64, sampled by the step; those of padding are dropped."""
+    _check(step_rows, state)
+    if tokens.shape != step_rows.shape or tokens.dtype != torch.int64:
+        raise ValueError(f"{step_rows.shape[0]} step rows with tokens {tuple(tokens.shape)} {tokens.dtype}")
+    if runs_triton("device_rows", step_rows):
+        return advance_rows_triton(step_rows, tokens, state)
+    return advance_rows_reference(step_rows, tokens, state)
+
+
+def advance_rows_triton(step_rows: Tensor, tokens: Tensor, state: RowState) -> None:
+    n, early = step_rows.shape[0], mode().early
+    _advance_kernel[(1,)](
+        step_rows, tokens, state.last, state.lengths, state.positions, state.outputs, n,
+        UP=_padded(n), PDL=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
+
+
+def advance_rows_reference(step_rows: Tensor, tokens: Tensor, state: RowState) -> None:
+    spare = state.last.shape[0] - 1
+    rows = torch.where(step_rows < 0, spare, step_rows).long()
+    step = (step_rows >= 0).int()
+    state.last.index_copy_(0, rows, tokens)
+    state.lengths.index_add_(0, rows, step)
+    state.positions.index_add_(0, rows, step.float())
+    state.outputs.index_add_(0, rows, step)
+
+
+def _check(step_rows: Tensor, state: RowState) -> None:
+    lines = state.last.shape[0]
+    kinds = (torch.int32, torch.int64, torch.int32, torch.float32, torch.int32)
+    for tensor, kind in zip(state, kinds, strict=True):
+        if tensor.shape[0] != lines or tensor.dtype != kind or not tensor.is_contiguous():
+            raise ValueError(f"row state is dense, {lines} lines of {kind}; not {tuple(tensor.shape)}")
+    if step_rows.dim() != 1 or step_rows.dtype != torch.int32 or not 1 <= step_rows.shape[0] <= 4096:
+        raise ValueError(f"step rows are 1 to 4096 int32, not {tuple(step_rows.shape)} {step_rows.dtype}")

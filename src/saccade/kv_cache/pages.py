@@ -1,0 +1,236 @@
+"""The K and V tensors, cut into pages, and one step's view of them.
+
+takes   a shape, a number of blocks and a device; block numbers from the pool's owner
+gives   `Pages` (the storage) and `Paged` (what one step's rows read and write of it)
+owns    their tensors
+never   decides which block belongs to whom; that is `cache.blocks`
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.attention.copy_blocks import copy_block
+from saccade.kernels.attention.quantized_kv import LARGEST, SCALE_BYTES, Compact
+
+SIDE_DTYPE = torch.float32
+
+
+class KVShape(NamedTuple):
+    """What one token leaves behind: two vectors of kv_heads * head_dim in each layer."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+class Part(NamedTuple):
+    """Tensors that hold something of the blocks first .. first + blocks: block b is at [:, b - first]."""
+
+    first: int
+    blocks: int
+    pairs: tuple[tuple[Tensor, Tensor], ...]  # of K and of V, [layers, at least `blocks`, ...] each
+    beside: Tensor | None = None  # the same, of what stands beside them
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        single = () if self.beside is None else (self.beside,)
+        return (*(tensor for pair in self.pairs for tensor in pair), *single)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """K and V of all layers, [layers, blocks, block_size, kv_heads, head_dim] each.
+
+    The blocks from `compact.first` on, where there is a `compact`, are in 8 bits and in tensors of their own
+    (kernels/attention/quantized_kv.py); beside plain ones both kinds have a spare block behind their last.
+    """
+
+    k: Tensor
+    v: Tensor
+    compact: Compact | None = None
+    side: Tensor | None = None  # [1, blocks, block_size, width]: a vector per token beside its K and V
+
+    @classmethod
+    def allocate(
+        cls,
+        shape: KVShape,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        compact_blocks: int = 0,  # of them, the last ones
+        compact_dtype: torch.dtype | None = None,
+        side_width: int = 0,  # 0: nothing beside K and V
+    ) -> "Pages":
+        if blocks < 1 or block_size < 1:
+            raise ValueError(f"pages need at least one block of one token, not {blocks} of {block_size}")
+        if not 0 <= compact_blocks <= blocks or bool(compact_blocks) != (compact_dtype is not None):
+            raise ValueError(f"{compact_blocks} of {blocks} blocks are to be compact, in {compact_dtype}")
+
+        # Zeros, not empty: a padded read may touch a slot nobody wrote, and 0 * NaN is NaN.
+        def zeros(blocks: int, dtype: torch.dtype, *inner: int) -> Tensor:
+            return torch.zeros(shape.layers, blocks, *inner, dtype=dtype, device=device)
+
+        plain = blocks - compact_blocks
+        spare = 1 if plain and compact_blocks else 0
+        inner = (block_size, shape.kv_heads, shape.head_dim)
+        k, v = (zeros(plain + spare, dtype, *inner) for _ in "kv")
+        side = None
+        if side_width:
+            side = torch.zeros(1, blocks, block_size, side_width, dtype=SIDE_DTYPE, device=device)
+        if compact_dtype is None:
+            return cls(k, v, None, side)
+        small = compact_blocks + spare
+        compact = Compact(
+            zeros(small, compact_dtype, *inner),
+            zeros(small, compact_dtype, *inner),
+            zeros(small, torch.float32, shape.kv_heads, block_size),
+            zeros(small, torch.float32, shape.kv_heads, block_size),
+            plain,
+        )
+        return cls(k, v, compact, side)
+
+    @staticmethod
+    def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype, side_width: int = 0) -> int:
+        """Of a plain block, or of a compact one where `dtype` is an 8-bit one: its scales are counted."""
+        vector = shape.head_dim * dtype.itemsize + (SCALE_BYTES if dtype in LARGEST else 0)
+        beside = block_size * side_width * SIDE_DTYPE.itemsize
+        return 2 * shape.layers * block_size * shape.kv_heads * vector + beside
+
+    @property
+    def shape(self) -> KVShape:
+        return KVShape(self.k.shape[0], self.k.shape[3], self.k.shape[4])
+
+    @property
+    def blocks(self) -> int:
+        if self.compact is None:
+            return self.k.shape[1]
+        small = self.compact.k.shape[1]
+        return self.compact.first + small - (1 if self.compact.first else 0)
+
+    @property
+    def border(self) -> int:
+        """The blocks below are plain, those from it on compact."""
+        return self.blocks if self.compact is None else self.compact.first
+
+    @property
+    def block_size(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for part in self.parts() for tensor in part.tensors)
+
+    def layer(self, index: int) -> Compact | None:
+        """The compact blocks of one layer."""
+        return None if self.compact is None else self.compact.layer(index)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Everything blocks consist of. A block is in one part: copying it, or moving it elsewhere, means all
+        tensors of that part."""
+        border, blocks = self.border, self.blocks
+        below, above = (None, None) if self.side is None else (self.side[:, :border], self.side[:, border:])
+        plain = (Part(0, border, ((self.k, self.v),), below),) if border else ()
+        if self.compact is None:
+            return plain
+        k, v, k_scale, v_scale, _ = self.compact
+        # As bytes: not every device can index 8-bit floats.
+        small = (k.view(torch.uint8), v.view(torch.uint8)), (k_scale, v_scale)
+        return (*plain, Part(border, blocks - border, small, above))
+
+    def in_order(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
+        """(source, target) pairs of blocks, those of plain blocks first; and how many these are."""
+        border = self.border
+        if any((source < border) != (target < border) for source, target in pairs):
+            raise ValueError(f"a block is to be copied between plain and compact ones: {pairs}")
+        ordered = sorted(pairs, key=lambda pair: pair[1] >= border)
+        return ordered, sum(target < border for _, target in pairs)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a whole block in every layer, to one of its own kind."""
+        for part in self.parts():
+            last = part.first + part.blocks
+            inside = [part.first <= block < last for block in (source, target)]
+            if all(inside):
+                at, to = source - part.first, target - part.first
+                for k, v in part.pairs:
+                    copy_block(k, v, at, to)
+                if part.beside is not None:
+                    part.beside[:, to].copy_(part.beside[:, at])
+            elif any(inside):
+                raise ValueError(f"block {source} is to be copied to {target}, which is of another kind")
+
+    def copy_blocks(self, sources: Tensor, targets: Tensor, plain: int | None = None) -> None:
+        """Copy whole blocks in every layer: [n] int64 each. Sources are read before targets are written. The
+        first `plain` pairs are of plain blocks, the others of compact ones, as `in_order` puts them."""
+        if sources.shape != targets.shape or sources.dim() != 1:
+            raise ValueError(
+                f"copy_blocks pairs {tuple(sources.shape)} sources with {tuple(targets.shape)} targets"
+            )
+        if plain is None:
+            if 0 < self.border < self.blocks:
+                raise ValueError("blocks are of two kinds here: say how many of the pairs are of plain ones")
+            plain = len(sources) if self.border else 0
+        for part in self.parts():
+            begin = plain if part.first else 0
+            end = plain if part.first + part.blocks <= self.border else len(sources)
+            if begin == end:
+                continue
+            read, write = sources[begin:end] - part.first, targets[begin:end] - part.first
+            for tensor in part.tensors:
+                tensor.index_copy_(1, write, tensor.index_select(1, read))
+
+
+@dataclass(frozen=True)
+class Paged:
+    """One step's rows over the pages: the explicit input that stands for a KV cache.
+
+    Row r computes tokens offsets[r] .. offsets[r+1] of the step's T tokens, which are the last ones of a
+    sequence of lengths[r] tokens, and attends to that whole sequence through tables[r].
+    """
+
+    pages: Pages
+    slots: Tensor  # [T] int64: block * block_size + offset where each token's K and V go
+    tables: Tensor  # [R, W] int32; the first ceil(length / block_size) entries of a row are valid
+    lengths: Tensor  # [R] int32, this step's tokens included
+    offsets: Tensor  # [R + 1] int32
+    counts: tuple[int, ...]  # host copy of the tokens per row
+    contexts: tuple[int, ...]  # host copy of lengths
+    decodes: int  # the first `decodes` rows have one token each
+
+    def __post_init__(self) -> None:
+        rows = len(self.counts)
+        if len(self.contexts) != rows or self.tables.shape[0] != rows or self.lengths.shape != (rows,):
+            raise ValueError(
+                f"{rows} counts, {len(self.contexts)} contexts, {self.tables.shape[0]} tables and "
+                f"{tuple(self.lengths.shape)} lengths do not describe the same rows"
+            )
+        if self.offsets.shape != (rows + 1,) or self.slots.shape != (sum(self.counts),):
+            raise ValueError(
+                f"{rows} rows of {sum(self.counts)} tokens need offsets [{rows + 1}] and slots "
+                f"[{sum(self.counts)}], not {tuple(self.offsets.shape)} and {tuple(self.slots.shape)}"
+            )
+        if not 0 <= self.decodes <= rows or any(count != 1 for count in self.counts[: self.decodes]):
+            raise ValueError(f"the first {self.decodes} of {rows} rows must have one token each")
+
+
+@dataclass(frozen=True)
+class FixedPaged:
+    """The same for a step whose sizes are fixed and whose numbers only the device knows (a captured one).
+
+    The first `decodes` of R rows compute one token each, the others those of their `offsets`. Rows of length
+    0 or without tokens are padding, and so are tokens of no row: their slots are negative.
+    """
+
+    pages: Pages
+    slots: Tensor  # [T] int64
+    tables: Tensor  # [any, W] int32: those of all device rows
+    index: Tensor  # [R] int32: row r's line of the tables
+    lengths: Tensor  # [R] int32, this step's tokens included
+    offsets: Tensor | None  # [R - decodes + 1] int32 into the T tokens; None: there are no other rows
+    decodes: int
+    longest: int  # no row of one token is longer

@@ -1,0 +1,134 @@
+"""Which views of a picture a checkpoint can be given, and how it weighs who chooses them: the `saccade`
+section of its config.json.
+
+takes   a configuration, and how many pixels a token stands for
+gives   `CheckpointViews`; without such a section, what is right for a checkpoint that never saw zoomed views
+never   imports torch; reads a weight
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from saccade.checkpoint import Checkpoint
+from saccade.errors import CheckpointError
+from saccade.lod.types import LADDER, SCORERS, Leaning, Leanings, ViewRule
+
+MOST_SHOWN = 200  # characters of a value in a message
+TRAINED_VIEWS = 2  # zoomed views of a picture, where a checkpoint was trained with them and names no number
+
+
+@dataclass(frozen=True)
+class RelevanceHead:
+    """A head that says where the answer lies; its weights are in a file of the checkpoint's folder."""
+
+    file: str
+    layer: int  # decoder layers below it
+    width: int  # of the vectors it compares
+
+
+@dataclass(frozen=True)
+class CheckpointViews:
+    rule: ViewRule
+    trained: bool  # with a global view and zoomed views after the question
+    registered: bool  # with positions in the picture's frame
+    head: RelevanceHead | None
+
+
+def views_of(checkpoint: Checkpoint) -> CheckpointViews:
+    unit = ViewRule().unit if checkpoint.image is None else checkpoint.image.factor
+    return read_views(checkpoint.config, unit)
+
+
+def read_views(config: Mapping[str, Any], unit: int) -> CheckpointViews:
+    section = _section(config, "saccade")
+    views, head = _section(section, "views"), _section(section, "relevance")
+    leanings = _leanings(section.get("balance"))
+    if not views:
+        rule = ViewRule(unit=unit, leanings=leanings)
+        return CheckpointViews(rule, trained=False, registered=False, head=_head(head))
+    positions = views.get("positions", "stock")
+    if positions not in ("stock", "registered"):
+        raise CheckpointError(f"config.json: saccade.views.positions is {positions!r}; stock or registered")
+    placement = views.get("placement", "after_question")
+    if placement != "after_question":
+        raise CheckpointError(
+            f"config.json: saccade.views.placement is {placement!r}; only after_question is implemented"
+        )
+    return CheckpointViews(
+        _rule(views, unit, leanings), bool(views.get("trained")), positions == "registered", _head(head)
+    )
+
+
+def _rule(views: Mapping[str, Any], unit: int, leanings: Leanings | None) -> ViewRule:
+    plain = ViewRule(unit=unit)
+    bounds = _numbers(views, "global_tokens", plain.global_tokens)
+    levels = _numbers(views, "zoom_tokens", plain.zoom_tokens)
+    grids = views.get("zoom_grids")
+    most = views.get("most_views", TRAINED_VIEWS)
+    if len(bounds) != 2 or not isinstance(most, int):
+        raise CheckpointError(
+            f"config.json: saccade.views.global_tokens is {views.get('global_tokens')!r} and most_views "
+            f"{most!r}; fewest and most tokens, and a whole number are needed"
+        )
+    try:
+        return ViewRule(
+            global_tokens=(bounds[0], bounds[1]),
+            zoom_tokens=tuple(level for level in levels if level in LADDER),
+            square=not grids or all(rows == columns for rows, columns in grids),
+            most_views=most,
+            unit=unit,
+            leanings=leanings,
+        )
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json: saccade.views: {error}") from error
+
+
+def _leanings(given: object) -> Leanings | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or set(given) != set(SCORERS):
+        raise CheckpointError(
+            f"config.json: saccade.balance is {str(given)[:MOST_SHOWN]}; numbers for {', '.join(SCORERS)} "
+            "and nothing else are needed"
+        )
+    propositional, perspectival, participatory = (_leaning(name, given[name]) for name in SCORERS)
+    return propositional, perspectival, participatory
+
+
+def _leaning(name: str, row: object) -> Leaning:
+    try:
+        found: Leaning = msgspec.convert(row, Leaning)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"config.json: saccade.balance.{name} is {str(row)[:MOST_SHOWN]} ({error}); four numbers from "
+            "-100 to 100 are needed"
+        ) from error
+    return found
+
+
+def _head(section: Mapping[str, Any]) -> RelevanceHead | None:
+    if not section:
+        return None
+    file, layer, width = (section.get(key) for key in ("file", "layer", "width"))
+    named = isinstance(file, str) and file.endswith(".safetensors") and "/" not in file and "\\" not in file
+    if not named or not isinstance(layer, int) or not isinstance(width, int) or min(layer, width) < 1:
+        raise CheckpointError(
+            f"config.json: saccade.relevance has file {file!r}, layer {layer!r} and width {width!r}; the "
+            "name of a safetensors file in the folder and two whole numbers are needed"
+        )
+    return RelevanceHead(str(file), layer, width)
+
+
+def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    inner = config.get(key)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _numbers(views: Mapping[str, Any], key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    given = views.get(key, default)
+    if not isinstance(given, list | tuple) or not all(isinstance(one, int) for one in given):
+        raise CheckpointError(f"config.json: saccade.views.{key} is {given!r}; whole numbers are needed")
+    return tuple(given)

@@ -1,0 +1,96 @@
+"""What a look at the pictures of a request came to: for people to see, and for programs to read.
+
+takes   the request that only looked, and what was chosen for it
+gives   plain values for JSON; annotated pictures
+never   imports torch
+"""
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.lod.draw import annotate
+from saccade.lod.types import SCORERS, Choice, Look, Map
+from saccade.request import Media, Request, Zoomed
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Pictures that were looked at, in the order of the prompt."""
+
+    pictures: tuple[Media, ...]
+    budget: int  # visual tokens
+    zoomed: Zoomed
+
+    @property
+    def visual_tokens(self) -> int:
+        """Of the views the pictures would be seen by."""
+        return sum(item.view.tokens for item in self.pictures) + self.zoomed.visual_tokens
+
+    @property
+    def full_tokens(self) -> int:
+        return sum(item.full[0] * item.full[1] for item in self.pictures)
+
+    def png(self, number: int) -> bytes:
+        """One picture, annotated."""
+        drawn = annotate(
+            self.pictures[number].pixels[0], self.zoomed.looks[number], self.zoomed.choices[number]
+        )
+        file = io.BytesIO()
+        drawn.save(file, "PNG")
+        return file.getvalue()
+
+    def values(self, *, png: bool) -> dict[str, Any]:
+        """All of it; with `png`, the annotated pictures as data URLs too."""
+        found = zip(self.pictures, self.zoomed.looks, self.zoomed.choices, strict=True)
+        pictures = [_picture(*one) for one in found]
+        for number, one in enumerate(pictures if png else ()):
+            one["png"] = "data:image/png;base64," + base64.b64encode(self.png(number)).decode()
+        return {
+            "budget": self.budget,
+            "visual_tokens": self.visual_tokens,
+            "full_visual_tokens": self.full_tokens,
+            "pictures": pictures,
+        }
+
+
+def preview_of(request: Request, zoomed: Zoomed) -> Preview:
+    zooming = request.zooming
+    slots = zooming.slots if zooming is not None else ()
+    pictures = {item.slot: item for item in request.media}
+    budget = zooming.budget if zooming is not None else 0
+    return Preview(tuple(pictures[slot] for slot in slots), budget, zoomed)
+
+
+def _picture(item: Media, look: Look, choice: Choice) -> dict[str, Any]:
+    maps = {name: getattr(look, name) for name in (*SCORERS, "lost")}
+    weights = choice.weights
+    return {
+        "size": list(item.view.box[2:]),
+        "full_grid": list(item.full),
+        "global_grid": list(item.view.token_grid),
+        "regions": [
+            {
+                "box": list(region.box),
+                "grid": list(region.grid),
+                "tokens": region.tokens,
+                "score": round(region.score, 5),
+            }
+            for region in choice.regions
+        ],
+        "gated": choice.gated,
+        "tensions": {
+            "particularise": round(weights.particularise, 5),
+            "explore": round(weights.explore, 5),
+            "diversify": round(weights.diversify, 5),
+        },
+        "weights": dict(zip(SCORERS, (round(one, 5) for one in weights.scorers), strict=True)),
+        "maps": {name: _rows(one) for name, one in {**maps, "relevance": choice.relevance}.items()},
+    }
+
+
+def _rows(values: Map) -> list[list[float]]:
+    return [[round(float(one), 6) for one in row] for row in np.asarray(values)]

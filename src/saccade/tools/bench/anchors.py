@@ -1,0 +1,130 @@
+"""The scale of each workload, and what a peer reached at that scale on the chip we aim at.
+
+Figures: vLLM 0.26.0 with its defaults (FlashAttention 3, torch.compile, CUDA graphs, prefix caching, chunked
+prefill) on one NVIDIA H200, torch 2.11.0+cu130, Qwen3-VL-8B shapes with random weights, bfloat16, greedy,
+every answer at its full length. `bar` is what Saccade has to reach there. They are shown only beside a run on
+the same chip with the same shapes and dtype, and in brackets when the run was of another scale.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from saccade.tools.bench.options import BenchOptions, Workload
+
+SOURCE = "vLLM 0.26.0, bfloat16, one NVIDIA H200, Qwen3-VL-8B shapes"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of a workload is run."""
+
+    requests: int = 1
+    input_tokens: int = 64  # text tokens of one prompt
+    output_tokens: int = 1
+    size: tuple[int, int] = (1024, 1024)  # of pictures: width, height
+    repeat: int = 3
+
+
+SCALES = {
+    "start_to_ready": Scale(repeat=1),
+    "text_bs": Scale(input_tokens=512, output_tokens=256),
+    "text_throughput": Scale(requests=256, input_tokens=512, output_tokens=256),
+    "ttft_unique": Scale(repeat=10),
+    "ttft_repeat": Scale(repeat=10),
+    "vlm_unique": Scale(requests=128, output_tokens=64),
+    "vlm_repeat": Scale(requests=128, output_tokens=64),
+    "vlm_16img_x8q": Scale(requests=128, output_tokens=64),
+    "mixed_load": Scale(input_tokens=130, output_tokens=64, repeat=1),
+    "peer_text": Scale(requests=16, input_tokens=128, output_tokens=64),
+    "peer_image": Scale(requests=16, input_tokens=32, output_tokens=32, size=(448, 448)),
+    "peer_single": Scale(input_tokens=32, output_tokens=32),
+}
+ONE_TOKEN = ("ttft_unique", "ttft_repeat")  # the answer's length is what they are about
+ONE_REQUEST = (*ONE_TOKEN, "start_to_ready", "mixed_load", "peer_single")  # mixed_load has rates instead
+UNREPEATED = ("mixed_load",)  # its phases are samples enough
+
+
+def anchored_scale(workload: Workload) -> Scale:
+    scale = SCALES[workload.kind]
+    if workload.kind == "text_bs":
+        return replace(scale, requests=workload.batch)
+    return replace(scale, size=workload.size) if workload.size is not None else scale
+
+
+def chosen_scale(workload: Workload, options: BenchOptions) -> Scale:
+    """The workload's scale with what the user changed of it. What a name says is not changed."""
+    scale = anchored_scale(workload)
+    kind = workload.kind
+    if options.requests is not None and kind != "text_bs" and kind not in ONE_REQUEST:
+        scale = replace(scale, requests=options.requests)
+    if options.input_tokens is not None:
+        scale = replace(scale, input_tokens=options.input_tokens)
+    if options.output_tokens is not None and kind not in ONE_TOKEN:
+        scale = replace(scale, output_tokens=options.output_tokens)
+    if options.image_size is not None and workload.size is None:
+        scale = replace(scale, size=options.image_size)
+    if options.repeat is not None and kind not in UNREPEATED:
+        scale = replace(scale, repeat=options.repeat)
+    return scale
+
+
+class Anchor(NamedTuple):
+    vllm: float
+    bar: float | None  # None: no bar of its own
+
+
+# (workload, metric) -> figures in the row's unit.
+ANCHORS: dict[tuple[str, str], Anchor] = {
+    ("start_to_ready", "start"): Anchor(84.0, 25.0),
+    ("text_bs1", "step"): Anchor(5.32, 4.3),
+    ("text_bs8", "step"): Anchor(5.65, 4.7),
+    ("text_bs32", "step"): Anchor(6.31, 5.4),
+    ("text_bs128", "step"): Anchor(10.7, 8.0),
+    ("text_bs256", "step"): Anchor(19.0, 13.0),
+    ("text_throughput", "throughput"): Anchor(8250, 11000),
+    ("ttft_unique_448x448", "ttft"): Anchor(56, 16),
+    ("ttft_unique_1024x1024", "ttft"): Anchor(127, 48),
+    ("ttft_unique_1920x1080", "ttft"): Anchor(235, 105),
+    ("ttft_repeat", "ttft"): Anchor(23, 9),
+    ("vlm_unique", "throughput"): Anchor(20.8, 23.5),
+    ("vlm_repeat", "throughput"): Anchor(40.7, 120),
+    ("vlm_16img_x8q", "throughput"): Anchor(65, 85),
+    ("mixed_load", "text only: text ttft p50"): Anchor(29, None),
+    ("mixed_load", "text only: text ttft p99"): Anchor(62, None),
+    ("mixed_load", "text only: inter-token p50"): Anchor(5.6, None),
+    ("mixed_load", "text only: inter-token p99"): Anchor(15.6, None),
+    ("mixed_load", "+ 6 images/s: text ttft p50"): Anchor(49, None),
+    ("mixed_load", "+ 6 images/s: text ttft p99"): Anchor(246, 60),
+    ("mixed_load", "+ 6 images/s: inter-token p50"): Anchor(5.9, None),
+    ("mixed_load", "+ 6 images/s: inter-token p99"): Anchor(79, 20),
+    ("mixed_load", "+ 6 images/s: image ttft p50"): Anchor(174, None),
+    ("mixed_load", "+ 6 images/s: image ttft p99"): Anchor(349, 349),
+    ("mixed_load", "+ 15 images/s: text ttft p50"): Anchor(187, None),
+    ("mixed_load", "+ 15 images/s: text ttft p99"): Anchor(815, None),
+    ("mixed_load", "+ 15 images/s: inter-token p50"): Anchor(10.2, None),
+    ("mixed_load", "+ 15 images/s: inter-token p99"): Anchor(139, None),
+    ("mixed_load", "+ 15 images/s: image ttft p50"): Anchor(264, None),
+    ("mixed_load", "+ 15 images/s: image ttft p99"): Anchor(887, None),
+}
+
+TEXT_SHAPE = {
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+}
+VISION_SHAPE = {"depth": 27, "hidden_size": 1152, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2}
+
+
+def anchors_apply(config: Mapping[str, Any], device_name: str, dtype: str) -> bool:
+    """Whether a run of this configuration on this device may stand beside the figures."""
+    text, vision = config.get("text_config"), config.get("vision_config")
+    if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
+        return False
+    shaped = all(text.get(key) == value for key, value in TEXT_SHAPE.items())
+    shaped = shaped and all(vision.get(key) == value for key, value in VISION_SHAPE.items())
+    return shaped and "H200" in device_name and dtype == "bfloat16"

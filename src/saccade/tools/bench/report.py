@@ -1,0 +1,118 @@
+"""Rows as a table for people and as JSON for programs."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.tools.bench.anchors import ANCHORS, SOURCE, anchored_scale, chosen_scale
+from saccade.tools.bench.figures import Row
+from saccade.tools.bench.machine import Facts
+from saccade.tools.bench.options import BenchOptions, parse_workload
+
+TABLE_WIDTH = 140  # where stdout is no terminal
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is known about one run."""
+
+    title: str
+    date: str
+    command: str
+    commit: str | None
+    machine: Facts
+    versions: dict[str, str]
+    engine: dict[str, Any]
+    options: BenchOptions
+    rows: tuple[Row, ...]
+    unmeasured: tuple[str, ...]  # workloads a failure or an interrupt cut off
+    anchored: bool  # the anchors' figures may stand beside ours
+
+
+def print_table(report: Report) -> None:
+    """To stdout; to stderr when stdout is taken by the JSON."""
+    error = report.options.json == "-"
+    stream = sys.stderr if error else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else TABLE_WIDTH, highlight=False)
+    console.print(_table(report))
+    if report.unmeasured:
+        console.print(f"Not measured: {', '.join(report.unmeasured)}.")
+    if report.anchored:
+        console.print(f"vLLM: {SOURCE}; in brackets: measured at another scale than ours.")
+
+
+def _table(report: Report) -> Table:
+    table = Table(title=report.title, title_justify="left")
+    table.add_column("workload")
+    table.add_column("metric")
+    table.add_column("saccade" if report.anchored else "value", justify="right")
+    if report.anchored:
+        table.add_column("vLLM", justify="right")
+        table.add_column("bar", justify="right")
+    table.add_column("spread", justify="right")
+    table.add_column("scale")
+    table.add_column("note")
+    previous, shown = "", ("", "")
+    for row in report.rows:
+        if previous and row.workload != previous:
+            table.add_section()
+        name = row.workload if row.workload != previous else ""
+        scale = _parameters(row)
+        cells = [name, row.metric, f"{figure(row.value)} {row.unit}"]
+        cells += _anchor_cells(row, report.options) if report.anchored else []
+        table.add_row(*cells, _spread(row), scale if (row.workload, scale) != shown else "", row.note)
+        previous, shown = row.workload, (row.workload, scale)
+    return table
+
+
+def figure(value: float) -> str:
+    """Three digits, and never an exponent."""
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def _anchor_cells(row: Row, options: BenchOptions) -> list[str]:
+    anchor = ANCHORS.get((row.workload, row.metric))
+    if anchor is None:
+        return ["", ""]
+    workload = parse_workload(row.workload)
+    same = chosen_scale(workload, options) == anchored_scale(workload)
+    vllm = f"{figure(anchor.vllm)} {row.unit}"
+    if anchor.bar is None:
+        return [vllm if same else f"({vllm})", ""]
+    reached = row.value <= anchor.bar if row.better == "lower" else row.value >= anchor.bar
+    bar = f"{'<=' if row.better == 'lower' else '>='} {figure(anchor.bar)}"
+    if not same:
+        return [f"({vllm})", f"({bar})"]
+    return [vllm, f"[{'green' if reached else 'red'}]{bar}[/]"]
+
+
+def _spread(row: Row) -> str:
+    if len(row.samples) < 2 or row.workload == "mixed_load":
+        return ""
+    return f"{figure(min(row.samples))} - {figure(max(row.samples))}"
+
+
+def _parameters(row: Row) -> str:
+    return ", ".join(f"{name} {value}" for name, value in row.parameters.items())
+
+
+def as_json(report: Report) -> str:
+    document = asdict(report)
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def write_json(report: Report) -> None:
+    target = report.options.json
+    if target is None:
+        return
+    if target == "-":
+        sys.stdout.write(as_json(report))
+        sys.stdout.flush()
+    else:
+        Path(target).write_text(as_json(report), encoding="utf-8")

@@ -1,0 +1,320 @@
+"""What `saccade eval-lod` found: a table for people, a page and a plot for the docs, JSON for programs."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.lod.types import SCORERS, Region
+from saccade.tools.evaluation.channels import MAPS, Found
+from saccade.tools.evaluation.methods import BALANCED, FULL, ORACLE, RANDOM, RESIZE
+from saccade.tools.evaluation.options import LodEvalOptions
+from saccade.tools.evaluation.plot import Plot, Series, svg
+from saccade.tools.evaluation.report import TABLE_WIDTH
+from saccade.tools.evaluation.score import wilson
+
+SCHEMA = 1
+ABOUT_CHANNELS = "Area under the ROC curve: evidence against the rest, over a global view's tokens"
+QUARTER = 0.25
+KEPT = 0.97  # of full detail's accuracy, at a quarter of its tokens: the aim
+AHEAD = ("needle", "small_print", "form")  # tasks where balanced has to beat resizing by AHEAD_BY
+AHEAD_BY = 0.10
+# Methods whose wrong answers are counted and not kept: the file would be large.
+UNTOLD = (RESIZE, RANDOM, *SCORERS)
+UNDER = 0.01  # most that balanced may be under resizing on any task
+
+
+@dataclass(frozen=True)
+class Result:
+    """One answer."""
+
+    task: str
+    index: int
+    question: str
+    answer: str
+    method: str
+    share: float | None
+    full_tokens: int
+    visual_tokens: int
+    text: str
+    right: bool
+    regions: tuple[Region, ...]
+    covered: float  # of the evidence's box, by the best zoomed view
+    gated: str | None
+
+
+@dataclass(frozen=True)
+class LodReport:
+    model: str
+    weights: str
+    commit: str | None
+    date: str
+    machine: dict[str, str | int | float | None]
+    dtype: str
+    options: LodEvalOptions
+    seconds: float
+    results: tuple[Result, ...]
+    channels: tuple[Found, ...] = ()
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(one.method for one in self.results if one.method != FULL))
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(one.task for one in self.results))
+
+    def of(self, method: str, share: float | None, task: str | None = None) -> list[Result]:
+        return [
+            one
+            for one in self.results
+            if one.method == method
+            and (method == FULL or one.share == share)
+            and (task is None or one.task == task)
+        ]
+
+
+def level_name(share: float | None) -> str:
+    return "auto" if share is None else f"{100 * share:g}%"
+
+
+def accuracy(some: Sequence[Result]) -> float:
+    return sum(one.right for one in some) / len(some)
+
+
+def tokens(some: Sequence[Result]) -> float:
+    return sum(one.visual_tokens for one in some) / len(some)
+
+
+def overall_rows(report: LodReport) -> tuple[list[str], list[list[str]]]:
+    """A method a row: accuracy and mean tokens at every level."""
+    levels = report.options.levels
+    heads = ["method", *(level_name(share) for share in levels)]
+    full = report.of(FULL, None)
+    rows = [[FULL, *(_told(full) for _ in levels)]]
+    for method in report.methods:
+        rows.append([method, *(_told(report.of(method, share)) for share in levels)])
+    return heads, rows
+
+
+def _told(some: Sequence[Result]) -> str:
+    return f"{100 * accuracy(some):.1f} ({tokens(some):.0f})" if some else ""
+
+
+def task_rows(report: LodReport, share: float | None) -> tuple[list[str], list[list[str]]]:
+    """A task a row, at one level."""
+    methods = report.methods
+    heads = ["task", "questions", FULL, *methods]
+    rows = []
+    for task in report.tasks:
+        full = report.of(FULL, None, task)
+        each = [report.of(method, share, task) for method in methods]
+        rows.append([task, str(len(full)), *(f"{100 * accuracy(some):.0f}" for some in (full, *each))])
+    everything = [report.of(FULL, None), *(report.of(method, share) for method in methods)]
+    rows.append(["overall", str(len(everything[0])), *(f"{100 * accuracy(some):.1f}" for some in everything)])
+    rows.append(["visual tokens", "", *(f"{tokens(some):.0f}" for some in everything)])
+    return heads, rows
+
+
+def channel_rows(report: LodReport) -> tuple[list[str], list[list[str]]]:
+    """A group of the texture's channels a row."""
+    areas = {(one.group, one.map): one.area for one in report.channels}
+    groups = dict.fromkeys(one.group for one in report.channels)
+    return ["channels", *MAPS], [[group, *(f"{areas[group, name]:.3f}" for name in MAPS)] for group in groups]
+
+
+def verdict(report: LodReport) -> list[str]:
+    """The aims at a quarter of full detail, each with what was found."""
+    if QUARTER not in report.options.shares or RESIZE not in report.methods:
+        return []
+    full, ours = report.of(FULL, None), report.of(BALANCED, QUARTER)
+    kept = accuracy(ours) / max(accuracy(full), 1e-9)
+    lines = [f"balanced at 25% keeps {kept:.1%} of full detail's accuracy (aim {KEPT:.0%})"]
+    gaps = {
+        task: accuracy(report.of(BALANCED, QUARTER, task)) - accuracy(report.of(RESIZE, QUARTER, task))
+        for task in report.tasks
+    }
+    for task in AHEAD:
+        if task in gaps:
+            lines.append(
+                f"{task}: {100 * gaps[task]:+.0f} points against resizing (aim +{100 * AHEAD_BY:.0f})"
+            )
+    under = [f"{task} {100 * gap:+.0f}" for task, gap in gaps.items() if gap < -UNDER]
+    lines.append("under resizing: " + (", ".join(under) or "no task"))
+    return lines
+
+
+def losses(report: LodReport, share: float | None) -> list[str]:
+    """Which stage loses what balanced gets wrong and full detail gets right."""
+    full = {(one.task, one.index): one for one in report.of(FULL, None)}
+    oracle = {(one.task, one.index): one for one in report.of(ORACLE, share)}
+    ours = report.of(BALANCED, share)
+    lost = [one for one in ours if full[one.task, one.index].right and not one.right]
+    if not oracle or not lost:
+        return []
+    reading = [one for one in lost if not oracle[one.task, one.index].right]
+    rest = [one for one in lost if oracle[one.task, one.index].right]
+    gate = [one for one in rest if one.gated]
+    missed = [one for one in rest if not one.gated and one.covered < 0.9]
+    other = len(rest) - len(gate) - len(missed)
+    return [
+        f"{len(lost)} of {len(ours)} questions that full detail answers are lost at {level_name(share)}:"
+        f" {len(reading)} also with the true region (budget or reading), {len(gate)} by the gate,"
+        f" {len(missed)} by a window that misses part of the evidence, {other} although it is seen"
+    ]
+
+
+# --- for people ----------------------------------------------------------------------------------------
+
+
+def print_lod(report: LodReport) -> None:
+    stream = sys.stderr if report.options.json == "-" else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else TABLE_WIDTH, highlight=False)
+    title = f"{report.model} ({report.dtype}): accuracy in percent (visual tokens)"
+    console.print(_table(title, *overall_rows(report)))
+    for line in (*verdict(report), *_all_losses(report)):
+        console.print(line)
+    if report.channels:
+        console.print(_table(ABOUT_CHANNELS, *channel_rows(report)))
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _all_losses(report: LodReport) -> list[str]:
+    return [line for share in report.options.levels for line in losses(report, share)]
+
+
+# --- for the docs --------------------------------------------------------------------------------------
+
+
+def lod_plot(report: LodReport) -> Plot:
+    levels = report.options.levels
+    full = accuracy(report.of(FULL, None))
+    series = [Series(FULL, tuple(full for _ in levels))]
+    for method in report.methods:
+        found = [report.of(method, share) for share in levels]
+        band = tuple(wilson(sum(one.right for one in some), len(some)) for some in found)
+        bold = method == BALANCED
+        values = tuple(accuracy(some) for some in found)
+        series.append(Series(method, values, band if bold else (), bold=bold))
+    count = len(report.of(FULL, None))
+    return Plot(
+        title="Accuracy against visual tokens, spent in different ways",
+        subtitle=f"{report.model}, {count:,} questions a point; band: 95% interval of {BALANCED}",
+        x_label="share of full detail's visual tokens (auto: the engine decides)",
+        y_label="right answers",
+        steps=tuple(level_name(share) for share in levels),
+        series=tuple(series),
+    )
+
+
+def lod_markdown(report: LodReport, names: dict[str, str]) -> str:
+    options = report.options
+    asked = len(report.of(FULL, None, report.tasks[0]))
+    where = "the fixed set" if options.scenes is None else f"fresh scenes (seed {options.scenes})"
+    lines = [
+        "# Level of detail: " + ("what each stage is worth" if options.ablate else "accuracy against tokens"),
+        "",
+        f"{asked} questions per task of {where}, {len(report.tasks)} tasks. Accuracy in percent, mean visual"
+        " tokens in brackets. A budget is a share of the tokens of full detail, at least what the checkpoint"
+        " gives any picture; `auto` is what `detail: auto` spends, and resizing there has the same tokens,"
+        " question by question.",
+        "",
+        f"![Accuracy against visual tokens]({names['svg']})",
+        "",
+        *_markdown(*overall_rows(report)),
+        "",
+        *(f"- {line}" for line in (*verdict(report), *_all_losses(report))),
+        "",
+    ]
+    for share in options.levels:
+        lines += [f"## {level_name(share)}", "", *_markdown(*task_rows(report, share)), ""]
+    if report.channels:
+        lines += ["## Texture", "", f"{ABOUT_CHANNELS}; {report.channels[0].examples} questions.", ""]
+        lines += [*_markdown(*channel_rows(report)), ""]
+    lines += [
+        f"Model {report.model} ({report.dtype}), weights {report.weights}, commit"
+        f" {report.commit or 'unknown'}, {report.date}, {report.seconds:,.0f} s on"
+        f" {report.machine.get('device')}. Every question: [{names['json']}]({names['json']}).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        "| " + " | ".join(heads) + " |",
+        "|:--|" + "--:|" * (len(heads) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+# --- for programs --------------------------------------------------------------------------------------
+
+
+def as_json(report: LodReport) -> str:
+    """One line per question."""
+    head: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": report.model,
+        "weights": report.weights,
+        "commit": report.commit,
+        "date": report.date,
+        "machine": report.machine,
+        "dtype": report.dtype,
+        "options": {**asdict(report.options), "out": None if report.options.out is None else "given"},
+        "seconds": round(report.seconds, 3),
+        "verdict": verdict(report),
+        "losses": _all_losses(report),
+        "channels": [asdict(one) for one in report.channels],
+    }
+    text = json.dumps(head, indent=1, allow_nan=False)
+    tight = (",", ":")
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False, separators=tight) for one in _questions(report))
+    return f'{text[: text.rindex("}")].rstrip()},\n "questions": [\n{lines}\n ]\n}}\n'
+
+
+def _questions(report: LodReport) -> list[dict[str, Any]]:
+    """One per question: by level and method [1 where right, tokens], with what was said where not."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for one in report.results:
+        known = {"task": one.task, "index": one.index, "full": one.full_tokens}
+        entry = found.setdefault((one.task, one.index), {**known, "answers": {}, "zooms": {}})
+        level = FULL if one.method == FULL else level_name(one.share)
+        said = [] if one.right or one.method in UNTOLD else [one.text]
+        entry["answers"].setdefault(level, {})[one.method] = [int(one.right), one.visual_tokens, *said]
+        if one.method == BALANCED:
+            boxes = [[*region.box, *region.grid] for region in one.regions]
+            gated = {} if one.gated is None else {"gated": one.gated.partition(",")[0]}
+            entry["zooms"][level] = {"views": boxes, "covered": round(one.covered, 2), **gated}
+    return list(found.values())
+
+
+def write_lod(report: LodReport) -> None:
+    """The page, the plot and the answers in the folder asked for; the JSON where asked."""
+    options = report.options
+    if options.json == "-":
+        sys.stdout.write(as_json(report))
+        sys.stdout.flush()
+    elif options.json is not None:
+        Path(options.json).write_text(as_json(report), encoding="utf-8")
+    if options.out is None:
+        return
+    stem = "lod_ablation" if options.ablate else "lod"
+    names = {kind: f"{stem}.{kind}" for kind in ("md", "svg", "json")}
+    texts = {"md": lod_markdown(report, names), "svg": svg(lod_plot(report)), "json": as_json(report)}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for kind, text in texts.items():
+        (options.out / names[kind]).write_text(text, encoding="utf-8")

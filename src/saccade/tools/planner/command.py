@@ -1,0 +1,271 @@
+"""`saccade plan`: options become a model, a machine and traffic; those become a report.
+
+takes   `PlanOptions`
+gives   a table on stdout, or JSON
+never   imports torch; downloads anything: a model is a folder, a config.json, or explicit numbers
+"""
+
+import json
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from saccade.config import GIB, VisionCache
+from saccade.encoder.partial_views import unit
+from saccade.engine.model_size import read_network
+from saccade.errors import ConfigError
+from saccade.kv_cache.pool_sizing import KVDtype, KVWish, Views
+from saccade.scheduler.cost_model import Coefficients, CostModel
+from saccade.scheduler.cost_prior import CHIPS, H200, Network, coefficients
+from saccade.scheduler.policy import ANY, Limits
+from saccade.tools.planner.capacity import Memory, divide, fit_kind
+from saccade.tools.planner.play import Machine, Outcome, Player
+from saccade.tools.planner.report import Report
+from saccade.tools.planner.traffic import Kind, Vision, arrivals, parse_kind
+from saccade.worker.buckets import TOKENS
+
+# Table "open-loop load" of the anchors: 16 text requests a second, and six pictures.
+DEFAULT_TRAFFIC = (
+    "text:rate=16,prompt=130,output=64",
+    "image:rate=6,prompt=64,image=1024x1024,output=64",
+)
+EMBEDDED = Path(__file__).parent.parent / "embedded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Help texts for the command line are in `HELP`, by field."""
+
+    model: str | None = None
+    layers: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    heads: int | None = None
+    hidden: int | None = None
+    weight_bytes: int | None = None
+    value_bytes: int = 2
+    memory: int = 139 * GIB
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int | None = None
+    vision_cache: str = "gpu=2GiB"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 32768
+    block_size: int = 16
+    itl_target: float = 11.0
+    prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
+    kv_vision_dtype: str = "auto"
+    kv_vision_share: float | None = None
+    kv_vision_views: str | None = None
+    swap_bytes: int = 4 * GIB
+    traffic: tuple[str, ...] = DEFAULT_TRAFFIC
+    seconds: float = 60.0
+    costs: str = "cuda"
+    seed: int = 0
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"head_dim": 1, "value_bytes": 1, "memory": 1, "max_num_seqs": 1}
+        least |= {"max_num_batched_tokens": 1, "max_model_len": 2, "block_size": 1, "seconds": 0}
+        least |= {"swap_bytes": 0}
+        least |= {"layers": 1, "kv_heads": 1, "heads": 1, "hidden": 1, "weight_bytes": 1, "kv_cache_bytes": 1}
+        for name, low in (least | {"itl_target": 0}).items():
+            value = getattr(self, name)
+            if value is not None and not low <= value < float("inf"):
+                raise ConfigError(f"{name} is {value}; use {low} or more")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it is a share, 0 to 1"
+            )
+        cache = VisionCache.parse(self.vision_cache)
+        if cache.host or cache.disk or cache.ttl:
+            raise ConfigError(f"vision_cache is {self.vision_cache}; a plan knows gpu=SIZE alone")
+        self.kv_wish()
+        self._refuse_mixture()
+
+    @property
+    def feature_bytes(self) -> int:
+        gpu = VisionCache.parse(self.vision_cache).gpu
+        return 2 * GIB if gpu is None else gpu
+
+    def kv_wish(self) -> KVWish:
+        return KVWish(
+            cache_dtype=cast(KVDtype, self.kv_cache_dtype),
+            vision_dtype=cast(KVDtype, self.kv_vision_dtype),
+            vision_share=self.kv_vision_share,
+            vision_views=cast(Views | None, self.kv_vision_views),
+        )
+
+    def _refuse_mixture(self) -> None:
+        """A model is named, or described by numbers."""
+        missing = [name for name in ("layers", "kv_heads", "weight_bytes") if getattr(self, name) is None]
+        if self.model is None and missing:
+            option = missing[0].replace("_", "-")
+            raise ConfigError(f"give a MODEL folder, or its numbers: --{option} is missing")
+        given = [
+            name for name in ("layers", "kv_heads", "head_dim", "heads", "hidden") if getattr(self, name)
+        ]
+        if self.model is not None and given:
+            option = given[0].replace("_", "-")
+            raise ConfigError(f"MODEL says what its --{option} is; leave out one of them")
+
+
+HELP = {
+    "model": "A checkpoint folder or a config.json.",
+    "layers": "Without MODEL: decoder layers.",
+    "kv_heads": "Without MODEL: heads of K and V.",
+    "head_dim": "Without MODEL: values per head. [default: 128]",
+    "heads": "Without MODEL: query heads. [default: 8 per KV head]",
+    "hidden": "Without MODEL: width. [default: heads x head dim]",
+    "weight_bytes": "Size of the weights. [default: from MODEL]",
+    "value_bytes": "Bytes of a weight and of a K or V value: 2 for bf16.",
+    "memory": "Of the device; the default is an H200's.",
+    "gpu_memory_utilization": "Share of the memory to use.",
+    "kv_cache_bytes": "Size of the KV pool. [default: what weights, features and workspace leave]",
+    "vision_cache": "gpu=SIZE, for image features kept for reuse.",
+    "max_num_seqs": "Most sequences computed together.",
+    "max_num_batched_tokens": "Most tokens in one step.",
+    "max_model_len": "Longest prompt + answer in tokens.",
+    "block_size": "Tokens per KV block.",
+    "itl_target": "Milliseconds a step may take while answers stream; 0: any.",
+    "kv_cache_dtype": "Of K and V: auto (as --value-bytes), fp8 or int8.",
+    "kv_vision_dtype": "The same for the blocks of pictures alone, which get a pool of their own.",
+    "kv_vision_share": "Of the KV cache, for that pool. [default: none, or 0.5]",
+    "kv_vision_views": "Pictures whose blocks go there: all, or global. [default: all]",
+    "prefix_caching": "Reuse the KV of equal prompt beginnings.",
+    "swap_bytes": "Host memory for the KV of requests that give way; 0: they compute again.",
+    "traffic": "A kind of requests, NAME:key=value,... with the keys rate (per second), prompt, output "
+    "(tokens), shared (prompt tokens all of the kind have in common), image=WxH, video=WxH, frames, images "
+    "(per request), view_tokens (instead of a size), distinct (pictures there are), priority. Repeat it.",
+    "seconds": "Of traffic to play on the virtual clock; 0: only count what fits.",
+    "costs": "What a step takes: `cuda` (an H200's ceilings: a lower bound), `cpu`, or a JSON file of "
+    "measured coefficients in ms, as `--json` prints them under costs_ms.",
+    "seed": "Of the arrivals.",
+    "json": "Print everything as JSON.",
+}
+
+
+def run(options: PlanOptions) -> int:
+    """Plays the plan and prints it; the exit code."""
+    report = make_report(options)
+    if options.json:
+        json.dump(report.as_json(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        report.show(Console())
+    return 0
+
+
+def make_report(options: PlanOptions) -> Report:
+    network, vision = _model(options)
+    kinds = tuple(parse_kind(text) for text in options.traffic)
+    _refuse_doubles(kinds)
+    padded = () if options.costs == "cpu" else TOKENS  # as an engine captures its steps
+    limits = Limits(
+        max_rows=options.max_num_seqs,
+        max_step_tokens=options.max_num_batched_tokens,
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        max_encode_patches=4 * max(options.max_num_batched_tokens, 4096),  # as engine/memory.py has it
+        max_queue=1 << 30,
+        itl_target=options.itl_target or None,
+        encode_layers=max(network.vision_depth, 1),
+        encode_unit=unit(network.vision_depth),
+        stream_tokens=padded[-1] if padded else ANY,
+    )
+    memory = Memory(
+        options.memory, options.gpu_memory_utilization, options.feature_bytes, options.kv_cache_bytes
+    )
+    pool_bytes = memory.pool_bytes(network)
+    block_bytes = network.kv_bytes * limits.block_size
+    wish = options.kv_wish()
+    shares = divide(network, limits, pool_bytes, wish)
+    costs, source = _costs(options, network)
+    fits = [fit_kind(kind, network, vision, limits, pool_bytes, wish) for kind in kinds]
+    outcome: Outcome | None = None
+    if options.seconds:
+        machine = Machine(
+            limits=limits,
+            blocks=shares.blocks,
+            vision=shares.vision,
+            roles=wish.roles,
+            feature_budget=options.feature_bytes,
+            feature_bytes=4
+            * network.hidden
+            * network.value_bytes,  # a view's tokens, and three deeper levels
+            truth=CostModel(costs, learning=False, sizes=padded),
+            believed=CostModel(costs, sizes=padded),
+            prefix_caching=options.prefix_caching,
+            swap_slots=options.swap_bytes // block_bytes,
+            swap_seconds=block_bytes / CHIPS.get(options.costs, H200).link,
+        )
+        outcome = Player(machine).run(arrivals(kinds, vision, options.seed, seconds=options.seconds))
+    return Report(network, pool_bytes, shares, costs, source, fits, outcome)
+
+
+def _refuse_doubles(kinds: tuple[Kind, ...]) -> None:
+    names = [kind.name for kind in kinds]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"two kinds of traffic have the same name; they are {', '.join(names)}")
+
+
+def _model(options: PlanOptions) -> tuple[Network, Vision]:
+    """From the folder's config, or from the numbers given."""
+    if options.model is not None:
+        config = _read_config(options.model)
+        network = read_network(config, options.value_bytes, small=options.kv_cache_dtype != "auto")
+        if options.weight_bytes is not None:
+            decoder = options.weight_bytes // options.value_bytes - network.vision_parameters
+            network = replace(network, parameters=max(decoder, 1))
+        tower = config.get("vision_config") or {}
+        sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "frames": "temporal_patch_size"}
+        return network, Vision(**{name: tower[key] for name, key in sizes.items() if key in tower})
+    layers, kv_heads = options.layers or 0, options.kv_heads or 0
+    heads, head_dim = options.heads or 8 * kv_heads, options.head_dim or 128
+    network = Network(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=options.hidden or heads * head_dim,
+        vocab=128_000,
+        parameters=(options.weight_bytes or 0) // options.value_bytes,
+        value_bytes=options.value_bytes,
+        vision_depth=27,  # the tower of Qwen3-VL, for want of a MODEL that says
+        vision_hidden=1152,
+        vision_parameters=27 * (4 * 1152 * 1152 + 2 * 1152 * 4304),
+        small=options.kv_cache_dtype != "auto",
+    )
+    return network, Vision()
+
+
+def _read_config(model: str) -> dict[str, Any]:
+    path = EMBEDDED if model == "embedded" else Path(model).expanduser()
+    return _read_json(path / "config.json" if path.is_dir() else path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}; an object is needed")
+    return value
+
+
+def _costs(options: PlanOptions, network: Network) -> tuple[Coefficients, str]:
+    if options.costs in CHIPS:
+        chip = CHIPS[options.costs]
+        note = "'s ceilings, a lower bound" if chip is H200 else ", an order of magnitude"
+        return coefficients(network, chip), chip.name + note
+    value = _read_json(Path(options.costs).expanduser())
+    given = value.get("costs_ms", value)
+    names = {field.name for field in fields(Coefficients)}
+    if not isinstance(given, dict) or set(given) != names:
+        raise ConfigError(f"{options.costs} must give exactly the costs {', '.join(sorted(names))}")
+    return Coefficients(**given), f"measured, {options.costs}"

@@ -1,0 +1,172 @@
+"""The traffic of a plan: kinds of requests, how often they come, and the requests themselves.
+
+takes   descriptions such as `image:rate=6,prompt=64,image=1024x1024,output=64`
+gives   `Kind`s, and arrivals drawn from them (Poisson, seeded)
+never   makes a pixel: a simulated view has its sizes and an identity
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from saccade.errors import ConfigError
+from saccade.inputs.image_processor import fit
+from saccade.request import Media, Request, Sampling, View
+
+SYNTAX = "NAME:key=value,... with the keys " + (
+    "rate, prompt, output, shared, priority, image=WxH, video=WxH, frames, images, view_tokens, distinct"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vision:
+    """How a picture becomes tokens; the numbers of the Qwen3-VL processors unless a checkpoint says else."""
+
+    patch: int = 16
+    merge: int = 2
+    frames: int = 2  # of a video per view
+    least_pixels: int = 65_536
+    most_pixels: int = 16_777_216
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches of a picture of (width, height)."""
+        rows, columns = fit(*size, self.patch * self.merge, self.least_pixels, self.most_pixels)
+        return rows // self.patch, columns // self.patch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Requests of one sort."""
+
+    name: str
+    rate: float = 1.0  # per second
+    prompt: int = 128  # text tokens
+    output: int = 128  # tokens of an answer on average; drawn between half and one and a half of it
+    shared: int = 0  # of the prompt tokens, those at its beginning that all requests of the kind share
+    priority: int = 0
+    image: tuple[int, int] | None = None  # width, height
+    video: tuple[int, int] | None = None
+    frames: int = 32  # of a video, after sampling
+    images: int = 1  # pictures of a request, where there are any
+    view_tokens: int | None = None  # of each view, instead of what width and height give
+    distinct: int | None = None  # pictures there are to ask about; None: each is a new one
+
+    def __post_init__(self) -> None:
+        whole = {"prompt": 1, "output": 1, "frames": 1, "images": 1, "shared": 0}
+        for key, least in whole.items():
+            if getattr(self, key) < least:
+                raise ConfigError(f"{self.name}: {key} is {getattr(self, key)}; use {least} or more")
+        if not 0 < self.rate < 1e6:
+            raise ConfigError(
+                f"{self.name}: rate is {self.rate}; it must be positive, in requests per second"
+            )
+        if self.shared > self.prompt:
+            raise ConfigError(
+                f"{self.name}: {self.shared} tokens are shared, but the prompt has {self.prompt}"
+            )
+        if self.image and self.video:
+            raise ConfigError(f"{self.name}: give image or video; make two kinds of traffic for both")
+        for key in ("view_tokens", "distinct"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"{self.name}: {key} is {value}; use 1 or more")
+
+    def grids(self, vision: Vision) -> list[tuple[int, int]]:
+        """The patch grid of every view of a request."""
+        size = self.image or self.video
+        if size is None and self.view_tokens is None:
+            return []
+        count = self.images if self.video is None else self.images * -(-self.frames // vision.frames)
+        if self.view_tokens is not None:
+            return [(vision.merge, vision.merge * self.view_tokens)] * count
+        return [vision.grid(size or (0, 0))] * count
+
+    def visual_tokens(self, vision: Vision) -> int:
+        return sum(rows * columns // vision.merge**2 for rows, columns in self.grids(vision))
+
+    def tokens(self, vision: Vision) -> int:
+        """Of a request when its answer is complete."""
+        return self.prompt + self.visual_tokens(vision) + self.output
+
+
+def parse_kind(text: str) -> Kind:
+    """Reads `NAME:key=value,...`; ConfigError says what is wrong and lists the keys."""
+    name, colon, rest = text.partition(":")
+    known = {field.name for field in fields(Kind)} - {"name"}
+    values: dict[str, int | float | tuple[int, int]] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in known or not equals:
+            raise ConfigError(f"{part!r} in the traffic {text!r} is not understood; write {SYNTAX}")
+        try:
+            values[key] = _value(key, value)
+        except ValueError:
+            raise ConfigError(f"{key} is {value!r} in the traffic {text!r}; write {SYNTAX}") from None
+    if not name or not colon:
+        raise ConfigError(f"the traffic {text!r} is not understood; write {SYNTAX}")
+    return Kind(name=name, **values)  # type: ignore[arg-type]  # the keys are its fields
+
+
+def _value(key: str, value: str) -> int | float | tuple[int, int]:
+    if key in ("image", "video"):
+        width, _, height = value.partition("x")
+        return int(width), int(height)
+    return float(value) if key == "rate" else int(value)
+
+
+class Arrival(NamedTuple):
+    at: float  # seconds
+    kind: Kind
+    request: Request
+
+
+def arrivals(
+    kinds: Sequence[Kind], vision: Vision, seed: int, *, seconds: float | None, requests: int | None = None
+) -> Iterator[Arrival]:
+    """In order of time, until `seconds` have passed or as many `requests` have come."""
+    draw = Random(seed)
+    due = [(draw.expovariate(kind.rate), index) for index, kind in enumerate(kinds)]
+    heapq.heapify(due)
+    number = 0
+    while due and (requests is None or number < requests):
+        at, index = heapq.heappop(due)
+        if seconds is not None and at > seconds:
+            return
+        kind = kinds[index]
+        heapq.heappush(due, (at + draw.expovariate(kind.rate), index))
+        yield Arrival(at, kind, _request(kind, index, number, vision, draw, at))
+        number += 1
+
+
+def _request(kind: Kind, index: int, number: int, vision: Vision, draw: Random, at: float) -> Request:
+    """Token ids name the request (or the kind, where shared), so that only what is meant to be equal is."""
+    grids = kind.grids(vision)
+    chosen = number if kind.distinct is None else draw.randrange(kind.distinct)
+    media = tuple(
+        _medium(kind.shared + slot, index, chosen, slot, grid, vision) for slot, grid in enumerate(grids)
+    )
+    own = 1_000 + number
+    prompt = (1 + index,) * kind.shared + (0,) * len(grids) + (own,) * (kind.prompt - kind.shared)
+    low = max(kind.output // 2, 1)
+    output = draw.randint(low, max(2 * kind.output - low, low))
+    return Request(
+        id=str(number),
+        prompt=prompt,
+        media=media,
+        sampling=Sampling(max_tokens=output),
+        priority=kind.priority,
+        arrived=at,
+    )
+
+
+_NO_PIXELS = np.zeros((1, 1, 1, 3), dtype=np.uint8)
+
+
+def _medium(slot: int, kind: int, chosen: int, which: int, grid: tuple[int, int], vision: Vision) -> Media:
+    content = b"".join(part.to_bytes(8, "little") for part in (kind, chosen, which))
+    box = (0, 0, grid[1] * vision.patch, grid[0] * vision.patch)
+    return Media(slot, View(content, box, grid, vision.merge, b"simulated"), _NO_PIXELS)

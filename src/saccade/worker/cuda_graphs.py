@@ -1,0 +1,152 @@
+"""Captured steps: which shapes are recorded, replayed, given up.
+
+takes   a plan's rows, the step over static buffers (`FixedStep`)
+gives   the captured step that can run them, recorded when first needed
+owns    the graphs and the memory pool they share
+never   lets a capture that fails end a request: the step then takes the ordinary way, and the shape is tried
+        again much later
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from saccade.kernels.cuda_graph import Recorder, Replay
+from saccade.kernels.jit import compiled_ahead
+from saccade.sampling.sampler import Sampler
+from saccade.step_plan import Row
+from saccade.worker.buckets import (
+    MOST,
+    SIGHTINGS,
+    Division,
+    Shape,
+    divide,
+    first_shapes,
+    later_shapes,
+    shape_of,
+    unlike,
+    without_telling,
+)
+from saccade.worker.graph_step import FixedStep
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER = 2000  # steps until a shape whose capture failed is tried again
+MOST_TRIES = 3
+
+
+class Graphs:
+    def __init__(
+        self,
+        step: FixedStep,
+        recorder: Recorder,
+        sampler: Sampler,
+        most_rows: int,
+        longest: int,
+        sightings: int = SIGHTINGS,  # of a shape with prompts before it is captured
+    ) -> None:
+        self._step, self._recorder, self._sampler = step, recorder, sampler
+        self._most_rows, self._longest = most_rows, longest
+        self._replays: dict[Shape, Replay] = {}
+        self._sightings = sightings
+        self._seen: dict[Shape, int] = {}
+        self._failed: dict[Shape, tuple[int, int]] = {}  # tries, the step of the last
+        self._steps = 0
+        self._later = deque(later_shapes(most_rows, longest, vision=step.sees, looks=step.looks))
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def find(self, rows: tuple[Row, ...], *, brief: bool = False) -> tuple[Division, Shape, Replay] | None:
+        """The captured step for these rows; None: they take the ordinary way. `brief`: they only look."""
+        self._steps += 1
+        divided = divide(rows)
+        if divided is None or not self._step.holds(divided):
+            return None
+        ending = self._ending(divided, brief=brief)
+        shape = shape_of(divided, ending, self._most_rows, self._longest)
+        if shape is None:
+            return None
+        replay = self._replays.get(shape) or self._capture_if_worth(shape)
+        if replay is None and shape.asks and not brief:  # not yet: that of other prompts does as well
+            shape = without_telling(shape, self._sampler.ending(divided.chunks))
+            replay = self._replays.get(shape)
+        return None if replay is None else (divided, shape, replay)
+
+    def _ending(self, divided: Division, *, brief: bool) -> str:
+        if brief:
+            return "look"
+        rows = *divided.decodes, *divided.chunks
+        if divided.asks and not any(row.sample for row in rows):
+            return "whole"
+        return self._sampler.ending(rows)
+
+    def warm(self, progress: bool) -> None:
+        """Capture the steps that nearly everybody meets."""
+        shapes = first_shapes(self._most_rows, self._longest)
+        self._compile([*shapes, *unlike(list(self._later))])
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        shown = progress and console.is_terminal
+        with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+            for shape in bar.track(shapes, description="decode steps"):
+                self._capture(shape)
+
+    def _compile(self, shapes: Sequence[Shape]) -> None:
+        """What these launch, side by side; nothing of it runs."""
+        with compiled_ahead():
+            for shape in shapes:
+                self._step.clear(shape)
+                self._step.run(shape)
+
+    @property
+    def to_come(self) -> int:
+        """Shapes that `go_on` has not come to."""
+        return len(self._later)
+
+    def go_on(self) -> bool:
+        """While nobody waits: capture one more of the steps that may come; gives whether there was one."""
+        while self._later:
+            shape = self._later.popleft()
+            if shape not in self._replays and shape not in self._failed and len(self._replays) < MOST:
+                self._capture(shape)
+                return True
+        return False
+
+    def _capture_if_worth(self, shape: Shape) -> Replay | None:
+        tries, last = self._failed.get(shape, (0, 0))
+        if len(self._replays) >= MOST or tries >= MOST_TRIES or (tries and self._steps - last < RETRY_AFTER):
+            return None
+        if shape.chunks:
+            self._seen[shape] = self._seen.get(shape, 0) + 1
+            if self._seen[shape] < self._sightings:
+                return None
+        return self._capture(shape)
+
+    def _capture(self, shape: Shape) -> Replay | None:
+        try:
+            self._step.clear(shape)
+            run = partial(self._step.run, shape)
+            run()  # compiles kernels, makes library handles: none of that may happen while capturing
+            replay = self._recorder.record(run)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            tries = self._failed.get(shape, (0, 0))[0] + 1
+            self._failed[shape] = tries, self._steps
+            if tries == 1:
+                log.warning(
+                    "a step of %d rows and %d prompt tokens cannot be captured (%s); it runs without, slower",
+                    shape.decodes,
+                    shape.tokens,
+                    str(error).split("\n")[0],
+                )
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            return None
+        self._failed.pop(shape, None)
+        self._replays[shape] = replay
+        return replay

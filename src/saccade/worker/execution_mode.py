@@ -1,0 +1,70 @@
+"""How the device is driven: which kernels, captured steps or not. Resolved once, nonsense refused.
+
+takes   the options, the device, the dtype
+gives   a `Way`
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from saccade.config import EngineConfig
+from saccade.errors import ConfigError
+from saccade.kernels.dispatch import Mode, running, runs_triton
+from saccade.kernels.jit import INTERPRETED, TRITON
+
+EARLIEST = (9, 0)  # compute capability from which kernels can be launched early
+
+
+class Way(NamedTuple):
+    mode: Mode = Mode()
+    graphs: bool = False
+    tower: bool = False  # captured stretches of the vision tower; it needs no kernel of ours to be captured
+    early: bool = False  # inside captured steps alone: elsewhere kernels are long, or the host is late anyway
+
+
+def resolve_way(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Way:
+    if config.kernels == "triton" and not (TRITON and (device.type == "cuda" or INTERPRETED)):
+        raise ConfigError(
+            f"kernels is triton, but the device is {device.type}"
+            f"{'' if TRITON else ' and Triton is not installed'}; use --kernels auto or torch"
+        )
+    if config.deterministic and device.type == "cuda" and (config.kernels != "triton" or dtype.itemsize != 2):
+        raise ConfigError(
+            "deterministic needs kernels whose sums are in one order: on cuda use --kernels triton and "
+            f"16 bits, not kernels {config.kernels} in {str(dtype).removeprefix('torch.')}"
+        )
+    mode = Mode(config.kernels, deterministic=config.deterministic)
+    graphs = config.graphs == "on"
+    if device.type == "cuda" and config.graphs != "off":
+        graphs = _capturable(mode, device, dtype)
+        if config.graphs == "on" and not graphs:
+            raise ConfigError(
+                f"graphs is on, but attention in {str(dtype).removeprefix('torch.')} with kernels "
+                f"{config.kernels} runs on torch, which cannot be captured; use --kernels triton and 16 bits"
+            )
+    tower = config.graphs == "on" or (device.type == "cuda" and config.graphs == "auto")
+    return Way(mode, graphs, tower, _early(config, device, graphs))
+
+
+def _capturable(mode: Mode, device: torch.device, dtype: torch.dtype) -> bool:
+    """The twins of these read sizes on the host, or cannot leave padding alone."""
+    probe = torch.empty(1, dtype=dtype, device=device)
+    with running(mode):
+        return (
+            runs_triton("decode_attention", probe)
+            and runs_triton("prefill_attention", probe)
+            and runs_triton("qkv_finish", probe)
+        )
+
+
+def _early(config: EngineConfig, device: torch.device, graphs: bool) -> bool:
+    if config.early_launch == "off":
+        return False
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLIEST
+    if config.early_launch == "on" and not (able and graphs):
+        raise ConfigError(
+            "early_launch is on, which needs captured steps (--graphs) on a GPU of compute capability "
+            f"{EARLIEST[0]}.{EARLIEST[1]} or newer; leave --early-launch at auto"
+        )
+    return able and graphs

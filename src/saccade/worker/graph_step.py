@@ -1,0 +1,356 @@
+"""A step over static buffers: the function a graph records, and the buffers it reads and writes.
+
+takes   the device rows of the step (`step_rows`), short prompts as one packed array (`feed`)
+gives   sampled tokens in a buffer that is always the same; the rows moved on by one token
+owns    those buffers
+never   looks at the host while it runs: the same call does the same work whatever is in the buffers
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from saccade.encoder.merge_embeddings import visible
+from saccade.kernels.dispatch import mode, running
+from saccade.kernels.sampling.greedy import greedy
+from saccade.kernels.sampling.slot_state import advance_rows, gather_rows
+from saccade.kv_cache.pages import FixedPaged, Pages
+from saccade.lod.relevance_transfer import HostLooks, Sent
+from saccade.models.layers import DeepVisual, LanguageModel, Watch
+from saccade.sampling.sampler import Sampler
+from saccade.step_plan import Row
+from saccade.worker.buckets import CHUNKS, COUPLED, TOKENS, Division, Shape, most_lines
+from saccade.worker.slots import DeviceRows
+
+Ints = NDArray[np.int32]
+
+
+class Feed(NamedTuple):
+    """Short prompts as they lie in the packed array, int32: T tokens of R rows, padding included."""
+
+    tokens: Tensor  # [T]
+    positions: Tensor  # [3 * T], bits of float32
+    rows: Tensor  # [T] device row of each token; -1: padding
+    places: Tensor  # [T] in its sequence
+    chunks: Tensor  # [R] device rows; -1: padding
+    lengths: Tensor  # [R] tokens of the sequence after the step
+    ends: Tensor  # [R + 1] where each row's tokens begin among all tokens of the step
+    outputs: Tensor  # [R] output position of what it samples
+    last: Tensor  # [R] position of the row's last token, bits of float32
+    seen: Tensor  # [T] 1 where the token is visual: its embedding and deeper levels are in `FixedStep.visual`
+    looked: Tensor  # [2 * R] of the view a row looks at: where in the sequence it begins, its tokens or 0
+    asked: Tensor  # [R] the last token of a row's question, or of the row, among all tokens of the step
+
+
+# ends [watched layers, R, hidden], positions [3, R], tables [R, blocks], starts [R], tokens [R] -> what looks
+# need of R prompts that look at one view each
+Couple = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def _sizes(tokens: int, chunks: int) -> list[int]:
+    lines = [chunks, chunks, chunks + 1, chunks, chunks]
+    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens, 2 * chunks, chunks]
+
+
+def pack(rows: Sequence[Row], shape: Shape) -> Ints:
+    """The rows of a step's prompts as one array."""
+    sizes = _sizes(shape.tokens, shape.chunks)
+    packed = np.zeros(sum(sizes), dtype=np.int32)
+    ends = accumulate(sizes)
+    cut = [packed[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen, looked, asked = cut
+    axes = positions.view(np.float32).reshape(3, -1)
+    owners.fill(-1)
+    chunks.fill(-1)
+    used = 0
+    for line, row in enumerate(rows):
+        some = slice(used, used + row.count)
+        tokens[some] = row.tokens
+        axes[:, some] = row.positions
+        owners[some] = row.row
+        places[some] = np.arange(row.start, row.start + row.count)
+        chunks[line], lengths[line], outputs[line] = row.row, row.start + row.count, row.output_position
+        asked[line] = shape.decodes + used + (row.asks or row.count) - 1
+        used = some.stop
+        ends_at[line + 1 :] = used
+        last[line] = positions[used - 1]  # bits of the first axis
+        if len(row.sights) == 1:
+            span = row.sights[0].span
+            looked[line], looked[shape.chunks + line] = span.start, span.view.tokens
+    ends_at += shape.decodes
+    for _, _, count, place in visible(rows):
+        seen[place : place + count] = 1
+    return packed
+
+
+class FixedStep:
+    def __init__(
+        self,
+        model: LanguageModel,
+        pages: Pages,
+        rows: DeviceRows,
+        sampler: Sampler,
+        most_rows: int,
+        device: torch.device,
+        *,
+        early: bool = False,  # kernels are launched while the one before them ends
+        sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
+        watched: tuple[int, ...] = (),  # layers in order, before which the stream at ends of prompts is kept
+        couple: Couple | None = None,  # what looks need of those streams; None: a step only keeps them
+    ) -> None:
+        self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
+        self._device, self._early = device, early
+        most_chunks = CHUNKS[-1]
+        lines = most_lines(most_rows) + most_chunks
+        self.step_rows = torch.full((lines - most_chunks,), -1, dtype=torch.int32, device=device)
+        self.held: tuple[int, ...] | None = None  # what step_rows begins with, as far as the host knows
+        self.feed = torch.zeros(sum(_sizes(TOKENS[-1], most_chunks)), dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(lines, dtype=torch.int64, device=device)
+        self.sound = torch.zeros(lines, dtype=torch.bool, device=device)
+        self._logits: Tensor | None = None  # [lines, vocab] of the model's dtype; made when first needed
+        self._outputs = torch.zeros(lines, dtype=torch.int64, device=device)
+        self.visual: Tensor | None = None  # [TOKENS[-1], (1 + levels) * hidden]: of prompts' visual tokens
+        if sees and model.vision is not None:
+            size = TOKENS[-1], (1 + model.vision.depth_levels) * model.hidden_size
+            self.visual = torch.zeros(size, dtype=next(model.parameters()).dtype, device=device)
+        self._watched = watched if self.sees else ()
+        dtype = next(model.parameters()).dtype
+        # Of the ends of prompts, for looks: [watched layers, chunks, hidden], [3, chunks]
+        self._ends = torch.zeros(
+            len(self._watched), most_chunks, model.hidden_size, dtype=dtype, device=device
+        )
+        self._ends_at = torch.zeros(3, most_chunks, device=device)
+        self._couple = couple if self._watched else None
+        self._coupled = torch.zeros(most_chunks, COUPLED + 1, device=device)  # what `couple` gave
+        self._told, self._heard, self._beside = self._coupled, None, None  # the same on the host, and when
+        if device.type == "cuda" and self._couple is not None:
+            self._told = torch.zeros(self._coupled.shape, pin_memory=True)
+            self._heard = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
+            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._unread: weakref.ref[HostLooks] | None = None  # who was told last, as long as anybody wants it
+        # Kernels count here who of them comes last; 0 between launches (`Mode.arrivals`)
+        self.arrivals = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
+        self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
+
+    @property
+    def sees(self) -> bool:
+        """Whether it takes prompts with visual tokens."""
+        return self.visual is not None
+
+    @property
+    def looks(self) -> bool:
+        """Whether it keeps what looks need."""
+        return bool(self._watched)
+
+    def holds(self, divided: Division) -> bool:
+        """Whether it has all that these rows need."""
+        return (self.sees or not divided.sighted) and (self.looks or not divided.looking)
+
+    def tells(self, divided: Division, shape: Shape) -> bool:
+        """Whether a step of these rows tells the host of their looks: one view each, none too large."""
+        return self._couples(shape) and all(
+            len(row.sights) == 1 and row.sights[0].span.view.tokens <= COUPLED for row in divided.chunks
+        )
+
+    def _couples(self, shape: Shape) -> bool:
+        return self._couple is not None and shape.asks
+
+    @property
+    def told(self) -> Sent:
+        """Of the step that runs next, or has been launched: [chunks, COUPLED + 1] as `couple` gives it."""
+        return Sent.told(self._told.view(-1), self._heard)
+
+    def await_told(self, reader: HostLooks | None) -> None:
+        """Whoever was told before takes it now, wherever the device is: what runs next tells `reader`."""
+        unread = self._unread() if self._unread is not None else None
+        self._unread = None if reader is None else weakref.ref(reader)
+        if unread is not None:
+            unread.wait()
+
+    def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
+        """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
+        deeper levels are added to all tokens. `features(key)` is [view.tokens, (1 + levels) * hidden]."""
+        if self.visual is None:
+            raise RuntimeError("a step with views, and the model has no vision tower")
+        self.visual[: shape.tokens].zero_()
+        shown = list(visible(chunks))
+        places = [self.visual[place : place + count] for _, _, count, place in shown]
+        # One launch for all: a question may have eight zoomed views.
+        torch._foreach_copy_(places, [features(span.key)[at : at + count] for span, at, count, _ in shown])
+
+    def clear(self, shape: Shape) -> None:
+        """Padding alone: running the shape then touches no row and no page, and tells nobody."""
+        if shape.asks:
+            self.await_told(None)
+        self.step_rows.fill_(-1)
+        self.held = None
+        if shape.chunks:
+            empty = torch.zeros(sum(_sizes(shape.tokens, shape.chunks)), dtype=torch.int32)
+            feed = self._cut(empty, shape)
+            for part in (feed.rows, feed.chunks):
+                part.fill_(-1)
+            feed.ends.fill_(shape.decodes)
+            if self.visual is not None:
+                self.visual.zero_()
+            self.feed[: len(empty)] = empty.to(self._device)
+        if shape.ending == "logits":
+            self.logits(shape)
+
+    def logits(self, shape: Shape) -> Tensor:
+        """[lines, vocab] of the last step that ended in logits."""
+        if self._logits is None:
+            dtype = next(self._model.parameters()).dtype
+            size = len(self.tokens), self._model.vocab_size
+            self._logits = torch.zeros(size, dtype=dtype, device=self._device)
+        return self._logits[: shape.decodes + shape.chunks]
+
+    def run(self, shape: Shape) -> None:
+        """What is recorded."""
+        with running(mode()._replace(early=self._early, arrivals=self.arrivals)):
+            self._run(shape)
+
+    def _run(self, shape: Shape) -> None:
+        hidden, outputs = self._forward(shape)
+        if shape.ending not in ("look", "whole"):
+            self._sample(shape, hidden, outputs)
+        if self._beside is not None and self._couples(shape):
+            torch.cuda.current_stream(self._device).wait_stream(self._beside)
+
+    def _sample(self, shape: Shape, hidden: Tensor, outputs: Tensor) -> None:
+        rows = self.all_rows(shape)
+        logits = self._model.raw_logits(hidden)
+        lines = len(rows)
+        if shape.ending == "logits":
+            self.logits(shape).copy_(logits)
+            self._outputs[:lines].copy_(outputs)
+            return
+        if shape.ending == "greedy":
+            tokens, sound = greedy(logits)
+        else:
+            tokens, sound = self._sampler.draw(logits, rows, outputs)
+        advance_rows(rows, tokens, self._rows.state)
+        # Copies last: a kernel can be launched early behind another kernel alone.
+        self.tokens[:lines].copy_(tokens)
+        self.sound[:lines].copy_(sound)
+
+    def all_rows(self, shape: Shape) -> Tensor:
+        """[lines] int32: the device row of each line, -1 for padding."""
+        decodes = self.step_rows[: shape.decodes]
+        return torch.cat((decodes, self._cut(self.feed, shape).chunks)) if shape.chunks else decodes
+
+    def ends(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        """The stream before the watched layers at the ends of prompts [layers, chunks, hidden], and their
+        positions [3, chunks]."""
+        return self._ends[:, : shape.chunks], self._ends_at[:, : shape.chunks]
+
+    def outputs(self, shape: Shape) -> Tensor:
+        """[lines] int64: output positions of the last step that ended in logits."""
+        return self._outputs[: shape.decodes + shape.chunks]
+
+    def _forward(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        """Hidden states [lines, width] and output positions [lines] of what is sampled."""
+        state, block_size = self._rows.state, self._pages.block_size
+        if not shape.chunks:
+            step = self.step_rows[: shape.decodes]
+            got = gather_rows(step, state, block_size)
+            paged = FixedPaged(
+                self._pages, got.slots, state.tables, step, got.contexts, None, shape.decodes, shape.longest
+            )
+            embeds = self._model.embed(got.tokens)
+            return self._model(embeds, got.positions.expand(3, -1), paged, None), got.outputs
+        return self._forward_mixed(shape)
+
+    def _forward_mixed(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        state, block_size, feed = self._rows.state, self._pages.block_size, self._cut(self.feed, shape)
+        self._enter(feed)
+        places, real = feed.places.long(), feed.rows >= 0
+        blocks = state.tables[feed.rows.clamp(min=0).long(), places // block_size].long()
+        slots = torch.where(real, blocks * block_size + places % block_size, -1)
+        tokens, positions = feed.tokens.long(), feed.positions.view(torch.float32).view(3, -1)
+        index, lengths, outputs = feed.chunks, feed.lengths, feed.outputs.long()
+        at = (feed.ends[1:] - 1).clamp(min=0).long()
+        if shape.decodes:
+            step = self.step_rows[: shape.decodes]
+            got = gather_rows(step, state, block_size)
+            slots, tokens = torch.cat((got.slots, slots)), torch.cat((got.tokens, tokens))
+            positions = torch.cat((got.positions.expand(3, -1), positions), dim=1)
+            index, lengths = torch.cat((step, index)), torch.cat((got.contexts, lengths))
+            outputs = torch.cat((got.outputs, outputs))
+        paged = FixedPaged(
+            self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
+        )
+        embeds, deep = self._sight(self._model.embed(tokens), feed, shape)
+        watch = self._watch(feed, shape, positions) if self._watched else None
+        stop = self._watched[-1] if shape.ending == "look" else None
+        hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop)
+        if stop is not None and self._couples(shape):  # all keys were there before
+            self._tell(feed, shape)
+        lines = hidden.index_select(0, at)
+        return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
+
+    def _watch(self, feed: Feed, shape: Shape, positions: Tensor) -> Watch:
+        """Keeps the stream at the ends of questions; couples them with what they look at, beside the layers
+        that follow."""
+        ends, places = self.ends(shape)
+        asked = feed.asked.long()
+        torch.index_select(positions, 1, asked, out=places)
+        into = dict(zip(self._watched, ends, strict=True))
+        then = partial(self._tell, feed, shape) if self._couples(shape) and shape.ending != "look" else None
+        return Watch(dict.fromkeys(self._watched, asked), into, then)
+
+    def _tell(self, feed: Feed, shape: Shape) -> None:
+        """Nothing is read here but buffers that stay: what else a step makes may be gone by then."""
+        if self._beside is None:
+            self._couple_ends(feed, shape)
+            return
+        self._beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside):
+            self._couple_ends(feed, shape)
+            self._told[: shape.chunks].copy_(self._coupled[: shape.chunks], non_blocking=True)
+            if self._heard is not None:
+                self._heard.record()
+
+    def _couple_ends(self, feed: Feed, shape: Shape) -> None:
+        if self._couple is None:
+            raise RuntimeError("there is nothing to couple questions with views")
+        (ends, places), (starts, seen) = self.ends(shape), feed.looked.view(2, -1).long()
+        rows, real = feed.chunks.clamp(min=0).long(), seen.clamp(min=1, max=COUPLED)
+        for first in range(0, shape.chunks, CHUNKS[0]):  # so that their keys take no more room
+            some = slice(first, min(first + CHUNKS[0], shape.chunks))
+            tables = self._rows.state.tables.index_select(0, rows[some])
+            # Copies are among what goes before its kernels, and the counters are the layers'.
+            with running(mode()._replace(early=False, arrivals=None)):
+                coupled = self._couple(ends[:, some], places[:, some], tables, starts[some], real[some])
+            self._coupled[some].copy_(coupled)
+
+    def _sight(self, embeds: Tensor, feed: Feed, shape: Shape) -> tuple[Tensor, DeepVisual | None]:
+        """Visual tokens in place of their placeholders, and what deeper layers get of them."""
+        if not shape.sighted or self.visual is None:
+            return embeds, None
+        width, first = embeds.shape[1], shape.decodes
+        visual = self.visual[: shape.tokens]
+        chunks = torch.where((feed.seen > 0)[:, None], visual[:, :width], embeds[first:])
+        embeds = torch.cat((embeds[:first], chunks)) if first else chunks
+        if visual.shape[1] == width:
+            return embeds, None
+        levels = visual[:, width:].view(shape.tokens, -1, width).transpose(0, 1)
+        return embeds, DeepVisual(index=self._places[first : first + shape.tokens], levels=levels)
+
+    def _enter(self, feed: Feed) -> None:
+        """Prompt rows as if their last token were a decode: the end of the step then moves all rows alike."""
+        state = self._rows.state
+        rows = torch.where(feed.chunks < 0, len(state.last) - 1, feed.chunks).long()
+        state.lengths.index_copy_(0, rows, feed.lengths - 1)
+        state.positions.index_copy_(0, rows, feed.last.view(torch.float32))
+        state.outputs.index_copy_(0, rows, feed.outputs)
+
+    def _cut(self, packed: Tensor, shape: Shape) -> Feed:
+        sizes = _sizes(shape.tokens, shape.chunks)
+        return Feed(*torch.split(packed[: sum(sizes)], sizes))

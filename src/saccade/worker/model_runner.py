@@ -1,0 +1,286 @@
+"""The only way onto the device: launches a step, hands back a promise of its result.
+
+takes   a StepPlan
+gives   a `Launched` step; its results are where the host waits for the device
+owns    the model, the pages and the rows on the device
+never   decides: what runs, and in which order, is the plan's business
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.encoder.cache.store import FeatureStore
+from saccade.encoder.encoder_runner import Encoder
+from saccade.encoder.merge_embeddings import splice
+from saccade.kernels.cuda_graph import Replay
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.jit import compiled_ahead, compiling
+from saccade.kernels.sampling.slot_state import advance_rows
+from saccade.kv_cache.swap_copies import HostPages
+from saccade.lod.relevance_pass import Lookout
+from saccade.lod.relevance_transfer import HostLooks
+from saccade.models.layers import LanguageModel
+from saccade.sampling.penalties import send
+from saccade.sampling.sampler import HostSample, SampleOutput, Sampler
+from saccade.step_plan import Row, StepPlan, StepResult
+from saccade.worker.buckets import TOKENS, Division, Shape
+from saccade.worker.cuda_graphs import Graphs
+from saccade.worker.graph_step import FixedStep
+from saccade.worker.idle_warmup import Ahead
+from saccade.worker.input_batch import Batch, Inputs
+from saccade.worker.slots import DeviceRows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that runs, or has run, on the device."""
+
+    plan: StepPlan
+    sample: HostSample | None  # None when no row sampled
+    looks: HostLooks | None = None  # None when no row looked
+    captured: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the device is known to be done with it."""
+        results = [one for one in (self.sample, self.looks) if one is not None]
+        return bool(results) and all(one.there for one in results)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its looks decide what the next step does: nobody else is in it."""
+        return self.looks is not None and all(row.sights for row in self.plan.rows)
+
+    def wait(self) -> StepResult:
+        looks = () if self.looks is None else self.looks.wait()
+        if self.sample is None:
+            return StepResult(self.plan.number, (), (), looks=looks)
+        tokens, logprobs = self.sample.wait()
+        return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
+
+
+class Rehearsal(NamedTuple):
+    """A step that nobody asked for: so many answers beside a prompt."""
+
+    decodes: int
+    tokens: int = TOKENS[-1] + 1  # of the prompt: longer than captured steps hold
+
+    def rows(self, longest: int) -> tuple[Row, ...]:
+        """Where a context has `longest` tokens at most."""
+
+        def row(number: int, start: int, count: int) -> Row:
+            positions = np.zeros((3, count), dtype=np.float32)
+            return Row(number, number, start, count, (0,) * count, positions, (), True, 0)
+
+        return (
+            *(row(number, min(640, longest - 1), 1) for number in range(self.decodes)),
+            row(self.decodes, 0, min(self.tokens, longest)),
+        )
+
+
+class Runner:
+    def __init__(
+        self,
+        model: LanguageModel,
+        encoder: Encoder | None,
+        store: FeatureStore[Tensor],
+        rows: DeviceRows,
+        batch: Batch,
+        sampler: Sampler,
+        mode: Mode = Mode(),
+        captured: tuple[FixedStep, Graphs] | None = None,  # None: every step takes the ordinary way
+        host: HostPages | None = None,
+        lookout: Lookout | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
+        self._model = model
+        self._encoder = encoder
+        self._store = store
+        self._rows = rows
+        self._batch = batch
+        self._sampler = sampler
+        self._mode = mode
+        self._captured = captured
+        self._host = host
+        self.replays = 0  # steps that ran captured
+        self._lookout = lookout
+        self._ahead = ahead
+        self.rehearsals: Sequence[Rehearsal] = ()  # ordinary steps to be compiled when idle
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> dict[bytes, str]:
+        """The swaps and the views of a step, which come before its rows. Gives the views that could not be
+        made, by key: why. The rest of the step may still be launched, without who needs them."""
+        with running(self._mode):
+            if self._host is not None:
+                self._host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
+            self._expect_looks(plan)
+            return self._encode(plan)
+
+    def _expect_looks(self, plan: StepPlan) -> None:
+        """For speed alone: whoever looks comes to what failed here again, and others do not end with it."""
+        if self._lookout is None:
+            return
+        try:
+            self._lookout.expect(plan.rows)
+        except Exception as error:  # whatever it is: kernels that do not compile, say, raise their own
+            log.warning("step %d could not prepare its looks: %s", plan.number, str(error).partition("\n")[0])
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """All the rest of a step that was begun."""
+        with running(self._mode):
+            for entry in plan.enter:
+                self._rows.forget(entry.row)
+            if plan.brief:  # nobody samples: the device need not wait for what they ask of that
+                launched = self._run(plan)
+                self._sampler.enter(*plan.enter)
+                return launched
+            self._sampler.enter(*plan.enter)
+            return self._run(plan)
+
+    def _run(self, plan: StepPlan) -> Launched:
+        if not plan.rows:
+            self._batch.change(plan)
+            return Launched(plan, None)
+        if self._captured is not None:
+            step, graphs = self._captured
+            found = graphs.find(plan.rows, brief=plan.brief)
+            if found is not None:
+                return self._replay(plan, step, *found)
+        return self._ordinary(plan)
+
+    @torch.inference_mode()
+    def await_zooms(self, plan: StepPlan) -> None:
+        """While a step runs that does nothing but look, pictures go up that views may be cut from next. No
+        part of the step: its end is not theirs."""
+        if plan.brief and self._encoder is not None:
+            for sight in [sight for row in plan.rows for sight in row.sights]:
+                self._encoder.expect(sight.pixels, sight.span.view.content)
+
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        """While nobody waits: something that makes later steps faster; gives whether there was anything."""
+        with running(self._mode):
+            if self._captured is not None and self._captured[1].go_on():
+                return True
+            if self.rehearsals:
+                self._rehearse_next()
+                return True
+            return self._ahead is not None and self._ahead.go_on()
+
+    @property
+    def to_prepare(self) -> int:
+        """What `prepare` would do in as many calls, or fewer."""
+        captured = self._captured[1].to_come if self._captured is not None else 0
+        return captured + len(self.rehearsals) + (len(self._ahead) if self._ahead is not None else 0)
+
+    def _rehearse_next(self) -> None:
+        """One step a call: who comes meanwhile waits for that one. What fails is compiled when it is met."""
+        step, *self.rehearsals = self.rehearsals
+        try:
+            self.rehearse([step])
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            self.rehearsals = ()
+            log.warning("ordinary steps cannot be compiled ahead: %s", str(error).split("\n")[0])
+
+    @torch.inference_mode()
+    def rehearse(self, steps: Sequence[Rehearsal], *, draws: bool = True) -> None:
+        """Compile what ordinary steps launch; none of it runs. Only before the first request, or while there
+        is none: it pretends to have device rows. `draws`: random tokens too, which take the compiler
+        longest."""
+        self._sampler.vacate()
+        with running(self._mode), compiled_ahead():
+            for step in steps:
+                rows = step.rows(self._batch.longest)
+                inputs = self._batch.prepare(StepPlan(0, (), (), (), (), rows))
+                hidden, _ = self._forward(inputs)
+                logits = self._model.logits(hidden[inputs.sample_at])
+                self._sampler.sample(logits, rows, inputs.sample_rows, inputs.output_positions)
+                if draws and compiling():
+                    asking, outputs = inputs.sample_rows.to(torch.int32), inputs.output_positions
+                    self._sampler.draw(logits.contiguous(), asking, outputs.contiguous())
+
+    def _ordinary(self, plan: StepPlan) -> Launched:
+        inputs = self._batch.prepare(plan)
+        hidden, looks = self._forward(inputs, brief=plan.brief)
+        if not inputs.sampled:
+            self._batch.settle(inputs, inputs.sample_rows)
+            return Launched(plan, None, looks)
+        logits = self._model.logits(hidden[inputs.sample_at])
+        sampled = self._sampler.sample(logits, inputs.sampled, inputs.sample_rows, inputs.output_positions)
+        self._batch.settle(inputs, sampled.tokens)
+        return Launched(plan, sampled.to_host(), looks)
+
+    def _replay(
+        self, plan: StepPlan, step: FixedStep, divided: Division, shape: Shape, replay: Replay
+    ) -> Launched:
+        lines = self._batch.fill(plan, divided, shape, step)
+        if shape.sighted:
+            step.look(divided.chunks, shape, self._store.get)
+        looks = None
+        if self._lookout is not None and step.tells(divided, shape):
+            looks = self._lookout.see_coupled(divided.chunks, step.told)
+        if shape.asks:
+            step.await_told(looks)
+        replay()
+        self.replays += 1
+        if self._lookout is not None and divided.looking and looks is None:
+            looks = self._lookout.see_ends(divided.chunks, *step.ends(shape), self._rows.state.tables)
+        sampled = [row for row in plan.rows if row.sample]
+        if shape.ending == "logits":
+            return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks, captured=True)
+        if not sampled:
+            return Launched(plan, None, looks, captured=True)
+        count = shape.decodes + shape.chunks if lines is not None else len(sampled)
+        output = SampleOutput(step.tokens[:count], step.sound[:count], (None,) * len(sampled), None)
+        return Launched(plan, output.to_host(lines), looks, captured=True)
+
+    def _sample_logits(
+        self, step: FixedStep, shape: Shape, sampled: list[Row], lines: tuple[int, ...] | None
+    ) -> HostSample:
+        """Where the graph leaves sampling to us: rows that ask for more than a captured step can do."""
+        logits, rows, outputs = step.logits(shape), step.all_rows(shape), step.outputs(shape)
+        which: slice | Tensor = slice(len(sampled))
+        if lines is not None:
+            which = send(torch.tensor(lines), logits.device)
+        output = self._sampler.sample(logits[which].float(), sampled, rows[which].long(), outputs[which])
+        tokens = step.tokens[: len(rows)]
+        tokens[which] = output.tokens
+        advance_rows(rows, tokens, self._rows.state)
+        return output.to_host()
+
+    def _encode(self, plan: StepPlan) -> dict[bytes, str]:
+        if not plan.encodes or self._encoder is None:
+            return {}
+        contents = {encode.key: encode.view.content for encode in plan.encodes}
+        made, failed = self._encoder.attempt(plan.encodes)
+        for key, features in made.items():
+            self._store.put(key, features, features.nbytes, contents[key])
+        return failed
+
+    def _forward(self, inputs: Inputs, *, brief: bool = False) -> tuple[Tensor, HostLooks | None]:
+        """`brief`: up to what looks need; the hidden states it gives are then of no use."""
+        model = self._model
+        embeds = model.embed(inputs.tokens)
+        deep = None
+        if model.vision is not None:
+            deep = splice(embeds, inputs.rows, self._store.get, model.vision.depth_levels)
+        lookout = self._lookout
+        watch = None if lookout is None else lookout.watch(inputs.rows)
+        if lookout is None or watch is None:
+            return model(embeds, inputs.positions, inputs.paged, deep), None
+        found: list[HostLooks | None] = []
+        watch.then = lambda: found.append(lookout.see(inputs.rows, inputs.positions, inputs.paged, watch))
+        stop = lookout.depth if brief else None
+        hidden: Tensor = model(embeds, inputs.positions, inputs.paged, deep, watch, stop)
+        watch.end()
+        return hidden, found[0]

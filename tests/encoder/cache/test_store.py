@@ -1,0 +1,522 @@
+"""The feature store: what is needed stays, and what leaves one tier is found in the next."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from saccade.encoder.cache import prefetch as fetches
+from saccade.encoder.cache.disk import Disk, Landed
+from saccade.encoder.cache.store import FeatureStore
+from saccade.encoder.cache.transfer_api import AsTheyAre
+
+A, B, C = b"a", b"b", b"c"
+
+
+def store(budget: int, *keys: bytes, host: int = 0) -> FeatureStore[str]:
+    made: FeatureStore[str] = FeatureStore(budget, host=host)
+    for key in keys:
+        made.put(key, key.decode(), 10, content=b"of " + key)
+    return made
+
+
+class SlowDisk(Disk):
+    """A disk in memory whose reads are over when the test says so."""
+
+    def __init__(self, *, size: int = 10) -> None:
+        self.files: dict[bytes, tuple[bytes, str]] = {}  # key -> content, features
+        self.damaged: set[bytes] = set()
+        self.reading: list[tuple[bytes, int]] = []
+        self._over: list[Landed] = []
+        self._size = size
+        self.nbytes = self.evictions = self.written = self.dropped_writes = 0
+        self.deleted: dict[bytes, float] = {}
+
+    @property
+    def entries(self) -> int:
+        return len(self.files)
+
+    def size(self, key: bytes) -> int | None:
+        return self._size if key in self.files else None
+
+    def views(self, content: bytes) -> list[bytes]:
+        return [key for key, (of, _) in self.files.items() if of == content]
+
+    def wants(self, key: bytes) -> bool:
+        return key not in self.files
+
+    def write(self, key: bytes, content: bytes, kept: str, nbytes: int, made: float) -> bool:
+        self.files[key] = content, kept
+        return True
+
+    def read(self, key: bytes, ticket: int) -> bool:
+        self.reading.append((key, ticket))
+        return True
+
+    def finish(self, *keys: bytes) -> None:
+        """Reads of these (or all) are over; of what is gone or damaged nothing comes."""
+        for key, ticket in [one for one in self.reading if not keys or one[0] in keys]:
+            self.reading.remove((key, ticket))
+            content, kept = self.files.get(key, (b"", None))
+            if key in self.damaged:
+                self.files.pop(key, None)
+                kept = None
+            self._over.append(Landed(key, content, ticket, kept, self._size if kept else 0))
+
+    def landed(self) -> list[Landed]:
+        over, self._over = self._over, []
+        return over
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def delete(self, content: bytes, then: Callable[[], None] | None = None) -> None:
+        for key in self.views(content):
+            del self.files[key]
+        if then is not None:
+            then()
+
+
+def on_disk(
+    *keys: bytes, budget: int = 100, host: int = 0
+) -> tuple[FeatureStore[str], SlowDisk, list[float]]:
+    """A store whose disk has the keys, and its clock."""
+    disk, now = SlowDisk(), [0.0]
+    disk.files = {key: (b"of " + key, key.decode()) for key in keys}
+    return FeatureStore(budget, host=host, disk=disk, clock=lambda: now[0]), disk, now
+
+
+def test_what_is_pinned_stays_even_over_the_budget_and_goes_when_unpinned() -> None:
+    features = store(10)
+    for key in (A, B, C):
+        features.pin(key)
+        features.put(key, "x", 10)
+    assert features.stats.gpu.bytes == 30
+    features.unpin(A)
+    assert not features.has(A)
+    features.unpin(B)
+    assert not features.has(B)
+    features.unpin(C)
+    assert features.has(C)
+    features.check()
+
+
+def test_pins_are_counted() -> None:
+    features = store(0)
+    features.pin(A)
+    features.pin(A)
+    features.put(A, "a", 10)
+    features.unpin(A)
+    assert features.get(A) == "a"
+    features.unpin(A)
+    assert not features.has(A)
+    with pytest.raises(RuntimeError, match="not pinned"):
+        features.unpin(A)
+
+
+def test_a_budget_of_nothing_keeps_nothing_that_is_not_pinned() -> None:
+    features = store(0, A)
+    assert features.stats.gpu.bytes == features.stats.gpu.entries == 0
+
+
+def test_a_view_larger_than_the_budget_passes_through() -> None:
+    features = store(20, A)
+    features.pin(B)
+    features.put(B, "b", 50)
+    assert features.get(B) == "b"
+    features.unpin(B)
+    assert not features.has(B)
+    features.check()
+
+
+def test_pinned_features_on_their_way_are_a_hit_for_the_next() -> None:
+    features = store(100)
+    features.pin(A)
+    assert features.expects(A)
+    assert not features.has(A)
+    features.pin(A)
+    features.put(A, "a", 10)
+    features.pin(A)
+    assert (features.stats.hits, features.stats.misses) == (2, 1)
+
+
+def test_putting_again_replaces() -> None:
+    features = store(100, A)
+    features.put(A, "again", 30)
+    assert features.get(A) == "again"
+    assert (features.stats.gpu.bytes, features.stats.gpu.entries) == (30, 1)
+
+
+def test_what_leaves_the_device_is_found_in_host_memory() -> None:
+    features = store(10, A, B, host=20)
+    assert not features.has(A)
+    assert features.ready(A)
+    features.pin(A)
+    assert features.get(A) == "a"
+    features.unpin(A)
+    stats = features.stats
+    assert (stats.host.hits, stats.ups, stats.misses) == (1, 1, 0)
+    features.check()
+
+
+def test_what_has_a_copy_below_is_not_copied_again() -> None:
+    features = store(10, A, B, host=20)
+    for key in (A, B, A, B):
+        features.pin(key)
+        features.unpin(key)
+    assert features.stats.downs == 2
+    assert features.stats.ups == 4
+
+
+def test_levels_of_one_picture_are_kept_side_by_side_and_go_together() -> None:
+    features = store(100)
+    for key in (A, B, C):
+        features.put(key, "x", 10, content=b"p" if key != C else b"other")
+    assert features.find(b"p") == {"gpu": 2, "host": 0, "disk": 0}
+    assert features.drop(b"p") == 2
+    assert [features.keeps(key) for key in (A, B, C)] == [False, False, True]
+    features.check()
+
+
+def test_a_dropped_view_in_use_stays_until_it_is_unpinned_but_nobody_is_told_of_it() -> None:
+    features = store(100, A)
+    features.pin(A)
+    features.drop(b"of a")
+    assert features.get(A) == "a"
+    assert not features.keeps(A)
+    assert features.find(b"of a") == {"gpu": 0, "host": 0, "disk": 0}
+    features.unpin(A)
+    assert not features.has(A)
+    features.check()
+
+
+def test_what_is_held_moves_down_however_full_that_is_and_leaves_when_released() -> None:
+    features = store(10, A)
+    features.hold(A)
+    features.put(B, "b", 10)
+    assert not features.has(A)
+    assert features.ready(A)
+    features.pin(A)
+    assert features.get(A) == "a"
+    features.unpin(A)
+    features.release(A)
+    features.check()
+    assert features.stats.host.bytes == 0
+
+
+def test_a_dropped_view_that_is_held_survives_leaving_the_device() -> None:
+    features = store(10, A)
+    features.hold(A)
+    features.drop(b"of a")
+    features.put(B, "b", 10)
+    features.pin(A)
+    assert features.get(A) == "a"
+    features.unpin(A)
+    features.release(A)
+    assert not features.ready(A)
+    features.check()
+
+
+class PoorMover(AsTheyAre):
+    """Has memory for copies when the test says so."""
+
+    def __init__(self) -> None:
+        self.poor: set[str] = set()
+
+    def down(self, features: Any) -> Any:
+        self._need("down")
+        return features
+
+    def up(self, kept: Any) -> Any:
+        self._need("up")
+        return kept
+
+    def _need(self, way: str) -> None:
+        if way in self.poor:
+            raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_without_memory_for_a_copy_down_features_are_gone_and_nothing_fails(
+    held: bool, with_disk: bool
+) -> None:
+    mover = PoorMover()
+    disk = SlowDisk() if with_disk else None
+    features: FeatureStore[str] = FeatureStore(10, host=100, mover=mover, disk=disk)
+    mover.poor = {"down"}
+    features.put(A, "a", 10)
+    if held:
+        features.hold(A)
+    features.put(B, "b", 10)
+    features.check()
+    assert not features.ready(A)
+    assert disk is None or not disk.files
+    if held:
+        features.release(A)
+    mover.poor = set()
+    features.put(C, "c", 10)
+    assert features.ready(B)
+    features.check()
+
+
+def test_without_memory_for_a_copy_up_only_who_reads_it_fails() -> None:
+    mover = PoorMover()
+    features: FeatureStore[str] = FeatureStore(10, host=100, mover=mover)
+    features.put(A, "a", 10)
+    features.put(B, "b", 10)
+    mover.poor = {"up"}
+    features.pin(A)  # while a step is planned
+    features.check()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        features.get(A)
+    features.unpin(A)
+    features.put(B, "b", 10)  # it is given up before it was ever there
+    features.check()
+    mover.poor = set()
+    features.pin(A)
+    assert features.get(A) == "a"
+    features.unpin(A)
+    features.check()
+
+
+def test_a_view_on_disk_is_fetched_ahead_and_not_encoded() -> None:
+    features, disk, _ = on_disk(A)
+    assert not features.expects(A)
+    features.fetch(A)
+    assert features.coming(A)
+    assert not features.ready(A)
+    disk.finish()
+    features.poll()
+    features.check()
+    assert features.ready(A)  # though host memory has no budget: it is kept for whoever asked
+    features.pin(A)
+    assert features.get(A) == "a"
+    features.unpin(A)
+    assert (features.stats.disk.hits, features.stats.misses, features.stats.failed_reads) == (1, 0, 0)
+    features.check()
+
+
+def test_a_fetch_that_fails_is_a_miss() -> None:
+    features, disk, _ = on_disk(A)
+    disk.damaged.add(A)
+    features.fetch(A)
+    disk.finish()
+    features.poll()
+    assert not features.expects(A)
+    assert features.stats.failed_reads == 1
+    features.check()
+
+
+def test_a_late_fetch_is_given_up_and_does_no_harm_when_it_comes() -> None:
+    features, disk, now = on_disk(A)
+    features.fetch(A)
+    now[0] = fetches.LATE_SECONDS
+    assert not features.expects(A)
+    features.pin(A)
+    features.put(A, "encoded", 10)
+    disk.finish()
+    features.poll()
+    assert features.get(A) == "encoded"
+    features.unpin(A)
+    features.check()
+
+
+def test_without_pixels_a_fetch_is_worth_more_patience() -> None:
+    features, _, now = on_disk(A)
+    features.hold(A)
+    features.fetch(A)
+    now[0] = fetches.LATE_SECONDS
+    assert features.coming(A)
+    now[0] = fetches.LOST_SECONDS
+    assert not features.coming(A)
+
+
+def test_no_more_is_fetched_ahead_than_has_a_place() -> None:
+    features, disk, now = on_disk(A, B)
+    disk._size = fetches.AHEAD_BYTES
+    features.fetch(A)
+    features.fetch(B)
+    assert [key for key, _ in disk.reading] == [A]
+    disk.finish()
+    features.poll()
+    now[0] = fetches.AHEAD_SECONDS + 1  # nobody came for it
+    features.poll()
+    features.check()
+    assert features.stats.host.bytes == 0
+    features.fetch(B)
+    assert [key for key, _ in disk.reading] == [B]
+
+
+def test_what_is_deleted_while_it_is_fetched_does_not_come_back() -> None:
+    features, disk, _ = on_disk(A)
+    features.fetch(A)
+    kept = disk.files[A]
+    assert features.drop(b"of a") == 1
+    disk.files[A] = kept  # the read was quicker than the deletion
+    disk.finish()
+    features.poll()
+    assert not features.ready(A)
+    features.check()
+
+
+def test_a_deletion_by_another_server_is_followed_unless_it_was_made_since() -> None:
+    features, disk, _ = on_disk()
+    features.put(A, "a", 10, content=b"p")
+    disk.deleted = {b"p": 2e10}
+    assert features.poll() == [b"p"]
+    assert not features.ready(A)
+    features.put(A, "a", 10, content=b"p")
+    disk.deleted = {b"p": 2e10}
+    assert features.poll() == []  # the same deletion once more
+    assert features.ready(A)
+    disk.deleted = {b"p": 2e10, b"q": 1.0}
+    features.put(B, "b", 10, content=b"q")
+    assert features.poll() == [b"q"]
+    assert features.ready(B)  # made after that
+    features.check()
+
+
+def test_what_is_encoded_is_written_to_disk_and_not_when_deleted_in_use() -> None:
+    features, disk, _ = on_disk()
+    features.put(A, "a", 10, content=b"p")
+    assert set(disk.files) == {A}
+    features.pin(B)
+    features.put(B, "b", 10, content=b"q")
+    features.drop(b"q")
+    features.put(B, "b", 10, content=b"q")
+    features.unpin(B)
+    assert set(disk.files) == {A}
+    features.check()
+
+
+def test_features_nobody_uses_expire_but_not_those_in_use() -> None:
+    now = [0.0]
+    features: FeatureStore[str] = FeatureStore(100, host=100, ttl=5.0, clock=lambda: now[0])
+    for key in (A, B, C):
+        features.put(key, "x", 10)
+    features.pin(B)
+    features.hold(C)
+    now[0] = 6.0
+    features.poll()
+    features.check()
+    assert [features.ready(key) for key in (A, B, C)] == [False, True, True]
+
+
+class StoreAgainstPromises(RuleBasedStateMachine):
+    """Random use of all tiers: what a pin or hold promises is kept, features are always their view's own."""
+
+    keys = st.sampled_from([b"%d" % number for number in range(6)])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.disk = SlowDisk()
+        self.store: FeatureStore[str] = FeatureStore(
+            25, host=20, disk=self.disk, ttl=60.0, clock=lambda: self.now
+        )
+        self.pins: dict[bytes, int] = {}
+        self.held: dict[bytes, int] = {}
+        self.safe: set[bytes] = set()  # held since they were in memory
+
+    @rule(key=keys, size=st.integers(1, 20))
+    def encode(self, key: bytes, size: int) -> None:
+        """As a step does it: pinned first, then put."""
+        self.pin(key)
+        if not self.store.has(key):
+            self.store.put(key, f"features of {key!r}", size, content=key)
+
+    def pin(self, key: bytes) -> None:
+        self.store.pin(key)
+        self.pins[key] = self.pins.get(key, 0) + 1
+
+    @rule(key=keys)
+    def pin_if_ready(self, key: bytes) -> None:
+        if self.store.ready(key):
+            self.pin(key)
+            assert self.store.get(key) == f"features of {key!r}"
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.pins)))
+        self.store.unpin(key)
+        self.pins[key] -= 1
+        if not self.pins[key]:
+            del self.pins[key]
+
+    @rule(key=keys)
+    def hold(self, key: bytes) -> None:
+        if self.store.keeps(key):
+            self.store.hold(key)
+            self.held[key] = self.held.get(key, 0) + 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.held)))
+        self.store.release(key)
+        self.held[key] -= 1
+        if not self.held[key]:
+            del self.held[key]
+            self.safe.discard(key)
+
+    @rule(key=keys)
+    def fetch(self, key: bytes) -> None:
+        self.store.fetch(key)
+
+    @rule(key=keys, damaged=st.booleans())
+    def land(self, key: bytes, damaged: bool) -> None:
+        if damaged:
+            self.disk.damaged.add(key)
+        self.disk.finish(key)
+        self.disk.damaged.discard(key)
+        self.store.poll()
+
+    @rule(key=keys)
+    def lose_file(self, key: bytes) -> None:
+        self.disk.files.pop(key, None)
+
+    @rule(key=keys)
+    def drop(self, key: bytes) -> None:
+        self.store.drop(key)
+        assert not self.store.keeps(key)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 40.0, 100.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.store.poll()
+
+    @invariant()
+    def promises(self) -> None:
+        self.store.check()
+        assert self.store.pins == self.pins
+        assert self.store.holds == self.held
+        assert all(self.store.ready(key) for key in self.safe)
+        self.safe.update(key for key in self.held if self.store.ready(key))
+        for key in self.pins:
+            assert self.store.get(key) == f"features of {key!r}"
+
+    def teardown(self) -> None:
+        """Everything let go and given time, everything is within its budget."""
+        for key, times in [*self.pins.items()]:
+            for _ in range(times):
+                self.store.unpin(key)
+        for key, times in [*self.held.items()]:
+            for _ in range(times):
+                self.store.release(key)
+        self.now += 2 * fetches.AHEAD_SECONDS
+        self.disk.finish()
+        self.store.poll()
+        self.store.check()
+        assert self.store.stats.gpu.bytes <= 25
+        assert self.store.stats.host.bytes <= 20
+
+
+TestStoreAgainstPromises = StoreAgainstPromises.TestCase
+TestStoreAgainstPromises.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
+)

@@ -1,0 +1,71 @@
+"""Views half way through the tower: what is kept of them, within its bound, and nothing besides."""
+
+import pytest
+
+from saccade.encoder.partial_views import Unfinished
+
+A, B, C = b"a", b"b", b"c"
+
+
+def test_a_view_goes_on_from_what_its_slice_before_left() -> None:
+    views: Unfinished[str] = Unfinished(100)
+    assert views.layers(A) == 0
+    views.advance(A, 40, 3)
+    views.keep(A, "three")
+    views.check()
+    assert views.layers(A) == 3
+    views.advance(A, 40, 5)
+    assert views.take(A) == "three"
+    views.keep(A, "five")
+    views.finish(A)
+    views.check()
+    assert (views.keys, views.leaving, views.patches) == ((), (A,), 0)
+    assert views.take(A) == "five"
+    assert views.leaving == ()
+    assert views.layers(A) == 0
+
+
+def test_dropping_frees_what_was_kept_and_begins_again() -> None:
+    views: Unfinished[str] = Unfinished(100)
+    views.advance(A, 40, 3)
+    views.keep(A, "three")
+    views.drop(A)
+    views.drop(B)
+    views.check()
+    assert views.patches == len(views) == 0
+    with pytest.raises(RuntimeError, match="nothing of it"):
+        views.take(A)
+    with pytest.raises(RuntimeError, match="nobody plans"):
+        views.keep(A, "three")
+    views.advance(A, 40, 1)  # from the first layer again
+    views.finish(A)
+    views.drop(A)  # the step with its last slice has failed
+    assert not views.leaving
+
+
+def test_what_a_slice_has_taken_is_not_there_for_another() -> None:
+    views: Unfinished[str] = Unfinished(100)
+    views.advance(A, 40, 3)
+    views.keep(A, "three")
+    assert views.take(A) == "three"
+    with pytest.raises(RuntimeError, match="nothing of it"):
+        views.take(A)
+
+
+def test_layers_only_grow_and_the_order_is_that_of_the_last_slices() -> None:
+    views: Unfinished[str] = Unfinished(100)
+    for key in (A, B, C):
+        views.advance(key, 30, 2)
+    views.advance(A, 30, 4)
+    assert views.keys == (B, C, A)
+    with pytest.raises(RuntimeError, match="planned up to layer 4, not 4"):
+        views.advance(A, 30, 4)
+
+
+def test_check_finds_more_than_there_is_room_for() -> None:
+    views: Unfinished[str] = Unfinished(50)
+    views.advance(A, 400, 2)
+    views.check()  # a single large one is allowed
+    views.advance(B, 1, 2)
+    with pytest.raises(RuntimeError, match="2 views have 401 patches, with room for 50"):
+        views.check()

@@ -1,0 +1,149 @@
+"""Looks that a captured step tells the host of: each gets its own, and nothing of a picture outlives it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from saccade import SamplingParams
+from saccade.encoder.encoder_runner import Encoder
+from saccade.engine import builder as build
+from saccade.lod.image_maps import Stills
+from saccade.scheduler.recall import Recall
+from tests.parity.test_views import LOOKS, TURN, Bench, bench, boxes, looked
+
+__all__ = ["bench"]  # a fixture
+
+SHORT = "is a cat there?"
+LONG = f"please tell me, {'as exactly as you can and with all that you know, ' * 3}what colour the roof has"
+
+
+def asks(peers: Bench, text: str) -> Any:
+    return peers.request(replace(LOOKS[0], text=TURN.format(text)))
+
+
+def one_behind_the_other(peers: Bench, graphs: str, *, met: bool) -> dict[str, Any]:
+    """What becomes of a question when another one, of another size, comes while its look is on its way;
+    `met`: both sizes came before."""
+    engine = peers.engine(overlap=True, graphs=graphs)
+    for text in ("first", *([SHORT + "?", LONG + "?"] if met else [])):
+        looked(engine, [asks(peers, text)])
+    requests = {"short": asks(peers, SHORT), "long": asks(peers, LONG)}
+    names = {request.id: name for name, request in requests.items()}
+    found: dict[str, Any] = {name: [] for name in requests}
+    engine.submit(requests["short"])
+    engine.step()  # its look is launched
+    engine.submit(requests["long"])
+    while not engine.idle:
+        for delta in engine.step():
+            found[names[delta.request_id]] += [boxes(delta.zoomed)] if delta.zoomed else []
+            found[names[delta.request_id]] += delta.tokens
+    return found
+
+
+@pytest.mark.parametrize("met", [True, False], ids=["sizes met before", "sizes captured now"])
+def test_nobody_is_told_what_another_sees(
+    bench: Callable[[str], Bench], met: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a step, or the capture of one, writes over looks that nobody has read yet."""
+    peers = bench("stock")
+    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 512)
+    monkeypatch.setattr(Recall, "luck", 0.0)
+    ordinary = one_behind_the_other(peers, "off", met=False)
+    assert ordinary["short"][0] != ordinary["long"][0], "they would not notice"
+    assert one_behind_the_other(peers, "on", met=met) == ordinary
+
+
+def test_who_was_told_of_a_deleted_picture_is_forgotten(bench: Callable[[str], Bench]) -> None:
+    peers = bench("stock")
+    engine = peers.engine(overlap=True, graphs="on")
+    looked(engine, [peers.request(LOOKS[0])])
+    captured = engine._runner._captured
+    assert captured is not None
+    assert captured[0]._unread is not None, "nobody was told"
+    assert captured[0]._unread() is None
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_what_a_deleted_picture_says_is_computed_once(
+    bench: Callable[[str], Bench], graphs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = bench("stock")
+    engine = peers.engine(graphs=graphs)
+    computed: list[int] = []
+    maps = Stills.maps
+
+    def counted(self: Stills, *given: Any) -> torch.Tensor:
+        computed.append(1)
+        return maps(self, *given)
+
+    monkeypatch.setattr(Stills, "maps", counted)
+    request = peers.request(LOOKS[0], n=1)
+    engine.submit(request)
+    engine.forget(request.media[0].view.content)
+    while not engine.idle:
+        engine.step()
+    assert len(computed) == 1
+
+
+def test_a_picture_that_cannot_go_up_ends_its_own_request_alone(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = bench("stock")
+    full: list[bool] = []
+    send = Encoder.send
+
+    def sent(self: Encoder, *given: Any) -> torch.Tensor:
+        if full:
+            raise torch.OutOfMemoryError("no room")
+        return send(self, *given)
+
+    monkeypatch.setattr(Encoder, "send", sent)  # before the lookout is given it
+    engine = peers.engine()
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    engine.submit(peers.front.prepare_prompt("hello there", params, "text", trusted=True))
+    engine.step()
+    full.append(True)
+    engine.submit(peers.request(LOOKS[3], n=1))
+    errors: dict[str, str | None] = {}
+    tokens = 0
+    while not engine.idle:
+        for delta in engine.step():
+            tokens += len(delta.tokens)
+            errors |= {delta.request_id: delta.code} if delta.error else {}
+    assert list(errors.values()) == ["encoding_failed"]
+    assert "text" not in errors
+    assert tokens == 11
+
+
+def test_maps_that_fail_before_a_step_are_made_by_the_look_and_nobody_ends(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is raised: what a compiler says of a kernel is no RuntimeError."""
+    peers = bench("stock")
+    calls: list[bool] = []
+    maps = Stills.maps
+
+    class CompilationError(Exception):
+        pass
+
+    def failing(self: Stills, *given: Any) -> torch.Tensor:
+        calls.append(not calls)
+        if calls[-1]:
+            raise CompilationError("line 7")
+        return maps(self, *given)
+
+    monkeypatch.setattr(Stills, "maps", failing)
+    engine = peers.engine()
+    engine.submit(peers.request(LOOKS[0], n=1))
+    errors, tokens = [], 0
+    while not engine.idle:
+        for delta in engine.step():
+            tokens += len(delta.tokens)
+            errors += [delta.error] if delta.error else []
+    assert calls == [True, False]
+    assert not errors
+    assert tokens > 0
+    assert "could not prepare its looks: line 7" in caplog.text

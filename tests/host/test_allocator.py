@@ -1,0 +1,90 @@
+"""What is kept on a CPU lies apart from the heap of activations, and is given back."""
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.encoder.cache.transfer import HostMover
+from saccade.encoder.preprocess import build_table
+from saccade.host import allocator as module
+from saccade.host.allocator import apart, blank
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+CPU = torch.device("cpu")
+
+
+def mapping_of(address: int) -> str | None:
+    """The line of /proc that has the address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= address < last:
+            return line
+    return None
+
+
+def lies_apart(tensor: Tensor) -> bool:
+    """In whole pages of its own, which no block of the heap can share."""
+    line = mapping_of(tensor.data_ptr())
+    return line is not None and "[heap]" not in line and tensor.data_ptr() % 4096 == 0
+
+
+def test_a_copy_has_the_same_values_in_pages_of_its_own() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        original = torch.arange(60).view(3, 20).to(dtype)[:, ::2]
+        kept = apart(original)
+        assert torch.equal(kept, original)
+        assert kept.is_contiguous()
+        assert lies_apart(kept)
+        kept.zero_()
+        assert original.any()
+
+
+def test_nothing_at_all_can_be_kept() -> None:
+    assert apart(torch.empty(0, 7)).shape == (0, 7)
+
+
+def test_what_nobody_refers_to_is_given_back() -> None:
+    kept = blank((64 << 20,), torch.uint8)
+    view, address = kept[1 << 20 :], kept.data_ptr()
+    del kept
+    assert mapping_of(address) is not None  # the view holds it
+    del view
+    assert mapping_of(address) is None
+
+
+def test_mappings_are_bounded_and_the_heap_takes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    monkeypatch.setattr(module, "MOST_MAPPINGS", len(module._mappings) + 2)
+    kept = [apart(torch.ones(3)) for _ in range(4)]
+    assert [lies_apart(one) for one in kept] == [True, True, False, False]
+    assert all(torch.equal(one, torch.ones(3)) for one in kept)
+    del kept[0]
+    assert lies_apart(apart(torch.ones(3)))
+
+
+def test_tables_and_features_are_kept_apart() -> None:
+    assert lies_apart(build_table(300, 64, CPU).weights)
+    mover = HostMover()
+    features = torch.randn(5, 12)
+    down = mover.down(features)
+    up = mover.up(down)
+    assert isinstance(up, Tensor)
+    into, data = mover.blank("F32", (5, 12))
+    data[:] = mover.slab(down).data
+    for kept in (down.tensor, up, into.tensor):
+        assert lies_apart(kept)
+        assert torch.equal(kept, features)
+
+
+def test_where_the_system_has_no_more_mappings_the_heap_takes_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", none_left)
+    assert torch.equal(apart(torch.arange(5)), torch.arange(5))

@@ -1,0 +1,187 @@
+"""Whoever stops waiting for media ends the thread that loads them, wherever that thread waits."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.config import MediaLimits
+from saccade.errors import Overloaded
+from saccade.inputs.media import video
+from saccade.inputs.media.cancellation import Budget, Halt, Halted
+from saccade.inputs.media.fetch import Network, load
+from tests.inputs.media.test_video import encoded, frames
+from tests.inputs.test_image_processor import video as processing
+
+LONG = 3600.0  # seconds nobody waits for
+OPEN = MediaLimits(allow_private_addresses=True, fetch_timeout=LONG)
+
+
+class Worker:
+    """A thread doing one thing; what became of it."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> BaseException | None:
+        """Its error; the time only keeps a broken build from hanging."""
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+@contextmanager
+def tarpit(say: bytes = b"") -> Iterator[tuple[int, threading.Event]]:
+    """A server that takes connections, perhaps says something, and never goes on."""
+    connected = threading.Event()
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            one, _ = server.accept()
+            held.append(one)
+            one.recv(1)
+            one.sendall(say)
+            connected.set()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1], connected
+        for one in held:
+            one.close()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"])
+def test_a_halt_ends_a_fetch_that_waits_for_its_server(scheme: str, said: bytes) -> None:
+    halt = Halt()
+    with tarpit(said if scheme == "http" else b"") as (port, connected):
+        worker = Worker(lambda: load(f"{scheme}://127.0.0.1:{port}/a.png", OPEN, halt=halt))
+        assert connected.wait(20)
+        halt.halt()
+        assert isinstance(worker.end(), Halted)
+
+
+@pytest.mark.parametrize("where", ["resolving", "connecting"])
+def test_a_halt_ends_a_fetch_that_waits_for_the_system(where: str) -> None:
+    waiting, go_on = threading.Event(), threading.Event()
+    late = socket.socket()
+
+    def stuck() -> None:
+        waiting.set()
+        go_on.wait(60)
+
+    def resolve(host: str, port: int) -> list[str]:
+        if where == "resolving":
+            stuck()
+        return ["127.0.0.1"]
+
+    def connect(address: str, port: int, seconds: float) -> socket.socket:
+        stuck()
+        return late
+
+    halt = Halt()
+    network = Network(resolve, connect)
+    worker = Worker(lambda: load("http://slow.example/a.png", OPEN, network=network, halt=halt))
+    assert waiting.wait(20)
+    halt.halt()
+    assert isinstance(worker.end(), Halted)
+    go_on.set()
+    if where == "connecting":  # nobody is left to use the connection
+        for thread in threading.enumerate():
+            if thread.name == "fetch":
+                thread.join(20)
+        assert late.fileno() == -1
+    late.close()
+
+
+def test_a_halt_said_before_lets_nothing_begin() -> None:
+    halt = Halt()
+    halt.halt()
+
+    def connect(address: str, port: int, seconds: float) -> socket.socket:
+        raise AssertionError("connected for nobody")
+
+    with pytest.raises(Halted):
+        load("http://x.example/", OPEN, network=Network(lambda host, port: ["127.0.0.1"], connect), halt=halt)
+    with pytest.raises(Halted):
+        video.decode_video(encoded(frames(4)), processing(), MediaLimits(), halt)
+
+
+def test_a_halt_ends_the_decoder_of_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = tmp_path / "started"
+    program = tmp_path / "worker.py"
+    program.write_text(f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep({LONG})\n")
+    monkeypatch.setattr(video, "WORKER", program)
+    halt = Halt()
+    data = encoded(frames(4))
+    worker = Worker(lambda: video.decode_video(data, processing(), MediaLimits(), halt))
+    pause = threading.Event()
+    while not started.exists() and worker.error is None:
+        pause.wait(0.01)
+    halt.halt()
+    assert isinstance(worker.end(), Halted)
+    assert video._PLACES.free == video.DECODERS
+
+
+def test_a_halt_ends_waiting_for_a_turn_and_leaves_the_budget_whole() -> None:
+    budget, halt = Budget(10), Halt()
+
+    def take() -> None:
+        with budget.holding(5, halt, LONG):
+            raise AssertionError("there was nothing to take")
+
+    with budget.holding(6, Halt(), LONG):
+        worker = Worker(take)
+        halt.halt()
+        assert isinstance(worker.end(), Halted)
+        assert budget.free == 4
+    assert budget.free == 10
+
+
+def test_a_turn_that_does_not_come_in_time_is_an_overload() -> None:
+    budget = Budget(10)
+    with (
+        budget.holding(99, Halt(), LONG),
+        pytest.raises(Overloaded, match="try again"),
+        budget.holding(1, Halt(), 0.0),
+    ):
+        raise AssertionError("all of it was taken")
+    assert budget.free == 10
+
+
+def test_who_waits_for_much_is_not_overtaken_by_who_wants_little() -> None:
+    budget = Budget(10)
+    order: list[str] = []
+
+    def take(name: str, units: int) -> Callable[[], None]:
+        def work() -> None:
+            with budget.holding(units, Halt(), 20):
+                order.append(name)
+
+        return work
+
+    pause = threading.Event()
+    with budget.holding(5, Halt(), LONG):
+        much = Worker(take("much", 10))
+        while len(budget._waiting) < 1:
+            pause.wait(0.001)
+        little = Worker(take("little", 1))
+        while len(budget._waiting) < 2:
+            pause.wait(0.001)
+        assert order == []
+    assert much.end() is None
+    assert little.end() is None
+    assert order == ["much", "little"]

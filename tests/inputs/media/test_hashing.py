@@ -1,0 +1,56 @@
+"""The identity of media: everything that changes a picture changes its hash."""
+
+import pytest
+
+from saccade.inputs.media import parallel as spread
+from saccade.inputs.media.hashing import content_hash, for_tenant, part_hash, picture_hash
+
+BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
+
+
+def test_every_part_is_in_the_hash() -> None:
+    others = [
+        ("WEBP", "RGB", (4, 6), b"x" * 72),
+        ("PNG", "L", (4, 6), b"x" * 72),
+        ("PNG", "RGB", (6, 4), b"x" * 72),
+        ("PNG", "RGB", (46,), b"x" * 72),
+        ("PNG", "RGB", (4, 6), b"x" * 71 + b"y"),
+        ("PNGR", "GB", (4, 6), b"x" * 72),  # the same letters, cut elsewhere
+    ]
+    hashes = {content_hash(*BASE), *(content_hash(*other) for other in others)}
+    assert len(hashes) == len(others) + 1
+    assert all(len(one) == 32 for one in hashes)
+    assert content_hash(*BASE) == content_hash(*BASE)
+
+
+def test_hashing_by_all_cores_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("PNG", "RGB", (4, 6), bytes(range(256)) * 8192)
+    monkeypatch.setattr(spread, "LEAST_BYTES", 1 << 30)
+    alone = picture_hash(*given)
+    monkeypatch.setattr(spread, "LEAST_BYTES", 1)
+    assert picture_hash(*given) == alone
+    with spread._spreading:  # somebody else has the cores
+        assert picture_hash(*given) == alone
+
+
+def test_tenants_do_not_share_hashes() -> None:
+    assert len({content_hash(*BASE, salt) for salt in (b"", b"a", b"b", b"a" * 99)}) == 4
+    assert content_hash(*BASE, b"a") == content_hash(*BASE, b"a")
+
+
+def test_what_an_owner_is_told_names_nothing_of_anybody_elses() -> None:
+    """The digest is the same for all, the identity made of it is the tenant's own."""
+    digest = picture_hash(*BASE)
+    assert for_tenant(digest, b"a") == content_hash(*BASE, b"a")
+    assert len({for_tenant(digest, salt) for salt in (b"", b"a", b"b")}) == 3
+    assert for_tenant(for_tenant(digest, b"a"), b"b") != for_tenant(digest, b"b")
+
+
+def test_pairs_of_frames_have_hashes_of_their_own() -> None:
+    one, other = content_hash(*BASE), content_hash(*BASE, b"a")
+    assert (
+        len(
+            {part_hash(one, [0, 1]), part_hash(one, [1, 0]), part_hash(one, [2, 3]), part_hash(other, [0, 1])}
+        )
+        == 4
+    )

@@ -1,0 +1,135 @@
+"""A picture of the library is copied out of Pillow's memory as it is; one identity however it lies there."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from saccade.config import MediaLimits
+from saccade.inputs.media import parallel as spread
+from saccade.inputs.media import pil_buffer as arrow
+from saccade.inputs.media.loader import load_picture
+from saccade.inputs.media.pil_buffer import copied_words
+from saccade.inputs.media.rgbx import OPAQUE, Words, contiguous, shown, words_of
+from saccade.request import Pixels
+
+NOISE = np.random.default_rng(0).integers(0, 256, (24, 36, 3), dtype=np.uint8)
+SCATTERED = (4400, 1000)  # 16.8 MiB: Pillow keeps it in two pieces
+
+
+def plain() -> Image.Image:
+    return Image.fromarray(NOISE)
+
+
+def resized() -> Image.Image:
+    """Its fourth bytes are 0."""
+    image = plain().resize((31, 17))
+    assert image.tobytes("raw", "RGBX")[3] == 0
+    return image
+
+
+def cropped() -> Image.Image:
+    return plain().crop((3, 2, 30, 20))
+
+
+def scattered() -> Image.Image:
+    image = Image.linear_gradient("L").resize(SCATTERED).convert("RGB")
+    with pytest.raises(ValueError, match="contiguous"):
+        image.__arrow_c_array__()
+    return image
+
+
+@pytest.mark.parametrize("make", [plain, resized, cropped, scattered])
+def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
+    image = make()
+    words = copied_words(image)
+    pixels = shown(words)
+    np.testing.assert_array_equal(pixels[0], np.asarray(image))
+    assert bool((words >> 24 == 255).all())
+    assert not pixels.flags.writeable
+    assert words_of(pixels) is words
+    packed = contiguous(pixels)
+    assert packed.flags.c_contiguous
+    np.testing.assert_array_equal(packed, pixels)
+
+
+@pytest.mark.parametrize("height", [1, 2, 3, 17])
+def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
+    image = plain().resize((31, height))
+    one = copied_words(image)
+    monkeypatch.setattr(spread, "LEAST_BYTES", 1)
+    monkeypatch.setattr(spread, "COPIERS", 4)
+    several = copied_words(image)
+    np.testing.assert_array_equal(several, one)
+    for array in (NOISE[:height], NOISE[:height, ::2], NOISE[:height, :, ::-1]):
+        copy = spread.copied(array)
+        assert copy.flags.c_contiguous
+        assert not np.shares_memory(copy, array)
+        np.testing.assert_array_equal(copy, array)
+    assert words_of(shown(several)) is several
+    with spread.alone(1 << 30) as granted, spread.alone(1 << 30) as another:  # one picture at a time
+        assert (granted, another) == (True, False)
+    with spread.alone(1 << 30) as granted:
+        assert granted
+    monkeypatch.setattr(spread, "_process", -1)  # as in a child that was forked off: it has no threads
+    with spread.alone(1 << 30) as granted:
+        assert not granted
+
+
+def test_the_copy_stays_as_it_was_when_the_picture_changes_or_goes() -> None:
+    image = plain()
+    pixels = shown(copied_words(image))
+    image.paste("red", (0, 0, *image.size))
+    del image
+    np.testing.assert_array_equal(pixels[0], NOISE)
+
+
+@pytest.mark.parametrize("make", [plain, resized, cropped])
+def test_a_picture_has_one_identity_however_it_lies_in_memory(
+    make: Callable[[], Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = make()
+    again = Image.fromarray(np.asarray(image))  # its fourth bytes are 255
+    limits = MediaLimits()
+    names = {load_picture(one, limits, trusted=True).digest for one in (image, again)}
+    monkeypatch.setattr(arrow, "_lent", lambda image: None)
+    names.add(load_picture(image, limits, trusted=True).digest)
+    assert len(names) == 1
+
+
+def test_every_pixel_band_and_the_shape_are_in_the_identity() -> None:
+    limits, names = MediaLimits(), set()
+    for place in [(0, 0, 0), (0, 0, 2), (0, 35, 1), (12, 17, 2), (23, 35, 2), (23, 0, 0)]:
+        other = NOISE.copy()
+        other[place] ^= 1
+        names |= {load_picture(one, limits, trusted=True).digest for one in (other, Image.fromarray(other))}
+    for same in (NOISE, NOISE.reshape(36, 24, 3)):
+        names |= {load_picture(one, limits, trusted=True).digest for one in (same, Image.fromarray(same))}
+    assert len(names) == 2 * 8
+
+
+def test_an_array_of_the_library_is_copied() -> None:
+    given = NOISE.copy()
+    picture = load_picture(given, MediaLimits(), trusted=True)
+    given[:] = 0
+    np.testing.assert_array_equal(picture.pixels[0], NOISE)
+
+
+def part(words: Words) -> Pixels:
+    return shown(words)[:, 1:]
+
+
+def bands(words: Words) -> Pixels:
+    return words.view(np.uint8).reshape(1, *words.shape, 4)[..., 1:]
+
+
+def pixels_alone(words: Words) -> Pixels:
+    return contiguous(shown(words))
+
+
+@pytest.mark.parametrize("make", [part, bands, pixels_alone])
+def test_other_arrays_are_not_taken_for_words(make: Callable[[Words], Pixels]) -> None:
+    """Who takes them for that would read beside them."""
+    words = np.arange(20, dtype=OPAQUE.dtype).reshape(4, 5)
+    assert words_of(make(words)) is None

@@ -1,0 +1,165 @@
+"""Rows of a captured step: padded, in any device row, their lengths known to the device alone."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.kernels.attention import decode as paged_decode
+from saccade.kernels.attention.kv_write import kv_write
+from saccade.kernels.attention.metadata import FixedRows, Rows
+from saccade.kernels.attention.paged import paged_attention, paged_attention_reference
+from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.sampling.slot_state import (
+    RowState,
+    advance_rows,
+    advance_rows_reference,
+    advance_rows_triton,
+    gather_rows,
+    gather_rows_reference,
+    gather_rows_triton,
+)
+from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, needs_triton, poison
+from tests.kernels.test_attention import make_rows
+from tests.kernels.test_triton_attention import make_pages, on
+
+
+def scattered(rows: Rows, decodes: int, chunks: int, spare: int) -> tuple[FixedRows, Tensor]:
+    """The rows among padding, with tables in shuffled lines; and where their queries stand now."""
+    count, device = len(rows.counts), rows.tables.device
+    lines = torch.randperm(count + 5, generator=torch.Generator().manual_seed(3))[:count].to(device)
+    tables = torch.full((count + 5, rows.tables.shape[1]), 2**30, dtype=torch.int32, device=device)
+    tables[lines] = rows.tables
+    index = torch.full((decodes + chunks,), -1, dtype=torch.int32, device=device)
+    lengths = torch.zeros(decodes + chunks, dtype=torch.int32, device=device)
+    longer = count - rows.decodes
+    for here, there, size in ((0, 0, rows.decodes), (decodes, rows.decodes, longer)):
+        index[here : here + size] = lines[there : there + size].int()
+        lengths[here : here + size] = rows.lengths[there : there + size]
+    ends = [decodes]
+    for row in range(chunks):
+        ends.append(ends[-1] + (rows.counts[rows.decodes + row] if row < longer else 0))
+    offsets = torch.tensor(ends, dtype=torch.int32, device=device) if chunks else None
+    queries = [*range(rows.decodes), *range(decodes, ends[-1])]
+    fixed = FixedRows(tables, index, lengths, offsets, decodes, ends[-1] + spare, 200, rows.block_size)
+    return fixed, torch.tensor(queries, device=device)
+
+
+@pytest.mark.parametrize(
+    ("work", "decodes", "padded", "chunks", "spare"),
+    [
+        ([(1, 9), (1, 130), (1, 16)], 3, 5, 0, 0),
+        ([(1, 40), (7, 7), (20, 50)], 1, 2, 3, 6),
+        ([(5, 21)], 0, 0, 1, 3),
+    ],
+    ids=["decodes", "mixed", "prompt"],
+)
+@pytest.mark.parametrize(
+    ("kernels", "last_rows"),
+    [
+        ("torch", 0),
+        pytest.param("triton", 0, marks=needs_triton),
+        pytest.param("triton", 8, marks=needs_triton),
+    ],
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_fixed_rows_give_what_the_rows_give(
+    place: Place,
+    kernels: str,
+    last_rows: int,
+    work: list[tuple[int, int]],
+    decodes: int,
+    padded: int,
+    chunks: int,
+    spare: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if place.device == "cuda" and kernels == "torch":
+        pytest.skip("the twin of padded rows reads lengths back: for the CPU alone")
+    if place.device == "cuda" and place.dtype == torch.float32:
+        pytest.skip("matrix kernels run in 16 bits on CUDA")
+    rows, blocks, slots = make_rows(work, decodes, 16, torch.Generator().manual_seed(7))
+    rows = on(rows, place.device)
+    k_pages, v_pages = make_pages(place, blocks, 16, 2, 32, slots)
+    fixed, queries = scattered(rows, padded, chunks, spare)
+    q = place.randn(fixed.tokens, 4, 32)
+    clean = [torch.nan_to_num(pages) for pages in (k_pages, v_pages)]
+    expected = paged_attention_reference(q[queries], clean[0], clean[1], rows, 0.2, None)
+    poison(monkeypatch)
+    pages = clean if kernels == "torch" else [k_pages, v_pages]  # the twin's padding may touch any slot
+    monkeypatch.setattr(paged_decode, "LAST_ROWS", last_rows)
+    arrivals = torch.zeros(64, dtype=torch.int32, device=place.device)
+    with running(Mode(kernels, arrivals=arrivals)):
+        out = paged_attention(q, pages[0], pages[1], fixed, 0.2)
+    assert not arrivals.any()
+    assert_near(out[queries], expected, place.dtype)
+
+
+def state(place: Place, rows: int) -> RowState:
+    generator = torch.Generator().manual_seed(rows)
+
+    def numbers(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, (rows + 1, *shape), generator=generator)
+
+    made = RowState(
+        numbers(90, 6).int(), numbers(500), numbers(23).int(), numbers(70).float(), numbers(9).int()
+    )
+    return RowState(*(part.to(place.device) for part in made))
+
+
+@pytest.mark.parametrize("step", [[0], [3, -1, 1, 0, -1], [-1, -1], [*range(6, -1, -1), -1]], ids=str)
+@pytest.mark.parametrize("place", EXACT)
+def test_gathering_and_advancing_are_the_twins(
+    place: Place, step: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, twin = state(place, 7), state(place, 7)
+    step_rows = torch.tensor(step, dtype=torch.int32, device=place.device)
+    poison(monkeypatch)
+    expected = gather_rows_reference(step_rows, twin, 4)
+    for mine, theirs in zip(gather_rows_triton(step_rows, made, 4), expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs)
+    tokens = torch.arange(100, 100 + len(step), device=place.device)
+    advance_rows_triton(step_rows, tokens, made)
+    advance_rows_reference(step_rows, tokens, twin)
+    for mine, theirs in zip(made, twin, strict=True):
+        assert torch.equal(mine[:7], theirs[:7])
+
+
+def test_a_step_reads_its_rows_and_moves_only_those() -> None:
+    before = state(Place("cpu", torch.float32), 7)
+    after = RowState(*(part.clone() for part in before))
+    step_rows = torch.tensor([5, -1, 2], dtype=torch.int32)
+    got = gather_rows(step_rows, after, 4)
+    length = int(before.lengths[5])
+    assert got.tokens.tolist() == [int(before.last[5]), 0, int(before.last[2])]
+    assert got.contexts.tolist() == [length + 1, 0, int(before.lengths[2]) + 1]
+    assert got.slots.tolist()[:2] == [int(before.tables[5, length // 4]) * 4 + length % 4, -1]
+    advance_rows(step_rows, torch.tensor([11, 12, 13]), after)
+    assert after.last.tolist()[:7] == [
+        *before.last[:2].tolist(),
+        13,
+        *before.last[3:5].tolist(),
+        11,
+        int(before.last[6]),
+    ]
+    for old, new in zip(before[2:], after[2:], strict=True):
+        assert (new - old)[:7].tolist() == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_tokens_without_a_slot_are_not_written() -> None:
+    pages = torch.zeros(2, 4, 1, 2), torch.zeros(2, 4, 1, 2)
+    new = torch.ones(3, 1, 2)
+    kv_write(new, new, *pages, torch.tensor([-1, 5, -1]))
+    for part in pages:
+        assert part.flatten(0, 1)[:, 0, 0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    made = state(Place("cpu", torch.float32), 3)
+    with pytest.raises(ValueError, match="int64"):
+        gather_rows(torch.zeros(2, dtype=torch.int64), made, 4)
+    with pytest.raises(ValueError, match="tokens"):
+        advance_rows(torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int64), made)
+    index = torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(ValueError, match="offsets"):
+        FixedRows(made.tables, index, index, None, 2, 3, 9, 4)

@@ -1,0 +1,187 @@
+"""Slots of host memory: nobody comes back with a block that is not the one that went."""
+
+from random import Random
+
+import pytest
+
+from saccade.kv_cache.swap_space import SwapSpace
+
+SIZE = 4
+
+
+def key(*path: int) -> bytes:
+    return bytes(path)
+
+
+def put(space: SwapSpace, handle: int, keys: list[bytes], blocks: list[int], rank: float = 0.0) -> bool:
+    computed = SIZE * (len(keys) + len(blocks)) - 1
+    done = space.put(handle, (rank, handle), computed, keys, blocks)
+    space.check()
+    return done
+
+
+def test_only_what_nobody_could_find_again_is_copied_at_once() -> None:
+    space = SwapSpace(8)
+    assert put(space, 1, [key(1), key(2)], [7, 9])
+    assert [block for block, _ in space.drain()] == [7, 9]
+    slots, computed = space.find(1, 2, SIZE)  # its first two blocks are still on the device
+    assert (len(slots), computed) == (2, 15)
+    assert space.find(1, 1, SIZE) == ([], 4)  # the second is neither there nor here
+    space.lost(key(2), 5)
+    space.check()
+    ((block, slot),) = space.drain()
+    assert block == 5
+    assert space.find(1, 1, SIZE) == ([slot, *slots], 15)
+
+
+def test_what_nobody_wants_is_not_copied_when_it_is_given_up() -> None:
+    space = SwapSpace(8)
+    put(space, 1, [key(1)], [])
+    space.lost(key(3), 5)
+    assert space.drain() == ()
+
+
+def test_a_block_wanted_by_several_is_copied_once_and_stays_for_the_last() -> None:
+    space = SwapSpace(8)
+    for handle in (1, 2):
+        put(space, handle, [key(1)], [])
+    space.lost(key(1), 5)
+    space.lost(key(1), 6)  # computed again by somebody, and given up again
+    assert len(space.drain()) == 1
+    slots, _ = space.find(1, 0, SIZE)
+    space.take(1, slots)
+    space.drain()
+    assert space.find(2, 0, SIZE)[0] == slots
+    space.drop(2)
+    space.check()
+    assert space.stats.swap_slots_used == 0
+
+
+def test_a_slot_that_is_read_is_free_only_behind_the_step() -> None:
+    space = SwapSpace(1)
+    put(space, 1, [], [3])
+    space.drain()
+    slots, _ = space.find(1, 0, SIZE)
+    space.take(1, slots)
+    space.check()
+    assert not put(space, 2, [], [4])
+    space.drain()
+    assert put(space, 2, [], [4])
+
+
+def test_a_slot_that_is_read_is_not_written_though_its_last_other_ticket_is_dropped_meanwhile() -> None:
+    space = SwapSpace(1)
+    put(space, 1, [key(1)], [], rank=1.0)
+    put(space, 2, [key(1)], [], rank=9.0)
+    space.lost(key(1), 5)
+    space.drain()
+    slots, _ = space.find(1, 0, SIZE)
+    space.take(1, slots)  # the other still wants the slot
+    assert not put(space, 3, [], [7], rank=2.0)  # it loses it, but not within this step
+    space.check()
+    assert space.drain() == ()
+    assert put(space, 3, [], [7], rank=2.0)
+
+
+def test_who_goes_and_comes_back_within_one_plan_is_copied_both_ways() -> None:
+    space = SwapSpace(2)
+    put(space, 1, [], [3])
+    slots, _ = space.find(1, 0, SIZE)
+    space.take(1, slots)
+    assert space.drain() == ((3, slots[0]),)
+
+
+def test_the_last_by_rank_loses_its_slots_to_those_before_it_and_to_nobody_behind_it() -> None:
+    space = SwapSpace(4)
+    put(space, 1, [], [1, 2], rank=5.0)
+    put(space, 2, [], [3, 4], rank=3.0)
+    assert not put(space, 3, [], [5], rank=9.0)
+    assert put(space, 4, [], [5], rank=1.0)
+    assert space.find(1, 0, SIZE) == ([], 0)
+    assert len(space.find(2, 0, SIZE)[0]) == 2
+    assert space.stats.swap_dropped == 1
+    copied = {slot: block for block, slot in space.drain()}
+    assert 1 not in copied.values() or 2 not in copied.values()  # the freed slot got another block
+
+
+def test_a_gap_that_cannot_be_filled_drops_the_ticket() -> None:
+    space = SwapSpace(1)
+    put(space, 1, [key(1), key(2)], [], rank=1.0)
+    space.lost(key(2), 5)
+    space.lost(key(1), 6)
+    space.check()
+    assert space.stats == (0, 1, 0, 0, 0, 1)
+    assert space.drain() == ()
+
+
+def test_a_failed_step_makes_everyone_who_relied_on_its_copies_compute_again() -> None:
+    space = SwapSpace(8)
+    for handle, blocks in ((1, [4]), (2, [5]), (3, [])):
+        put(space, handle, [key(1)], blocks)
+    space.drain()
+    space.lost(key(1), 9)
+    put(space, 4, [], [6])
+    copies = space.drain()
+    space.fail(copies)
+    space.check()
+    assert space.stats.swap_waiting == 0
+    assert space.stats.swap_slots_used == 0
+
+
+def test_without_slots_nobody_gets_a_ticket_for_blocks_of_its_own() -> None:
+    space = SwapSpace(0)
+    assert not put(space, 1, [], [4])
+    assert put(space, 2, [key(1)], [])  # it may find everything again
+    space.lost(key(1), 3)
+    assert space.stats.swap_waiting == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_a_slot_holds_what_its_ticket_says(seed: int) -> None:
+    """Blocks hold names; a pretended host copies them as a device would, at the beginning of each step."""
+    draw = Random(seed)
+    space = SwapSpace(draw.choice([2, 5, 12]))
+    host: dict[int, object] = {}
+    away: dict[int, list[object]] = {}  # handle -> what its blocks held
+    gone: set[bytes] = set()  # keys the device no longer has
+    back = 0
+    for handle in range(300):
+        blocks: dict[int, object] = {}  # of the device in this step
+        shared = [key(*range(depth + 1)) for depth in range(draw.randrange(4))]
+        gone -= set(shared)  # whoever runs has its beginning on the device
+        own = [f"{handle} {index}" for index in range(draw.randrange(3))]
+        for name in own:
+            blocks[len(blocks)] = name
+        if put(space, handle, shared, list(blocks), rank=draw.random()):
+            away[handle] = [*shared, *own]
+        for depth in reversed(range(4)):  # a chain is given up from its end
+            if draw.random() < 0.3 and key(*range(depth + 1)) not in gone:
+                lost = key(*range(depth + 1))
+                block = 100 + depth
+                blocks[block] = lost
+                space.lost(lost, block)
+                space.check()
+                gone.add(lost)
+            else:
+                break
+        if away and draw.random() < 0.7:
+            who = draw.choice(list(away))
+            held = away.pop(who)
+            start = next((index for index, name in enumerate(held) if name in gone), len(held))
+            start = min(start, sum(isinstance(name, bytes) for name in held))
+            slots, _ = space.find(who, start, SIZE)
+            wanted = held[start : start + len(slots)]
+            known = who in space._tickets
+            if known:
+                space.take(who, slots)
+            for block, slot in space.drain():
+                host[slot] = blocks[block]
+            assert [host[slot] for slot in slots] == wanted
+            back += len(slots)
+        else:
+            if away and draw.random() < 0.2:
+                space.drop(away.popitem()[0])
+            for block, slot in space.drain():
+                host[slot] = blocks[block]
+        space.check()
+    assert back > 20

@@ -1,0 +1,113 @@
+"""Captured maps are the uncaptured ones; shapes are counted, bounded, given up."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.kernels.cuda_graph import CudaRecorder, Replay
+from saccade.lod.image_maps import Stills, captured_stills
+from saccade.lod.scorers import still
+from saccade.lod.texture import LONGEST, texture
+from tests.encoder.test_encoder_graphs import Counting
+
+CPU = torch.device("cpu")
+
+
+def page(height: int, width: int, seed: int = 0) -> Tensor:
+    """Noise, and some of it plain."""
+    made = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=_seeded(seed))
+    made[height // 3 :, : width // 2] = 200
+    return made
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"), [((96, 64), (3, 2)), ((800, 1000), (7, 9)), ((1, 1), (1, 1)), ((10, 900), (1, 16))]
+)
+def test_captured_maps_are_those_of_the_texture_bit_for_bit(
+    size: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    recorder = Counting()
+    stills = Stills(CPU, recorder)
+    for seed in range(4):
+        one = page(*size, seed)
+        assert torch.equal(stills.maps(one, grid), still(texture(one), grid))
+        stills.check()
+    assert (recorder.recorded, recorder.replayed) == (1, 2)  # the second sighting captures
+
+
+def test_what_was_given_outlives_the_next_picture() -> None:
+    stills = Stills(CPU, Counting(), sightings=1)
+    given = [stills.maps(page(64, 64, seed), (2, 2)) for seed in range(3)]
+    assert not torch.equal(given[1], given[2])
+    assert torch.equal(given[1], still(texture(page(64, 64, 1)), (2, 2)))
+
+
+def test_pictures_of_one_form_share_a_call_however_large() -> None:
+    stills = Stills(CPU, Counting(), sightings=1)
+    for side in (LONGEST, 800, 1600):
+        stills.maps(page(side, side // 2), (4, 2))
+    assert len(stills) == 1
+    stills.maps(page(64, 64), (4, 2))
+    stills.maps(page(64, 64), (2, 2))
+    assert len(stills) == 3
+
+
+def test_least_recently_used_shapes_go_when_there_are_too_many() -> None:
+    recorder = Counting()
+    stills = Stills(CPU, recorder, sightings=1, most_shapes=2)
+    for width in (16, 32, 16, 48):
+        stills.maps(page(16, width), (1, 1))
+        stills.check()
+    assert len(stills) == 2
+    stills.maps(page(16, 16), (1, 1))  # still there
+    assert recorder.recorded == 3
+    stills.maps(page(16, 32), (1, 1))  # gone
+    assert recorder.recorded == 4
+
+
+def test_a_capture_that_fails_is_told_once_and_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    stills = Stills(CPU, Counting(fail_at=0), sightings=1)
+    with caplog.at_level(logging.WARNING):
+        for seed in range(3):
+            one = page(64, 64, seed)
+            assert torch.equal(stills.maps(one, (2, 2)), still(texture(one), (2, 2)))
+            stills.check()
+    assert len(stills) == 0
+    assert len(caplog.records) == 1
+    assert "stream is capturing" in caplog.text
+
+
+def test_whatever_a_capture_raises_the_maps_are_there() -> None:
+    class CompilationError(Exception):
+        pass
+
+    class Failing(Counting):
+        def record(self, function: Replay) -> Replay:
+            raise CompilationError("line 7")
+
+    one = page(64, 64)
+    assert torch.equal(Stills(CPU, Failing(), sightings=1).maps(one, (2, 2)), still(texture(one), (2, 2)))
+
+
+def test_nothing_is_captured_where_graphs_are_off() -> None:
+    stills = captured_stills(CPU, graphs=False)
+    for _ in range(3):
+        stills.maps(page(64, 64), (2, 2))
+    assert len(stills) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_maps_captured_on_a_device_are_the_uncaptured_ones() -> None:
+    device = torch.device("cuda")
+    stills = Stills(device, CudaRecorder(device))
+    for seed in range(5):
+        one = page(800, 1000, seed).to(device)
+        assert torch.equal(stills.maps(one, (7, 9)), still(texture(one), (7, 9)))
+    assert len(stills) == 1

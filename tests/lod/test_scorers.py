@@ -1,0 +1,109 @@
+"""The question's coupling, as shares over the view's tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.lod.relevance_transfer import look_now
+from saccade.lod.scorers import (
+    from_attention,
+    from_head,
+    propositional,
+    side_by_side,
+    still,
+)
+from saccade.lod.texture import texture
+from saccade.lod.types import FINE
+
+
+def test_the_head_is_the_softmax_of_scaled_products() -> None:
+    places = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    share, strength = from_head(torch.tensor([2.0, 0.0]), places)
+    expected = torch.tensor([2.0 / 2**0.5, 0.0, 0.0])
+    assert torch.allclose(share, expected.softmax(0))
+    assert strength == pytest.approx(float(expected.logsumexp(0)))
+
+
+def test_attention_finds_the_token_one_concentrated_head_looks_at() -> None:
+    keys = torch.zeros(2, 9, 2, 8)
+    keys[:, 5, 0] = 4.0
+    queries = torch.zeros(2, 3, 4, 8)
+    queries[:, :, 0:2] = 2.0  # both heads of the first group; the others look everywhere alike
+    share, _ = from_attention(queries, keys)
+    assert int(share.argmax()) == 5
+    assert share[5] > 0.99
+    assert share.sum() == pytest.approx(1.0)
+
+
+def test_attention_of_one_token_and_of_none_preferred_is_flat() -> None:
+    assert from_attention(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 1, 4))[0].tolist() == [1.0]
+    flat, _ = from_attention(torch.zeros(1, 2, 2, 4), torch.zeros(1, 6, 1, 4))
+    assert torch.allclose(flat, torch.full((6,), 1 / 6))
+
+
+def test_looks_together_are_looks_alone() -> None:
+    seeded = torch.Generator().manual_seed(3)
+    queries = torch.randn(5, 3, 2, 8, 16, generator=seeded)
+    keys = torch.randn(5, 3, 12, 2, 16, generator=seeded)
+    questions, places = (torch.randn(*shape, generator=seeded) for shape in ((5, 8), (5, 12, 8)))
+    for way, asked, seen in ((from_attention, queries, keys), (from_head, questions, places)):
+        shares, strengths = way(asked, seen)
+        for i in range(5):
+            share, strength = way(asked[i], seen[i])
+            assert torch.allclose(shares[i], share, atol=1e-6)
+            assert torch.allclose(strengths[i], strength, atol=1e-5)
+
+
+def test_tokens_behind_the_real_ones_change_nothing() -> None:
+    """Whatever lies there: keys of others, of any size. Red when padding has a share, or the entropy of a
+    flat map is that of all tokens."""
+    seeded = torch.Generator().manual_seed(4)
+    queries = torch.randn(4, 3, 1, 8, 16, generator=seeded)
+    keys = torch.randn(4, 3, 12, 2, 16, generator=seeded)
+    real = torch.tensor([12, 5, 1, 2])
+    for i, tokens in enumerate(real):
+        keys[i, :, tokens:] *= 100
+    shares, strengths = from_attention(queries, keys, real)
+    for i, tokens in enumerate(real):
+        share, strength = from_attention(queries[i], keys[i, :, :tokens])
+        assert torch.allclose(shares[i, :tokens], share, atol=1e-6)
+        assert torch.equal(shares[i, tokens:], torch.zeros(12 - int(tokens)))
+        assert torch.allclose(strengths[i], strength, atol=1e-5)
+
+
+def test_every_head_asks_the_keys_of_its_group() -> None:
+    """Heads follow each other group by group, as attention has them."""
+    keys = torch.zeros(1, 6, 2, 4)
+    keys[0, 1, 0], keys[0, 4, 1] = 5.0, 5.0
+    for head, token in ((0, 1), (1, 1), (2, 4), (3, 4)):
+        queries = torch.zeros(1, 1, 4, 4)
+        queries[0, 0, head] = 5.0
+        assert int(from_attention(queries, keys)[0].argmax()) == token
+
+
+def test_a_look_has_every_map_in_its_place() -> None:
+    page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
+    page[::3, ::5] = 0
+    share = torch.arange(6.0) / 15
+    look = look_now(still(texture(page), (3, 2)), (3, 2), share, torch.tensor(1.5))
+    assert look.participatory.flatten().tolist() == pytest.approx(share.tolist())
+    assert look.strength == 1.5
+    assert look.propositional.shape == look.perspectival.shape == look.lost.shape == (3, 2)
+    assert look.propositional.min() > 0
+
+
+def test_the_fine_map_is_the_texture_at_a_quarter_of_a_token() -> None:
+    page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
+    page[40:48, 16:24] = (torch.arange(64).view(8, 8, 1) * 37 % 256).to(torch.uint8)
+    made = texture(page)
+    look = look_now(still(made, (3, 2)), (3, 2), torch.ones(6), torch.tensor(0.0))
+    assert look.still.fine is not None
+    assert look.still.fine.shape == (3 * FINE, 2 * FINE)
+    assert np.allclose(look.still.fine, propositional(made, (3 * FINE, 2 * FINE)).numpy())
+    assert divmod(int(look.still.fine.argmax()), 2 * FINE) == (5, 2)  # places of 8 x 8 pixels
+
+
+def test_parts_run_in_order_where_there_are_no_streams() -> None:
+    ran: list[int] = []
+    side_by_side([lambda: ran.append(0), lambda: ran.append(1), lambda: ran.append(2)])
+    assert ran == [0, 1, 2]

@@ -1,0 +1,546 @@
+"""A device without a model: pages of cells instead of KV, a hash instead of a forward pass.
+
+Each cell is a hash of its input and of the cell before it, as KV is a function of everything before it. So a
+cell that is stale, foreign or overwritten breaks the chain of whoever reads it, and the token sampled from
+a wrong chain is a wrong token.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from saccade.encoder.cache.disk import Disk
+from saccade.encoder.cache.store import FeatureStore
+from saccade.encoder.partial_views import Unfinished
+from saccade.encoder.prompt_layout import lay_out, zoomed
+from saccade.kv_cache.block_pool import BlockPool
+from saccade.kv_cache.pinned_prefixes import Pins
+from saccade.kv_cache.prefix_cache import PrefixCache
+from saccade.kv_cache.swap_space import SwapSpace
+from saccade.kv_cache.vision_blocks import SCOPES
+from saccade.lod.types import Choice, Grid, LodParams, Look, Picture, Region, StillMaps, ViewRule
+from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, Zooming
+from saccade.scheduler.cost_model import Coefficients, CostModel, Work
+from saccade.scheduler.lod_choice import Choose, Looking
+from saccade.scheduler.recall import Recall
+from saccade.scheduler.scheduler import Limits, Scheduler
+from saccade.scheduler.sequence import derive_seed
+from saccade.step_plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
+
+IMAGE_ID = 0  # the placeholder; text uses 1 and above
+MARK_ID = 3  # before a zoomed view
+STOP_ID = 1
+VOCABULARY = 9
+ROOT = 0  # what stands before the first cell
+HALF = 1  # a cell that has not passed all layers
+FEATURE_BYTES = 10  # per token of a view
+STEP_SECONDS = 0.05  # on the engine's clock, where no costs are given
+
+# Milliseconds that make every part of a small step matter.
+COSTS = Coefficients(
+    fixed=1.0,
+    mixed=0.5,
+    row=0.1,
+    context=0.01,
+    token=0.2,
+    crowded=0.1,
+    pair=0.001,
+    encoding=0.5,
+    patch=0.1,
+    patch_pair=0.0005,
+    ridge=4.0,
+)
+
+
+class Cell(NamedTuple):
+    before: int
+    value: int
+
+
+def picture(name: int, slot: int, rows: int = 2, columns: int = 2, frame: Grid | None = None) -> Media:
+    """A picture of rows x columns tokens; all its pixels are its name. With a frame: a global view."""
+    content = name.to_bytes(16, "little")
+    view = View(content, (0, 0, columns, rows), (2 * rows, 2 * columns), 2, b"test")
+    return Media(slot, view, np.full((1, rows, columns, 3), name, dtype=np.uint8), frame)
+
+
+def question(
+    name: str,
+    prompt: list[int],
+    pictures: tuple[Media, ...] = (),
+    *,
+    salt: bytes = b"",
+    priority: int = 0,
+    zooming: Zooming | None = None,
+    registered: bool = False,
+    **sampling: Any,
+) -> Request:
+    """Greedy or not makes no difference here: the device mixes in the seed."""
+    options: dict[str, Any] = {"stop_token_ids": (STOP_ID,), "seed": None, "max_tokens": 4, **sampling}
+    return Request(
+        id=name,
+        prompt=tuple(prompt),
+        media=pictures,
+        sampling=Sampling(**options),
+        salt=salt,
+        priority=priority,
+        zooming=zooming,
+        registered=registered,
+    )
+
+
+def zooming(
+    at: int, slots: tuple[int, ...], tokens: int, pictures: tuple[Media, ...], *, only_look: bool = False
+) -> Zooming:
+    """Views of `tokens` together may be chosen at index `at` of the prompt."""
+    looked = sum(one.view.tokens for one in pictures if one.slot in slots)
+    return Zooming(
+        params=LodParams(),
+        slots=slots,
+        budget=looked + tokens,
+        most_views=2 * len(slots),
+        at=at,
+        before=(MARK_ID,),
+        after=(),
+        only_look=only_look,
+    )
+
+
+def look_of(cells: list[int]) -> Look:
+    """A look at the cells of a view and the question's last: any change of any of them shows."""
+    seen = np.full((1, 1), abs(hash(tuple(cells))) % 1009, dtype=np.float32)
+    return Look(still=StillMaps(propositional=seen, perspectival=seen, lost=seen), participatory=seen)
+
+
+def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
+    """Up to two views of one or two tokens of each picture, as the looks have it, within the budget."""
+    return choose_among(1009)(pictures, budget, params, rule)
+
+
+def choose_among(outcomes: int) -> Choose:
+    """The same with few outcomes: questions about one picture often lead to the same views."""
+    return partial(_choose, outcomes)
+
+
+def _choose(
+    outcomes: int, pictures: Any, budget: int, params: LodParams, rule: ViewRule
+) -> tuple[Choice, ...]:
+    left = budget - sum(one.grid[0] * one.grid[1] for one in pictures)
+    choices = []
+    for one in pictures:
+        number = int(one.look.participatory[0, 0]) % outcomes
+        regions: list[Region] = []
+        for part in range(number % 3):
+            columns = 1 + number // 3 % 2
+            if columns <= left:
+                left -= columns
+                regions.append(Region((part, 0, part + 1, 1 + number // 6 % 2), (1, columns), 1.0))
+        choices.append(Choice(regions=tuple(regions), relevance=one.look.lost))
+    return tuple(choices)
+
+
+def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: Choose) -> Request:
+    """The request with its views chosen, as it would be alone."""
+    if request.zooming is None:
+        return request
+    cells = all_cells(request, limits, roles)
+    media = {item.slot: item for item in request.media}
+    order = sorted(media)
+    spans = dict(zip(order, lay_out(request).spans, strict=True))
+    slots = request.zooming.slots
+    pictures = [
+        Picture(
+            look=look_of([cell.value for cell in (*cells[spans[slot].start : spans[slot].stop], cells[-1])]),
+            size=media[slot].view.box[2:],
+            frame=media[slot].full,
+            grid=media[slot].view.token_grid,
+        )
+        for slot in slots
+    ]
+    choices = chooser(pictures, request.zooming.budget, request.zooming.params, ViewRule())
+    return zoomed(request, {slot: choice.regions for slot, choice in zip(slots, choices, strict=True)})
+
+
+def all_cells(request: Request, limits: Limits, roles: Set[Role]) -> list[Cell]:
+    """Of the prompt as it is laid out, one after the other."""
+    layout = lay_out(request)
+    names = {item.slot: int(item.pixels.flat[0]) for item in request.media if item.pixels.size}
+    shown = [item.slot if item.origin is None else item.origin for item in in_order(request)]
+    inputs: list[int] = list(layout.tokens)
+    for span, slot in zip(layout.spans, shown, strict=True):
+        for offset in range(span.view.tokens):
+            inputs[span.start + offset] = visual_input(names[slot], span.view, offset)
+    views = {token for span in layout.spans if span.role in roles for token in range(span.start, span.stop)}
+    cells: list[Cell] = []
+    for index, content in enumerate(inputs):
+        first = index // limits.block_size * limits.block_size
+        apart = views.issuperset(range(first, first + limits.block_size))
+        before = cells[-1].value if cells else ROOT
+        cells.append(next_cell(before, content, true_positions(layout, index), apart))
+    return cells
+
+
+def in_order(request: Request) -> list[Media]:
+    return sorted(request.media, key=lambda item: item.slot)
+
+
+def next_cell(before: int, content: int, positions: tuple[float, ...], apart: bool) -> Cell:
+    """A block in the vision pool may be of another precision: what is computed of it differs."""
+    return Cell(before, hash((before, content, *positions, *[apart] * apart)))
+
+
+def sample(last: Cell, seed: int, output_position: int) -> int:
+    return 1 + hash((last.value, seed, output_position)) % (VOCABULARY - 1)
+
+
+def visual_input(name: int, view: View, offset: int) -> int:
+    return -2 - abs(hash((name, view.box, view.grid, offset)))  # apart from every token id
+
+
+def answer_alone(
+    request: Request,
+    index: int,
+    limits: Limits,
+    roles: Set[Role] = frozenset(),
+    chooser: Choose = choose_by_hash,
+) -> list[int]:
+    """What the request's choice gets with the engine to itself: the whole truth, without blocks or steps."""
+    request = decided_alone(request, limits, roles, chooser)
+    layout = lay_out(request)
+    sampling = request.sampling
+    seed = derive_seed(sampling, limits.seed, request.id, index)
+    cells = all_cells(request, limits, roles)
+    output: list[int] = []
+    for index in range(len(cells), min(len(cells) + sampling.max_tokens, limits.max_model_len)):
+        output.append(sample(cells[-1], seed, len(output)))
+        if len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
+            break
+        cells.append(next_cell(cells[-1].value, output[-1], true_positions(layout, index), False))
+    return output
+
+
+def true_positions(layout: Layout, index: int) -> tuple[float, ...]:
+    if index < len(layout.tokens):
+        return tuple(float(axis[index]) for axis in layout.positions)
+    return (float(index + layout.delta),) * 3
+
+
+@dataclass
+class Device:
+    limits: Limits
+    pool: BlockPool
+    store: FeatureStore[int]
+    unfinished: Unfinished[tuple[int, ...]]
+    tables: dict[tuple[int, int], int] = field(default_factory=dict)
+    cells: dict[tuple[int, int], Cell] = field(default_factory=dict)  # (block, offset)
+    entered: dict[int, Enter] = field(default_factory=dict)
+    last_tokens: dict[int, int] = field(default_factory=dict)
+    encoded: list[bytes] = field(default_factory=list)
+    host: dict[int, dict[int, Cell]] = field(default_factory=dict)  # slot -> cells by offset
+    coming: list[tuple[int, dict[int, Cell]]] = field(default_factory=list)  # (block, cells), still under way
+    swapped: int = 0  # blocks that came back
+    slices: int = 0  # that did not complete their view
+    looked: int = 0  # rows that looked
+    guessed: int = 0  # of those, rows that went on and sampled
+    brief: int = 0  # steps that ended before the last layers
+    fails: Callable[[Encode], bool] = lambda encode: False
+
+    def place(self, row: int, index: int) -> tuple[int, int]:
+        return self.tables[row, index // self.limits.block_size], index % self.limits.block_size
+
+    def begin(self, plan: StepPlan) -> dict[bytes, str]:
+        """Swaps and views; gives those that fail, of which nothing is done."""
+        self.check_budgets(plan)
+        self.swap(plan)
+        failed = {encode.key: "bad luck" for encode in plan.encodes if self.fails(encode)}
+        for encode in plan.encodes:
+            if encode.key not in failed:
+                self.encode(encode)
+        return failed
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The rest, in the plan's order. The scheduler has not been called since it made the plan, but to
+        take out what needs a view that failed."""
+        for enter in plan.enter:
+            self.entered[enter.row] = enter
+        for row_number, index, block in plan.table:
+            self.tables[row_number, index] = block
+        self.copy(plan)
+        # Every context is read before anything is written: a row may not lean on another row of its step.
+        contexts = [self.read_context(row) for row in plan.rows]
+        sampled = [self.compute(row, last) for row, last in zip(plan.rows, contexts, strict=True)]
+        tokens = tuple(token for token in sampled if token is not None)
+        looks = tuple(self.looks(row) for row in plan.rows if row.sights)
+        if plan.brief:
+            self.leave_half(plan)
+        return StepResult(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens), looks=looks)
+
+    def leave_half(self, plan: StepPlan) -> None:
+        """What a brief step computes has not passed all layers: whoever reads it breaks the chain."""
+        assert sum(row.count for row in plan.rows) <= self.limits.brief.tokens
+        for row in plan.rows:
+            assert row.sights, "a brief step has a row that does not look"
+            assert not row.sample, "a token would be sampled from what has not passed all layers"
+            assert not row.spans, "a view's tokens would be computed twice"
+            for index in range(row.start, row.start + row.count):
+                self.cells[self.place(row.row, index)] = Cell(HALF, HALF)
+        self.brief += 1
+
+    def looks(self, row: Row) -> tuple[Look, ...]:
+        """From the cells of the views, wherever they were computed, and that of the question's end."""
+        assert 0 < row.asks <= row.count
+        assert row.sample or row.asks == row.count, "a row goes on behind its look with nothing to sample"
+        last = row.start + row.asks - 1
+        self.looked += 1
+        self.guessed += row.sample
+        return tuple(
+            look_of(
+                [
+                    self.cells[self.place(row.row, index)].value
+                    for index in (*range(sight.span.start, sight.span.stop), last)
+                ]
+            )
+            for sight in row.sights
+        )
+
+    def encode(self, encode: Encode) -> None:
+        """A view half way is the layers it has passed, in order, and its pixels."""
+        assert not self.store.has(encode.key), "a view is encoded again while its features are there"
+        depth, name = self.limits.encode_layers, int(encode.pixels.flat[0])
+        stop = depth if encode.stop is None else encode.stop
+        assert 0 <= encode.first < stop <= depth
+        passed = self.unfinished.take(encode.key) if encode.first else (name,)
+        assert passed == (name, *range(encode.first)), "a slice does not follow the one before"
+        passed += tuple(range(encode.first, stop))
+        self.slices += encode.stop is not None
+        if encode.stop is None:
+            self.store.put(encode.key, passed[0], encode.view.tokens * FEATURE_BYTES, encode.view.content)
+            self.encoded.append(encode.key)
+        else:
+            assert stop < depth
+            self.unfinished.keep(encode.key, passed)
+
+    def check_budgets(self, plan: StepPlan) -> None:
+        assert plan.rows, "a step computes something"
+        assert sum(row.count for row in plan.rows) <= self.limits.max_step_tokens
+        assert len({row.row for row in plan.rows}) == len(plan.rows), "a row runs twice in a step"
+        assert len({row.sequence for row in plan.rows}) == len(plan.rows)
+        assert all(0 <= row.row < self.limits.max_rows for row in plan.rows)
+        keys = [encode.key for encode in plan.encodes]
+        assert len(keys) == len(set(keys)), "a view is encoded twice in a step"
+        patches = sum(encode.patches for encode in plan.encodes)
+        assert len(keys) <= 1 or patches <= self.limits.max_encode_patches
+
+    def swap(self, plan: StepPlan) -> None:
+        """What comes in is there for the rows of the next step, unless this one waits for it: nobody may
+        have read it before."""
+        for block, cells in self.coming:
+            self.fill(block, cells)
+        for block, slot in plan.swap_outs:
+            self.host[slot] = self.contents(block)
+        self.coming = [(block, self.host[slot]) for slot, block in plan.swap_ins]
+        assert len({block for block, _ in self.coming}) == len(plan.swap_ins)
+        for block, cells in self.coming:
+            self.fill(block, cells if plan.await_swaps else {})
+        self.coming = [] if plan.await_swaps else self.coming
+        self.swapped += len(plan.swap_ins)
+
+    def contents(self, block: int) -> dict[int, Cell]:
+        offsets = range(self.limits.block_size)
+        return {offset: self.cells[block, offset] for offset in offsets if (block, offset) in self.cells}
+
+    def fill(self, block: int, cells: dict[int, Cell]) -> None:
+        for offset in range(self.limits.block_size):
+            self.cells.pop((block, offset), None)
+        self.cells.update({(block, offset): cell for offset, cell in cells.items()})
+
+    def copy(self, plan: StepPlan) -> None:
+        sources, targets = {source for source, _ in plan.copies}, [target for _, target in plan.copies]
+        assert not sources & set(targets), "the order of copies would matter"
+        assert all(
+            self.pool.in_vision(source) == self.pool.in_vision(target) for source, target in plan.copies
+        )
+        assert len(set(targets)) == len(targets)
+        for source, target in plan.copies:
+            self.fill(target, self.contents(source))
+
+    def read_context(self, row: Row) -> Cell:
+        """The last cell before the row, once every cell before it is seen to continue the one before."""
+        last = Cell(ROOT, ROOT)
+        for index in range(row.start):
+            cell = self.cells[self.place(row.row, index)]
+            assert cell.before == last.value, f"sequence {row.sequence} reads a foreign cell at {index}"
+            last = cell
+        return last
+
+    def compute(self, row: Row, last: Cell) -> int | None:
+        tokens = list(row.tokens)
+        assert row.count - len(tokens) in (0, 1)
+        if len(tokens) < row.count:
+            tokens.append(self.last_tokens[row.row])
+        for offset, token in enumerate(tokens):
+            index = row.start + offset
+            place = self.place(row.row, index)
+            assert self.pool.writable(place[0]), f"sequence {row.sequence} writes a block that is not its own"
+            positions = tuple(float(axis[offset]) for axis in row.positions)
+            apart = self.pool.in_vision(place[0])
+            last = next_cell(last.value, self.look(row, index, token), positions, apart)
+            self.cells[place] = last
+        if not row.sample:
+            return None
+        self.last_tokens[row.row] = sample(last, self.entered[row.row].seed, row.output_position)
+        return self.last_tokens[row.row]
+
+    def look(self, row: Row, index: int, token: int) -> int:
+        for span in row.spans:
+            if span.start <= index < span.stop:
+                assert token == IMAGE_ID
+                return visual_input(self.store.get(span.key), span.view, index - span.start)
+        assert token != IMAGE_ID, "a placeholder without its view"
+        return token
+
+
+class Engine:
+    """Scheduler and device, stepped as the engine does it: overlapped or not; `check` after every call."""
+
+    def __init__(
+        self,
+        *,
+        overlap: bool = False,
+        prefix_caching: bool = True,
+        blocks: int = 64,
+        vision: int = 0,  # of the blocks
+        roles: Set[Role] = SCOPES["all"],
+        feature_bytes: int = 1000,
+        limits: Limits | None = None,
+        slots: int = 0,
+        slot_milliseconds: float = 0.0,
+        host_bytes: int = 0,
+        disk: Disk | None = None,
+        pins: Pins | None = None,
+        chooser: Choose = choose_by_hash,
+        luck: float | None = None,  # of guesses; None: learnt
+        hears: bool = True,  # overlapped: looks at guesses are heard before the next step is planned
+    ) -> None:
+        self.now = 0.0
+        self.chooser = chooser
+        self.hears = hears
+        self.truth = CostModel(COSTS, learning=False)
+        self.limits = limits or small_limits()
+        self.pool = BlockPool(blocks, vision, roles)
+        self.store: FeatureStore[int] = FeatureStore(
+            feature_bytes, host=host_bytes, disk=disk, clock=lambda: self.now
+        )
+        prefix = PrefixCache(self.pool, self.limits.block_size, pins) if prefix_caching else None
+        self.unfinished: Unfinished[tuple[int, ...]] = Unfinished(self.limits.max_encode_patches)
+        self.scheduler = Scheduler(
+            self.limits,
+            self.pool,
+            prefix,
+            self.store,
+            CostModel(COSTS),
+            clock=lambda: self.now,
+            unfinished=self.unfinished,
+            swap=SwapSpace(slots, slot_milliseconds),
+            looking=Looking(chooser=chooser),
+            recall=Recall(luck),
+        )
+        self.device = Device(self.limits, self.pool, self.store, self.unfinished)
+        self.overlap = overlap
+        self.in_flight: list[tuple[StepPlan, StepResult]] = []
+        self.plans: list[StepPlan] = []
+        self.deltas: dict[str, list[Delta]] = {}
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request, lay_out(request))
+        self.deltas[request.id] = []
+        self.scheduler.check()
+
+    def cancel(self, name: str) -> None:
+        self.take(self.scheduler.cancel(name))
+
+    def take(self, deltas: list[Delta]) -> None:
+        self.scheduler.check()
+        for delta in deltas:
+            self.deltas[delta.request_id].append(delta)
+
+    def step(self) -> StepPlan | None:
+        """Plan and launch one step; learn the result of it, or when overlapped of the one before."""
+        self.take(self.scheduler.end_lost())
+        self.hear()
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        self.now += STEP_SECONDS
+        if plan is not None:
+            failed = self.device.begin(plan)
+            if failed:
+                plan, told = self.scheduler.fail_views(plan, failed)
+                self.take(told)
+            self.plans.append(plan)
+            self.in_flight.append((plan, self.device.run(plan)))
+        elif not self.in_flight:
+            ended = self.scheduler.end_lost()
+            self.take(ended)
+            waits = self.store.fetching or ended
+            assert self.scheduler.idle or waits, "nothing runs, nothing is in flight, and somebody waits"
+        if self.in_flight and (plan is None or len(self.in_flight) > self.overlap):
+            oldest, result = self.in_flight.pop(0)
+            took = self.truth.predict(work_of(oldest, self.limits.encode_layers)) / 1e3
+            self.take(self.scheduler.apply(oldest, result, took if result.tokens else None))
+        return plan
+
+    def hear(self) -> None:
+        """What the next step does depends on what the one in flight saw."""
+        if self.in_flight and self.hears and self.in_flight[-1][0].guessed:
+            plan, result = self.in_flight[-1]
+            self.take(self.scheduler.hear(plan, result.looks))
+
+    def fail(self) -> None:
+        """The step launched last cannot be run after all."""
+        if self.in_flight:
+            self.take(self.scheduler.fail(self.in_flight.pop()[0], "out of luck"))
+
+    def run(self, steps: int = 2000, until: Callable[[], bool] | None = None) -> None:
+        for _ in range(steps):
+            if self.scheduler.idle or (until is not None and until()):
+                return
+            self.step()
+        raise AssertionError(f"not done after {steps} steps")
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [token for delta in self.deltas[name] if delta.index == index for token in delta.tokens]
+
+    def finish(self, name: str, index: int = 0) -> str | None:
+        ends = [delta.finish for delta in self.deltas[name] if delta.index == index and delta.finish]
+        assert len(ends) <= 1, "a choice ends once"
+        return ends[0] if ends else None
+
+    def cached(self, name: str) -> int:
+        return sum(delta.cached_tokens for delta in self.deltas[name])
+
+
+def work_of(plan: StepPlan, layers: int) -> Work:
+    work = Work()
+    for row in plan.rows:
+        work.add_row(row.start, row.count)
+    for encode in plan.encodes:
+        work.add_view(encode.patches, encode.share(layers))
+    return work
+
+
+def small_limits(**changes: Any) -> Limits:
+    numbers: dict[str, Any] = {
+        "max_rows": 4,
+        "max_step_tokens": 32,
+        "max_model_len": 64,
+        "block_size": 4,
+        "max_encode_patches": 64,
+        "max_queue": 100,
+        "itl_margin": 0.0,  # costs of tests are exact
+        "stretch": 1.0,  # and their targets stand, however long somebody waits
+        **changes,
+    }
+    return Limits(**numbers)

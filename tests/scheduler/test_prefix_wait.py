@@ -1,0 +1,115 @@
+"""What one is computing, others wait for rather than compute it too; nobody waits in vain."""
+
+import pytest
+
+from saccade.kv_cache.prefix_cache import PrefixCache
+from saccade.scheduler.prefix_wait import Coming
+from saccade.scheduler.sequence import Sequence
+from saccade.step_plan import StepPlan
+from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
+
+TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]  # 20 tokens: five blocks of four
+
+
+def starts(plan: StepPlan | None) -> dict[int, int]:
+    """By sequence: where its row of a plan begins."""
+    return {} if plan is None else {row.sequence: row.start for row in plan.rows}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_first_of_those_who_begin_alike_computes_the_beginning_for_all(overlap: bool) -> None:
+    engine = Engine(overlap=overlap, limits=small_limits(wait_tokens=8, max_step_tokens=100))
+    asked = [question(name, [*TEXT, number], max_tokens=2) for number, name in enumerate("abc", 2)]
+    for one in asked:
+        engine.add(one)
+    assert starts(engine.step()) == {0: 0}
+    engine.run()
+    begun = {sequence: start for plan in reversed(engine.plans) for sequence, start in starts(plan).items()}
+    assert begun == {0: 0, 1: 20, 2: 20}
+    for one in asked:
+        assert engine.tokens(one.id) == answer_alone(one, 0, engine.limits)
+
+
+def test_a_picture_asked_about_several_times_at_once_is_computed_once() -> None:
+    engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
+    for number, name in enumerate("ab", 2):
+        engine.add(question(name, [IMAGE_ID, number, 3], (picture(1, 0, 4, 4),), max_tokens=1))
+    assert starts(engine.step()) == {0: 0}
+    assert starts(engine.step()) == {1: 16}
+
+
+def test_who_begins_otherwise_passes_those_who_wait() -> None:
+    engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
+    engine.add(question("a", [*TEXT, 2], max_tokens=1))
+    engine.add(question("b", [*TEXT, 3], max_tokens=1))
+    engine.add(question("c", TEXT[::-1], max_tokens=1))
+    assert starts(engine.step()) == {0: 0, 2: 0}
+
+
+def test_for_little_nobody_waits() -> None:
+    engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
+    engine.add(question("a", [*TEXT[:7], 2], max_tokens=1))
+    engine.add(question("b", [*TEXT[:7], 3], max_tokens=1))  # one block and three tokens in common
+    assert starts(engine.step()) == {0: 0, 1: 0}
+
+
+def test_who_is_waited_for_may_leave() -> None:
+    engine = Engine(overlap=True, limits=small_limits(wait_tokens=8, max_step_tokens=8))
+    engine.add(question("a", [*TEXT, 2], max_tokens=1))
+    engine.add(question("b", [*TEXT, 3], max_tokens=1))
+    assert starts(engine.step()) == {0: 0}
+    engine.cancel("a")
+    assert starts(engine.step()) == {1: 0}
+    engine.run()
+
+
+def test_who_has_waited_goes_on_as_soon_as_the_block_is_there_though_others_share_it_by_then() -> None:
+    engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=24))
+    for number, name in enumerate("abcd", 2):
+        engine.add(question(name, [*TEXT, number], max_tokens=3, stop_token_ids=()))
+    assert starts(engine.step()) == {0: 0}
+    assert set(starts(engine.step())) == {0, 1, 2, 3}
+
+
+def test_who_waits_is_asked_anew_when_little_is_left_and_not_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand questions about one picture would else take longer to ask than a step lasts."""
+    limits = small_limits(wait_tokens=8, max_step_tokens=100, itl_target=0.001, least_chunk=2)
+    engine = Engine(limits=limits)
+    engine.add(question("stream", [2, 3], max_tokens=50, stop_token_ids=()))
+    engine.step()
+    told: list[bool] = []
+    real = Coming.awaited
+
+    def noted(coming: Coming, sequence: Sequence) -> bool:
+        told.append(real(coming, sequence))
+        return told[-1]
+
+    monkeypatch.setattr(Coming, "awaited", noted)
+    engine.add(question("a", [*TEXT, 2], max_tokens=1))
+    engine.add(question("b", [*TEXT, 3], max_tokens=1))
+    engine.run(until=lambda: bool(engine.tokens("b")))
+    assert told.count(True) == 1
+    begun = next(plan for plan in engine.plans if 2 in starts(plan))
+    assert starts(begun)[2] >= 16  # one block is less than it would wait for
+    assert engine.tokens("b") == answer_alone(question("b", [*TEXT, 3], max_tokens=1), 0, engine.limits)
+
+
+def test_what_is_in_the_cache_already_is_not_gone_through_for_everyone_who_shares_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
+    engine.add(question("first", [*TEXT, 2], max_tokens=1))
+    engine.run()
+    looked_up: list[bytes] = []
+    real = PrefixCache.holds
+
+    def noted(cache: PrefixCache, key: bytes) -> bool:
+        looked_up.append(key)
+        return real(cache, key)
+
+    monkeypatch.setattr(PrefixCache, "holds", noted)
+    engine.add(question("again", [*TEXT, 3, 4, 5, 6], max_tokens=1))  # five blocks from the cache, and one
+    assert starts(engine.step()) == {1: 20}
+    assert len(looked_up) == 2

@@ -1,0 +1,243 @@
+"""One request keeps nobody else waiting: not by its text, its pictures, its answer, nor by leaving."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from saccade.inputs.media.cancellation import Halt
+from saccade.request import Delta, Request
+from saccade.server import openai_serving as exchange
+from saccade.server import state as service
+from saccade.server import streaming as reply
+from saccade.server.chat_messages import UserMessage
+from tests.server.client_checks import picture
+from tests.server.conftest import MODEL, Site
+from tests.server.fakes import FakeLink
+from tests.server.test_lifetime import Visit, chat
+
+LOOK = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "say: seen"}]
+
+
+class Noting(ThreadPoolExecutor):
+    """Counts what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.given = 0
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **more: Any) -> Future[Any]:
+        self.given += 1
+        return super().submit(work, *arguments, **more)
+
+
+class Backlog(FakeLink):
+    """All deltas are there at once, so that reading them never waits."""
+
+    async def _generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        for place in range(request.sampling.max_tokens):
+            last = place + 1 == request.sampling.max_tokens
+            yield Delta(request_id=request.id, tokens=(97,), finish="length" if last else None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_loop_turns_while_a_backlog_is_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(service, "SLICE_SECONDS", 0.0)  # every turn has lasted long enough
+    monkeypatch.setattr(site.app.service, "link", Backlog())
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    answer = await site.chat("x", max_tokens=1000, stream=stream)
+    counting.cancel()
+    assert answer.status_code == 200
+    assert turns > 400  # every second delta waits for a turn
+
+
+async def test_all_requests_share_the_work_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are, each does one thing more in a turn that has lasted long enough."""
+    now = 0.0
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: now))
+    pace = service.Pace()
+    done = 0
+
+    async def work() -> None:
+        nonlocal now, done
+        for _ in range(10):
+            done += 1
+            now += service.SLICE_SECONDS
+            await pace.breathe()
+
+    tasks = [asyncio.create_task(work()) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert done == 6  # the one who began the turn went on once
+    await asyncio.gather(*tasks)
+
+
+async def test_small_texts_are_prepared_at_once_and_nothing_else_is(site: Site) -> None:
+    texts, media = Noting(), Noting()
+    site.app.service.preparers, site.app.service.loaders = texts, media
+    assert (await site.chat("say: hi")).status_code == 200
+    assert (await site.complete("say: hi")).status_code == 200
+    assert (texts.given, media.given) == (0, 0)
+    assert (await site.complete(["say: hi"] * 3)).status_code == 200  # one by one they would hold up others
+    assert (texts.given, media.given) == (3, 0)
+    texts.given = 0
+    assert (await site.chat("say: " + "h" * exchange.SMALL_BODY)).status_code == 400  # more than the context
+    assert (texts.given, media.given) == (1, 0)
+    assert len(json.dumps(LOOK)) < exchange.SMALL_BODY - 200  # its body is small too
+    assert (await site.chat(LOOK)).status_code == 200
+    assert (texts.given, media.given) == (1, 1)
+
+
+async def test_requests_with_media_have_threads_of_their_own(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
+    texts, media = Noting(), Noting()
+    site.app.service.preparers, site.app.service.loaders = texts, media
+    assert (await site.chat("say: hi")).status_code == 200
+    assert (texts.given, media.given) == (1, 0)
+    assert (await site.complete("say: hi")).status_code == 200
+    assert (texts.given, media.given) == (2, 0)
+    assert (await site.chat(LOOK)).status_code == 200
+    assert (texts.given, media.given) == (2, 1)
+
+
+@pytest.mark.parametrize("way", ["client", "drain"])
+async def test_who_leaves_takes_the_loading_thread_along(
+    site: Site, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    entered, ended = asyncio.Event(), asyncio.Event()
+
+    def slow(*arguments: Any, halt: Halt, **more: Any) -> Any:
+        over = threading.Event()
+        with halt.ending(over.set):
+            loop.call_soon_threadsafe(entered.set)
+            over.wait()
+        loop.call_soon_threadsafe(ended.set)
+        halt.check()
+
+    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
+    monkeypatch.setattr(site.app.service.front, "prepare_chat", slow)
+    visit = Visit(site, httpx.Request("POST", "http://x", json=chat("x")).content)
+    await entered.wait()
+    if way == "client":
+        visit.left.set()
+    else:
+        await site.app.service.drain(0.0)
+    await visit.task
+    async with asyncio.timeout(20):
+        await ended.wait()
+    assert not site.link.requests
+
+
+async def test_messages_are_unpacked_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    where: set[threading.Thread] = set()
+    real = UserMessage.model_dump
+
+    def noted(self: UserMessage, **options: Any) -> Any:
+        where.add(threading.current_thread())
+        return real(self, **options)
+
+    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
+    monkeypatch.setattr(UserMessage, "model_dump", noted)
+    await site.chat("say: hi")
+    assert where
+    assert threading.current_thread() not in where
+
+
+@pytest.mark.parametrize(("limit", "threads"), [(0, 1), (10_000, 0)])
+async def test_long_answers_are_written_in_a_thread(
+    site: Site, monkeypatch: pytest.MonkeyPatch, limit: int, threads: int
+) -> None:
+    monkeypatch.setattr(exchange, "LARGE_ANSWER", limit)
+    site.app.service.preparers = pool = Noting()
+    answer = await site.chat("say: hi", logprobs=True, top_logprobs=5)
+    assert answer.json()["choices"][0]["message"]["content"] == "hi"
+    assert pool.given == threads
+
+
+async def test_slices_of_an_answer_make_the_same_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = []
+    for size in (1, 3, 1000):
+        monkeypatch.setattr(reply, "SLICE", size)
+        answer = await site.chat("say: some words", logprobs=True, top_logprobs=2, n=2)
+        bodies.append(answer.json()["choices"])
+        assert len(bodies[-1][1]["logprobs"]["content"]) == 11
+    assert bodies[0] == bodies[1] == bodies[2]
+
+
+STUCK = """
+import threading
+from saccade.server import run
+
+async def ended(engine, config):
+    threading.Thread(target=threading.Event().wait).start()
+    return 3
+
+run._run_server = ended
+run.EXIT_SECONDS = 0.01
+raise SystemExit(run.run_server(None, None))
+"""
+
+
+def test_a_thread_that_does_not_end_cannot_keep_the_process() -> None:
+    over = subprocess.run([sys.executable, "-c", STUCK], timeout=60, capture_output=True, check=False)
+    assert over.returncode == 3, over.stderr
+
+
+# --- who may ask -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    "kind",
+    [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonx"],
+)
+async def test_a_body_that_is_not_called_json_is_415(site: Site, path: str, kind: str | None) -> None:
+    """Other types, and none, a web page may send anywhere without asking."""
+    body = json.dumps({**chat("say: hi"), "prompt": "x"}).encode()
+    headers = {"origin": "http://evil.example"} | ({"content-type": kind} if kind else {})
+    answer = await site.send("POST", path, content=body, headers=headers)
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
+    assert "application/json" in answer.json()["error"]["message"]
+    assert not site.link.requests
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/json "])
+async def test_json_is_called_json_in_several_ways(site: Site, kind: str) -> None:
+    body = json.dumps({"model": MODEL, "messages": chat("x")["messages"]}).encode()
+    answer = await site.send("POST", "/v1/chat/completions", content=body, headers={"content-type": kind})
+    assert answer.status_code == 200
+
+
+async def test_an_error_names_the_picture_it_is_about(site: Site) -> None:
+    bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    answer = await site.chat([*LOOK, bad])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[0].content[2]"
+
+
+async def test_a_prompt_that_is_too_long_is_called_a_prompt(site: Site) -> None:
+    for prompt in ("x" * 3000, "x" * 3_000_000, [5] * 3000):
+        answer = await site.complete(prompt)
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert answer.json()["error"]["param"] == "prompt"

@@ -1,0 +1,225 @@
+"""The command on a tiny random model: it cannot answer, but everything around the answers must be right."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from saccade import pictures
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig
+from saccade.errors import ConfigError, SaccadeError
+from saccade.tools.evaluation import command
+from saccade.tools.evaluation.options import CURVE_LIMITS, EvalOptions
+from tests import checkpoints
+
+SMALL: dict[str, Any] = {"limit": 2, "max_tokens": 6, "workers": 0, "progress": False}
+TASKS = ("shape", "position")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.qwen3_vl(tmp_path_factory.mktemp("evaluate") / "vl")
+
+
+def engine(model: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(model=str(model), device="cpu", kv_cache_bytes=16 << 20, max_num_seqs=8, **options)
+
+
+def evaluate(model: Path, target: Path, **changed: Any) -> dict[str, Any]:
+    options = EvalOptions(**{**SMALL, "tasks": TASKS, "json": str(target), **changed})
+    assert command.run(engine(model), options) == 0
+    document: dict[str, Any] = json.loads(target.read_text())
+    return document
+
+
+def test_every_question_is_asked_once_and_stands_in_the_json(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = evaluate(model, tmp_path / "out.json", batch=3)
+    asked = [(one["task"], one["index"]) for one in document["questions"]]
+    assert asked == [("shape", 0), ("shape", 100), ("position", 0), ("position", 100)]
+    for one in document["questions"]:
+        example = pictures.example(one["task"], one["index"])
+        assert (one["question"], one["answer"], one["kind"]) == (
+            example.question,
+            example.answer,
+            example.kind,
+        )
+        (answer,) = one["answers"].values()
+        assert set(answer) == {"text", "right", "visual_tokens", "size", "output_tokens", "finish"}
+        assert answer["size"] == [example.image.shape[1], example.image.shape[0]]
+        assert 4 <= answer["visual_tokens"] <= 64  # the tiny checkpoint's limits
+        assert answer["right"] is pictures.correct(example, answer["text"])
+    (level,) = document["levels"]
+    assert level["limit"] is None
+    assert [one["name"] for one in level["tasks"]] == list(TASKS)
+    assert level["overall"]["questions"] == 4
+    right = sum(one["answers"]["full"]["right"] for one in document["questions"])
+    assert level["overall"]["right"] == right
+    assert {"schema", "model", "weights", "date", "command", "commit", "machine", "versions"} < set(document)
+    assert document["options"]["limit"] == 2
+    assert document["peer"] is None
+    printed = capsys.readouterr()
+    for wanted in ("shape", "position", "overall", "95% interval", "visual tokens"):
+        assert wanted in printed.out
+    assert printed.err == ""
+
+
+def test_the_answers_scored_are_the_engines_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A random model is never right; an oracle put in place of the scoring shows what is passed to it."""
+    seen: list[tuple[str, str]] = []
+
+    def score(example: pictures.Example, text: str) -> bool:
+        seen.append((example.task, text))
+        return example.task == "shape"
+
+    monkeypatch.setattr(pictures, "correct", score)
+    document = evaluate(model, tmp_path / "out.json")
+    assert [one["accuracy"] for one in document["levels"][0]["tasks"]] == [1.0, 0.0]
+    texts = [(one["task"], one["answers"]["full"]["text"]) for one in document["questions"]]
+    assert seen == texts
+
+
+def test_what_is_answered_does_not_depend_on_how_it_is_batched(model: Path, tmp_path: Path) -> None:
+    one, many = (evaluate(model, tmp_path / "out.json", batch=batch)["questions"] for batch in (1, 32))
+    assert one == many
+
+
+def test_a_token_limit_holds_for_every_picture(model: Path, tmp_path: Path) -> None:
+    document = evaluate(model, tmp_path / "out.json", visual_tokens=12)
+    for one in document["questions"]:
+        assert one["answers"]["12"]["visual_tokens"] <= 12
+    assert document["levels"][0]["overall"]["mean_visual_tokens"] <= 12
+
+
+def test_the_curve_writes_page_plot_and_raw_answers(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "deep" / "quality"
+    options = EvalOptions(**{**SMALL, "tasks": TASKS, "limit": 1, "curve": True, "out": folder})
+    assert command.run(engine(model), options) == 0
+    document = json.loads((folder / "curve.json").read_text())
+    assert [level["limit"] for level in document["levels"]] == [*CURVE_LIMITS, None]
+    names = [*map(str, CURVE_LIMITS), "full"]
+    for one in document["questions"]:
+        assert sorted(one["answers"]) == sorted(names)
+        # Nothing here costs more than 64 tokens: one picture, one answer at every level.
+        assert len({json.dumps(answer) for answer in one["answers"].values()}) == 1
+    page = (folder / "curve.md").read_text()
+    assert "| task | questions | 64 | 128 | 256 | 512 | 1024 | full |" in page
+    assert "A sample: 1 questions per task, spread evenly over the set's 200." in page
+    root = ElementTree.fromstring((folder / "curve.svg").read_text())
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2  # objects, overall
+    assert "overall" in capsys.readouterr().out
+
+
+def test_the_peer_gets_the_same_prompt_and_gives_the_same_tokens(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = evaluate(model, tmp_path / "out.json", peer="transformers", visual_tokens=40)
+    assert document["engine"]["resolved_dtype"] == "float32"
+    found = document["peer"]
+    assert (found["peer"], found["questions"]) == ("transformers", 4)
+    assert found["same_prompts"] == found["equal"] == 4
+    assert found["tokens"] == found["shared_tokens"] == 4 * 6
+    for one in document["questions"]:
+        assert one["peer"]["equal"] is True
+        assert one["peer"]["text"] == one["answers"]["40"]["text"]
+        assert len(one["peer"]["token_ids"]) == 6
+    printed = capsys.readouterr()
+    assert "4 of 4 greedy answers equal token for token" in " ".join(printed.out.split())
+    assert printed.err == ""
+
+
+def test_an_instruction_reaches_the_model(model: Path, tmp_path: Path) -> None:
+    plain, told = (
+        evaluate(model, tmp_path / "out.json", peer="transformers", limit=1, instruction=line)
+        for line in (None, "One word.")
+    )
+    assert told["peer"]["same_prompts"] == 2
+    texts = [[one["answers"]["full"]["text"] for one in run["questions"]] for run in (plain, told)]
+    assert texts[0] != texts[1]
+
+
+def test_the_fingerprint_tells_weights_apart_and_knows_them_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "FINGERPRINT_BYTES", 1000)
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    first = command.fingerprint(open_checkpoint(str(model)))
+    assert command.fingerprint(open_checkpoint(str(copy))) == first
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert command.fingerprint(open_checkpoint(str(copy))) != first
+
+
+def test_weights_that_change_while_loading_are_not_evaluated(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine and peer read the folder one after the other."""
+    prints = iter(("before", "after"))
+    monkeypatch.setattr(command, "fingerprint", lambda _: next(prints))
+    with pytest.raises(SaccadeError, match="changed while they were loaded"):
+        command.run(engine(model), EvalOptions(**{**SMALL, "tasks": ("shape",)}))
+
+
+def test_json_on_stdout_is_alone_there(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = EvalOptions(**{**SMALL, "tasks": ("shape",), "limit": 1, "json": "-"})
+    assert command.run(engine(model), options) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["questions"][0]["task"] == "shape"
+    assert "overall" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "told"),
+    [
+        ({}, {"tasks": ("shape", "jugling")}, "no task 'jugling'"),
+        ({}, {"visual_tokens": 3}, "use 4 or more"),
+        ({}, {"json": "/no/such/folder/out.json"}, "make it first"),
+        ({"load_format": "dummy"}, {}, "no right answers"),
+        ({"max_queue": 2}, {"batch": 3}, "--max-queue"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    options: dict[str, Any],
+    told: str,
+) -> None:
+    monkeypatch.delattr(command, "LLM")  # loading would fail otherwise than by ConfigError
+    with pytest.raises(ConfigError, match=told):
+        command.run(engine(model, **config), EvalOptions(**{**SMALL, **options}))
+
+
+def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
+    text = checkpoints.qwen3(tmp_path / "text")
+    with pytest.raises(ConfigError, match="takes none"):
+        command.run(engine(text), EvalOptions(**SMALL))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"count": 0}, "count is 0"),
+        ({"limit": 0}, "limit is 0"),
+        ({"limit": 30, "count": 20}, "lower --limit"),
+        ({"curve": True, "visual_tokens": 64}, "leave out --visual-tokens"),
+        ({"curve": True, "peer": "transformers"}, "leave out --curve"),
+        ({"out": Path("x")}, "add --curve"),
+        ({"workers": -1}, "workers is -1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        EvalOptions(**options)

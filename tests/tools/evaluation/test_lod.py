@@ -1,0 +1,53 @@
+"""`saccade eval-lod` on a tiny random model: it cannot answer, but what it is asked must be right."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from saccade.config import EngineConfig
+from saccade.tools.evaluation import lod
+from saccade.tools.evaluation.methods import ABLATIONS, METHODS
+from saccade.tools.evaluation.options import LodEvalOptions
+from tests import checkpoints
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    model = checkpoints.qwen3_vl(tmp_path_factory.mktemp("lod") / "vl")
+    path = model / "config.json"
+    views = {"trained": True, "global_tokens": [8, 24], "zoom_tokens": [16], "zoom_grids": [[4, 4], [2, 8]]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "saccade": {"views": views}}))
+    return EngineConfig(model=str(model), device="cpu", kv_cache_bytes=16 << 20, max_num_seqs=8)
+
+
+def test_every_method_is_asked_at_every_level_within_its_budget(engine: EngineConfig, tmp_path: Path) -> None:
+    options = LodEvalOptions(
+        tasks=("needle",), limit=2, shares=(0.75,), max_tokens=3, workers=0, progress=False, out=tmp_path
+    )
+    assert lod.run(engine, options) == 0
+    document = json.loads((tmp_path / "lod.json").read_text())
+    assert [one["index"] for one in document["questions"]] == [0, 100]
+    for one in document["questions"]:
+        assert set(one["answers"]) == {"full detail", "75%", "auto"}
+        for level in ("75%", "auto"):
+            assert set(one["answers"][level]) == set(METHODS)
+        assert one["answers"]["full detail"]["full detail"][1] == one["full"]
+        assert all(told[1] <= one["full"] * 0.75 for told in one["answers"]["75%"].values())
+        resized, balanced = (one["answers"]["auto"][name][1] for name in ("resize", "balanced"))
+        assert resized <= balanced
+    page = (tmp_path / "lod.md").read_text()
+    assert "2 questions per task of the fixed set" in page
+    assert (tmp_path / "lod.svg").read_text().startswith("<svg")
+
+
+def test_ablations_are_the_whole_without_a_stage(engine: EngineConfig, tmp_path: Path) -> None:
+    options = LodEvalOptions(
+        tasks=("needle",), limit=1, shares=(0.75,), max_tokens=2, workers=0, progress=False, ablate=True,
+        scenes=5, out=tmp_path,
+    )  # fmt: skip
+    assert lod.run(engine, options) == 0
+    document = json.loads((tmp_path / "lod_ablation.json").read_text())
+    assert set(document["questions"][0]["answers"]["75%"]) == set(ABLATIONS)
+    assert {one["map"] for one in document["channels"]} == {"propositional", "perspectival", "lost"}
+    assert "fresh scenes (seed 5)" in (tmp_path / "lod_ablation.md").read_text()

@@ -1,0 +1,353 @@
+"""Which shape a step takes, when it is captured, and what happens when it cannot be."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade import SamplingParams
+from saccade.checkpoint import open_checkpoint
+from saccade.config import EngineConfig
+from saccade.engine.core import Engine
+from saccade.engine.memory import graph_bytes
+from saccade.errors import ConfigError
+from saccade.inputs.processor import Front
+from saccade.kernels.cuda_graph import PlainRecorder, Replay
+from saccade.kernels.dispatch import Mode
+from saccade.models.load_model import load
+from saccade.request import View
+from saccade.step_plan import Row, Span
+from saccade.worker import execution_mode as way
+from saccade.worker.buckets import (
+    CHUNKS,
+    DECODES,
+    MOST,
+    TOKENS,
+    Division,
+    Shape,
+    divide,
+    first_shapes,
+    later_shapes,
+    shape_of,
+)
+from saccade.worker.cuda_graphs import MOST_TRIES, RETRY_AFTER, Graphs
+from saccade.worker.execution_mode import Way, resolve_way
+from saccade.worker.input_batch import Upload
+from saccade.worker.slots import DeviceRows
+
+CPU = torch.device("cpu")
+
+
+def row(number: int, start: int, count: int = 1, *, sample: bool = True, **other: Any) -> Row:
+    positions = np.broadcast_to(np.arange(start, start + count, dtype=np.float32), (3, count))
+    given: dict[str, Any] = {
+        "sequence": number,
+        "row": number,
+        "start": start,
+        "count": count,
+        "tokens": (7,) * count,
+        "positions": positions,
+        "spans": (),
+        "sample": sample,
+        "output_position": 0,
+        **other,
+    }
+    return Row(**given)
+
+
+@given(
+    st.lists(st.integers(0, 70_000), max_size=600),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(2, 40) | st.integers(2, 300)), max_size=40),
+    st.integers(1, 600),
+)
+def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
+    starts: list[int], prompts: list[tuple[int, int]], most: int
+) -> None:
+    rows = [row(i, start) for i, start in enumerate(starts)]
+    rows += [row(1000 + i, start, count) for i, (start, count) in enumerate(prompts)]
+    divided = divide(rows)
+    assert divided is not None
+    shape = shape_of(divided, "greedy", most, 100_000)
+    if shape is None:
+        tokens = sum(count for _, count in prompts)
+        beyond = len(starts) > 256 if prompts else len(starts) > min(512, most)
+        assert len(prompts) > CHUNKS[-1] or tokens > TOKENS[-1] or beyond or len(starts) > most
+        return
+    assert shape.decodes >= len(starts)
+    assert shape.longest > max(starts, default=0)
+    assert (shape.chunks, shape.tokens) == (0, 0) if not prompts else shape.chunks >= len(prompts)
+    assert shape.tokens >= sum(count for _, count in prompts)
+    assert not prompts or (shape.tokens in TOKENS and shape.chunks in CHUNKS)
+    assert prompts or shape.decodes in DECODES
+
+
+def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
+    view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
+    assert divide([row(0, 5), row(1, 3, 4, tokens=(1, 2, 3))]) is None  # its last token is on the device
+    looking = divide([row(0, 5, sights=(1,)), row(1, 5)])
+    assert looking is not None
+    assert looking.looking
+    assert [one.row for one in looking.chunks] == [0]
+    seeing = divide([row(0, 5), row(1, 5, spans=(Span(start=5, view=view, key=b"k"),))])
+    assert seeing is not None
+    assert [len(seeing.decodes), len(seeing.chunks), seeing.sighted] == [1, 1, True]
+    plain = divide([row(0, 5), row(1, 5, 3)])
+    assert plain is not None
+    assert shape_of(seeing, "greedy", 64, 900) != shape_of(plain, "greedy", 64, 900)
+    bent = np.array([[3.0], [4.0], [3.0]], dtype=np.float32)
+    divided = divide([row(0, 3, positions=bent), row(1, 8, sample=False), row(2, 9)])
+    assert divided is not None
+    assert [one.row for one in divided.decodes] == [2]
+    assert [one.row for one in divided.chunks] == [0, 1]
+
+
+def test_short_questions_look_in_smaller_steps() -> None:
+    def sizes(ending: str, *counts: int, asks: bool = True) -> tuple[int, int]:
+        sights = (1,) if asks else ()
+        divided = divide([row(number, 70, count, sights=sights) for number, count in enumerate(counts)])
+        assert divided is not None
+        shape = shape_of(divided, ending, 64, 900)
+        assert shape is not None
+        assert shape.asks == asks
+        return shape.tokens, shape.chunks
+
+    assert [sizes("look", count) for count in (2, 32, 33, 65)] == [(32, 1), (32, 1), (64, 1), (128, 1)]
+    assert [sizes("look", *[3] * count) for count in (2, 8, 9)] == [(32, 8), (32, 8), (32, 32)]
+    assert sizes("greedy", 20) == sizes("whole", 20) == (64, 1)
+    assert sizes("greedy", 20, asks=False) == (64, 8)
+    later = later_shapes(64, 900, vision=True, looks=True)
+    looks = [(shape.tokens, shape.chunks) for shape in later if shape.ending == "look"]
+    assert looks == [(32, 1), (64, 1), (32, 8), (64, 8)]
+    assert all(shape.asks for shape in later if shape.ending in ("look", "whole"))
+    assert not any(shape.asks for shape in later_shapes(64, 900, vision=True))
+
+
+def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
+    decodes = [shape for shape in first_shapes(20, 9000) if not shape.chunks]
+    assert [shape.decodes for shape in decodes] == [24, 16, 8, 4, 2, 1]
+    assert [shape.tokens for shape in first_shapes(20, 9000) if shape.chunks] == sorted(TOKENS)[::-1]
+    assert {shape.longest for shape in first_shapes(20, 9000)} == {4096}
+    assert {shape.longest for shape in first_shapes(20, 900)} == {900}
+    assert max(shape.decodes for shape in first_shapes(512, 9000)) == 64
+
+
+def test_later_shapes_are_the_rest_and_all_fit() -> None:
+    first, later = first_shapes(256, 9000), later_shapes(256, 9000, vision=True, looks=True)
+    assert not set(first) & set(later)
+    assert len(set(later)) == len(later)
+    assert len(first) + len(later) <= MOST
+    for rows in (1, 5, 200, 256):
+        for ending in ("greedy", "drawn"):
+            assert any(shape.decodes >= rows and shape.ending == ending for shape in later)
+
+
+class Script:
+    """A recorder that fails as told, and a step and sampler that do nothing."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.calls = 0
+
+    def record(self, function: Callable[[], None]) -> Replay:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return PlainRecorder().record(function)
+
+    def clear(self, shape: Shape) -> None:
+        pass
+
+    def run(self, shape: Shape) -> None:
+        pass
+
+    sees = looks = True
+
+    def holds(self, divided: Division) -> bool:
+        return True
+
+    def ending(self, rows: tuple[Row, ...]) -> str:
+        return "greedy"
+
+
+def graphs(script: Script, **options: int) -> Graphs:
+    return Graphs(script, script, script, 64, 4096, **options)  # type: ignore[arg-type]
+
+
+def test_a_capture_without_memory_does_not_poison_its_shape(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script(torch.OutOfMemoryError("no room"), torch.OutOfMemoryError("still none"))
+    made = graphs(script)
+    assert made.find((row(0, 5),)) is None
+    for _ in range(RETRY_AFTER - 1):
+        assert made.find((row(0, 5),)) is None
+    assert script.calls == 1
+    assert made.find((row(0, 5),)) is None  # the second try, as vain
+    assert made.find((row(0, 5), row(1, 5))) is not None  # other shapes are not concerned
+    for _ in range(RETRY_AFTER):
+        made.find((row(1, 5),))
+    assert made.find((row(0, 5),)) is not None
+    assert caplog.text.count("cannot be captured") == 1
+    assert script.calls == 4
+
+
+def test_a_shape_that_never_captures_is_given_up() -> None:
+    script = Script(*[RuntimeError("operation not permitted when stream is capturing")] * 9)
+    made = graphs(script)
+    for _ in range(RETRY_AFTER * (MOST_TRIES + 2)):
+        assert made.find((row(0, 5),)) is None
+    assert script.calls == MOST_TRIES
+
+
+def test_prompts_are_captured_when_their_shape_has_come_often_enough() -> None:
+    script = Script()
+    made = graphs(script, sightings=3)
+    prompt = (row(0, 0, 20),)
+    assert [made.find(prompt) is None for _ in range(4)] == [True, True, False, False]
+    assert script.calls == len(made) == 1
+
+
+def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
+    script = Script(RuntimeError("no"))
+    made = graphs(script)
+    made.warm(progress=False)
+    warm = script.calls
+    captured = [made.go_on() for _ in range(MOST)]
+    assert captured == sorted(captured, reverse=True)
+    assert script.calls == warm + sum(captured)
+    assert len(made) == script.calls - 1  # the one that failed is not tried again while idle
+    assert made.find((row(0, 5), row(1, 0, 20))) is not None
+    assert script.calls == warm + sum(captured)
+
+
+def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
+    """Also of sizes that nobody captured for them: those of other prompts do, without telling the host."""
+    script = Script()
+    made = graphs(script, sightings=3)
+    made.warm(progress=False)
+    while made.go_on():
+        pass
+    view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
+    span = (Span(start=5, view=view, key=b"k"),)
+    told = []
+    for spans in ((), span):
+        for sample in (False, True):
+            for count in (20, 100, 190, 500):
+                found = made.find((row(0, 5, count, sample=sample, spans=spans, sights=(1,), asks=9),))
+                assert found is not None
+                assert found[1].tokens >= count
+                told.append(found[1].asks)
+    assert told == [
+        *(True, True, True, False),  # a question, longer ones
+        *(True, True, False, False),  # where no views are guessed
+        *(True, True, True, False),  # with a picture to be computed
+        *(True, True, True, False),  # with guessed views
+    ]
+    several = tuple(row(number, 5, 20, sample=False, sights=(1,), asks=20) for number in range(9))
+    assert made.find(several) is None, "more prompts than are captured before they come"
+
+
+def test_only_an_idle_engine_prepares(vl_folder: Path) -> None:
+    engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
+    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    params = SamplingParams(max_tokens=4, temperature=0)
+    engine.submit(front.prepare_prompt("The eye jumps", params, "a", trusted=True))
+    assert not engine.prepare()
+    first = drain(engine)
+    while engine.prepare():
+        pass
+    engine.submit(front.prepare_prompt("The eye jumps", params, "b", trusted=True))
+    assert drain(engine) == first
+    engine.check()
+
+
+def drain(engine: Engine) -> list[int]:
+    tokens: list[int] = []
+    while not engine.idle:
+        tokens += [token for delta in engine.step() for token in delta.tokens]
+    return tokens
+
+
+def test_the_host_counts_along_with_the_device() -> None:
+    rows = DeviceRows(4, 8, CPU)
+    assert not rows.knows(row(1, 9))
+    rows.ran(row(1, 5, 4), told=True)
+    assert rows.knows(row(1, 9))
+    apart = np.full((3, 1), 30, dtype=np.float32)
+    assert not rows.knows(row(1, 9, positions=apart))  # pictures take fewer positions than tokens
+    rows.ran(row(1, 9, positions=apart), told=True)
+    assert rows.knows(row(1, 10, positions=apart + 1))
+    rows.ran(row(1, 10, positions=apart + 1), told=False)
+    assert rows.knows(row(1, 11, positions=apart + 2))
+    assert not rows.knows(row(1, 12))
+    rows.forget(1)
+    assert not rows.knows(row(1, 11))
+    rows.ran(row(1, 5, 4, sample=False), told=True)
+    assert not rows.knows(row(1, 9))
+
+
+def test_a_steady_decode_step_uploads_nothing(vl_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a step of the same rows, none of which needs a block, sends anything to the device."""
+    engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
+    sent: list[int] = []
+    monkeypatch.setattr("saccade.worker.input_batch.Upload.send", _counted(sent))
+    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    for name in ("a", "b"):
+        params = SamplingParams(max_tokens=40, temperature=0)
+        engine.submit(front.prepare_prompt("The eye jumps", params, name, trusted=True))
+    steps = 0
+    while not engine.idle:
+        engine.step()
+        steps += 1
+    assert engine.captured_steps >= 39
+    assert len(sent) <= steps - 39 + 2 * (40 // 16 + 1)  # prompts, the first decode, a block each 16 tokens
+
+
+def _counted(sent: list[int]) -> Callable[..., Any]:
+    plain = Upload.send
+
+    def send(self: Upload, device: torch.device) -> torch.Tensor:
+        sent.append(1)
+        return plain(self, device)
+
+    return send
+
+
+def config(**options: Any) -> EngineConfig:
+    return EngineConfig(model="m", **options)
+
+
+def test_ways_that_lead_nowhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_way(config(), CPU, torch.float32) == Way(Mode("auto"), False, False)
+    assert resolve_way(config(graphs="on"), CPU, torch.float32).graphs
+    with pytest.raises(ConfigError, match="early_launch is on"):
+        resolve_way(config(graphs="on", early_launch="on"), CPU, torch.float32)
+    monkeypatch.setattr(way, "INTERPRETED", False)
+    with pytest.raises(ConfigError, match="kernels is triton"):
+        resolve_way(config(kernels="triton"), CPU, torch.float32)
+
+
+def test_early_launch_needs_a_chip_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way, "TRITON", True)
+    monkeypatch.setattr(way, "_capturable", lambda mode, device, dtype: mode.kernels == "triton")
+    cuda = torch.device("cuda")
+    for capability, able in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert resolve_way(config(kernels="triton"), cuda, torch.bfloat16).early is able
+        assert not resolve_way(config(kernels="triton", early_launch="off"), cuda, torch.bfloat16).early
+        if not able:
+            with pytest.raises(ConfigError, match=r"9\.0"):
+                resolve_way(config(kernels="triton", early_launch="on"), cuda, torch.bfloat16)
+    assert not resolve_way(config(), cuda, torch.bfloat16).graphs
+    with pytest.raises(ConfigError, match="graphs is on"):
+        resolve_way(config(graphs="on"), cuda, torch.bfloat16)
+
+
+def test_captured_steps_of_long_contexts_are_budgeted(vl_folder: Path) -> None:
+    model = load(open_checkpoint(str(vl_folder)), "cpu", torch.float32)
+    short, long = (graph_bytes(model, 256, length, torch.bfloat16) for length in (4096, 262_144))
+    assert long > short
+    assert graph_bytes(model, 512, 4096, torch.bfloat16) > short
