@@ -102,7 +102,7 @@ def choice_lines(results: list[Result], failed: set[str], chip: str) -> list[str
 
 
 def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
-    """As they stand in TUNED of kernels/gemm/skinny.py; `shapes`: columns, depth and gated of each product."""
+    """Lines of TUNED in kernels/gemm/skinny.py; `shapes`: columns, depth and gated of each product."""
     lines = []
     by_name = {tuning.name: tuning for tuning in CANDIDATES}
     for found in results:
@@ -123,7 +123,7 @@ def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]])
 
 
 def left_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
-    """As they stand in LEFT of kernels/gemm/skinny.py: where the parts of qkv are better left to `qkv_finish`."""
+    """Lines of LEFT in kernels/gemm/skinny.py: where `qkv_finish` adds up the partial products of qkv."""
     lines = []
     by_name = {tuning.name: tuning for tuning in CANDIDATES}
     columns, depth, _ = shapes["qkv"]

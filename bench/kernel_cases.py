@@ -759,7 +759,7 @@ BESTS = {name: greedy.GreedyTuning(size, warps=warps) for name, size, warps in (
 
 
 def sample_cases() -> Iterator[Case]:
-    """`kernels/sampling/top_k_top_p.py` has the microseconds of each of its kernels; `--inside` shows them."""
+    """kernels/sampling/top_k_top_p.py has the microseconds of each of its kernels; `--inside` shows them."""
 
     def best(tuning: greedy.GreedyTuning, d: Draw) -> Any:
         return greedy.greedy_triton(d.logits, tuning)

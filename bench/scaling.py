@@ -3,7 +3,7 @@
     python -m bench.scaling [MODEL] [--parts batch,context,images] [--plots FOLDER] [options of the engine]
 
 Every figure stands beside its floor: the bytes and operations it needs at the chip's ceilings, with nothing
-else (saccade/tools/bench/ceilings.py). Steps are timed one by one while all rows decode, after the prompts are
+else (tools/bench/ceilings.py). Steps are timed one by one while all rows decode, after the prompts are
 computed; prompts are new and distinct, so nothing is shared. Points that do not fit the engine are left
 out and named.
 """

@@ -2,7 +2,7 @@
 
     python -m bench.waste [--requests 2000] [--block-size 16] [--seed 0]
 
-Chat-like traffic on the virtual clock of saccade.tools.planner: lengths are log-normal with the means published
+Chat-like traffic on the virtual clock of the planner: lengths are log-normal with the means published
 for ShareGPT conversations (161 prompt and 338 output tokens; the spreads, 1.2 and 0.8, are ours), Qwen3-VL-8B
 shapes on an H200, requests coming faster than they can be answered, so that the pool is full. Every token of
 every answer is another one. After each step:

@@ -17,7 +17,7 @@ from .shape import Shape
 
 def main() -> None:
     pieces = sorted(Path(sys.argv[1]).glob("weights.pt.*"), key=lambda p: int(p.suffix[1:]))
-    whole = ROOT / "train/.state/weights.pt"
+    whole = ROOT / "training/.state/weights.pt"
     whole.parent.mkdir(parents=True, exist_ok=True)
     whole.write_bytes(b"".join(piece.read_bytes() for piece in pieces))
     saved = torch.load(whole, map_location="cpu", weights_only=True)

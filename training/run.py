@@ -1,7 +1,7 @@
 """One training run of at most some minutes; several in a row make the schedule. Resumes from its own state.
 
     python -m training.run --seconds 540 --upto 0.5      first run: progress 0 to 0.5
-    python -m training.run --seconds 540 --upto 1.0      resumes from train/.state/last.pt, 0.5 to 1
+    python -m training.run --seconds 540 --upto 1.0      resumes from training/.state/last.pt, 0.5 to 1
     python -m training.run --device cpu --seconds 20 --toy      everything, tiny, on a CPU
 
 Progress runs with the clock: `--upto` is reached when the seconds are over. Learning rate and curriculum
@@ -36,7 +36,7 @@ from .shape import Shape
 from .sketch import plan_views
 from .steps import losses, to_batch
 
-STATE = ROOT / "train/.state/last.pt"
+STATE = ROOT / "training/.state/last.pt"
 
 
 def plan_batch(settings: dict[str, Any], progress: float, rng: Random, toy: bool) -> Spec:
@@ -102,7 +102,7 @@ def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.T
 def bring_back(out: Path, model: Model, heads: Heads, about: dict[str, Any], limit: int = 15 << 20) -> None:
     """Weights in bf16 as pieces small enough to travel: weights.pt.0, .1, ... (training.join puts them
     together)."""
-    whole = ROOT / "train/.state/whole.pt"
+    whole = ROOT / "training/.state/whole.pt"
     save(whole, model, heads, None, about)
     data = whole.read_bytes()
     for i in range(0, len(data), limit):
@@ -126,7 +126,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--rate", type=float)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ROOT / "train/.state/out")))
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ROOT / "training/.state/out")))
     parser.add_argument("--settings", type=Path, default=ROOT / "training/settings.json")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-state", action="store_true", help="leave no state behind (trials)")

@@ -23,7 +23,7 @@ COMPILES = """
 import sys
 import torch, triton
 from bench.compile_kernels import pretend
-from saccade.kernels import activation
+from saccade.kernels.norm_rope import activation
 from saccade.kernels.jit import compiled_ahead
 from saccade.kernels.compile_pool import COMMAND, Workers
 
@@ -44,9 +44,9 @@ if sys.argv[1:]:
     from saccade.kernels.compile_worker import leave_out_torch
     leave_out_torch()
 import saccade.kernels, triton
-for module in pkgutil.iter_modules(saccade.kernels.__path__):
-    if module.name != "worker":
-        for name, value in vars(import_module(f"saccade.kernels.{module.name}")).items():
+for module in pkgutil.walk_packages(saccade.kernels.__path__, "saccade.kernels."):
+    if not module.name.endswith("compile_worker"):
+        for name, value in vars(import_module(module.name)).items():
             if isinstance(value, triton.JITFunction):
                 print(f"{module.name}.{name}:{value.cache_key}")
 print("__version__" in vars(sys.modules["torch"]))
@@ -56,7 +56,7 @@ INTERRUPTED = """
 import sys, time
 import torch
 from bench.compile_kernels import pretend
-from saccade.kernels import activation
+from saccade.kernels.norm_rope import activation
 from saccade.kernels.jit import compiled_ahead
 from saccade.kernels.compile_pool import Workers
 

@@ -8,7 +8,7 @@ from tests.kernels.programs import run
 PROGRAM = """
 import torch
 from bench.compile_kernels import pretend
-from saccade.kernels import skinny
+from saccade.kernels.gemm import skinny
 from saccade.kernels.jit import compiled_ahead, compiling
 
 compiled = pretend()
@@ -33,7 +33,7 @@ print(kernels())
 LAUNCHERS = """
 import torch, triton
 from bench.compile_kernels import pretend
-from saccade.kernels import activation
+from saccade.kernels.norm_rope import activation
 from saccade.kernels.jit import compiled_ahead
 
 made = []

@@ -86,6 +86,6 @@ def test_an_unknown_kernel_or_choice_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_choice_does_not_read_the_environment() -> None:
     reading = [
-        path.name for path in KERNELS.glob("*.py") if re.search(r"os\.environ|getenv", path.read_text())
+        path.name for path in KERNELS.rglob("*.py") if re.search(r"os\.environ|getenv", path.read_text())
     ]
     assert reading == ["workers.py"], "it hands its environment on to the processes it starts"

@@ -1,4 +1,4 @@
-"""A process that compiles kernels: `python -m saccade.kernels.compile_worker`, started by `workers` and nobody else.
+"""A process that compiles kernels; only compile_pool.py starts it.
 
 takes   a line of Python literals per kernel: whose it is, and all that Triton compiles it by
 gives   a line per kernel: whether it is in the cache

@@ -4,7 +4,7 @@ takes   chains of block keys (one per sequence), and blocks that have become ful
 gives   the longest run of blocks that already holds a sequence's beginning, and the block that holds most of
         what comes next, to be copied
 owns    which key names which block, and which blocks follow which
-never   holds a block itself, but for pinned ones (kv_cache/pinned_prefixes.py): it only knows those that sequences hold or
+never   holds a block itself, but for pinned ones (pinned_prefixes.py): it only knows those that sequences hold or
         the pool still keeps
 
 A block's key is a hash of everything its KV depends on: the tenant's salt, every token before it (through

@@ -1,4 +1,4 @@
-"""The glyph and shape atlas: signed-distance cells made by training/atlas.py. Fonts of the evaluation set come
+"""The glyph and shape atlas: signed-distance cells made by training/atlas.py. Evaluation fonts come
 last."""
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ A step's time is taken as a sum of parts, each a coefficient (ms per unit) times
 
 Of a view that passes some layers of the tower only, the last three count by the share of those layers.
 
-The prior (scheduler/cost_prior.py) gives the coefficients. What is learnt is one non-negative factor for each, by
+The prior (cost_prior.py) gives the coefficients. What is learnt is one non-negative factor for each, by
 recursive least squares on the relative error: every observation is weighed by how surprising it is (Huber),
 old ones are forgotten at a rate, but only in the parts the new one speaks about, so that a quiet night of
 text does not unlearn what pictures cost.

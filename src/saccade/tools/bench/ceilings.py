@@ -5,7 +5,7 @@ gives   milliseconds nothing can be faster than: bytes over bandwidth or operati
         products, whichever is longer; attention at its own rate
 never   counts launches, activations or the host: a floor is what is left when those are nothing
 
-On the chip the anchors name, the rates are the ones measured there (scheduler/cost_prior.py). Elsewhere they are
+On the chip the anchors name, the rates are the ones measured there (cost_prior.py). Elsewhere they are
 measured here, in a second, so that a fraction of the ceiling means the same on every machine.
 """
 

@@ -32,7 +32,7 @@ DEFAULT_TRAFFIC = (
     "text:rate=16,prompt=130,output=64",
     "image:rate=6,prompt=64,image=1024x1024,output=64",
 )
-EMBEDDED = Path(__file__).parent.parent / "embedded"
+EMBEDDED = Path(__file__).parents[2] / "embedded"
 
 
 @dataclass(frozen=True, kw_only=True)
