@@ -20,7 +20,7 @@ from saccade.llm import LLM, Output
 from saccade.lod.detail import Wishes
 from saccade.lod.types import LodParams
 from saccade.request import Delta, Pixels
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 from saccade.tools.bench.ceilings import floors
 from saccade.tools.bench.inputs import Inputs
@@ -124,14 +124,14 @@ class Bench:
         with nothing_older():
             began = time.monotonic()
             for number in range(count):
-                stages = Stages(began, began)
+                stages = RequestTiming(began, began)
                 request = self.front.prepare_prompt(
                     self._inputs.about_picture(QUESTION_TOKENS),
                     params,
                     f"question-{number}",
                     images=[shown],
                     trusted=True,
-                    stages=stages,
+                    timing=stages,
                     wishes=Wishes(params=level.params(full)),
                 )
                 looked = sum(one.view.tokens for one in request.media)
@@ -148,7 +148,7 @@ class Bench:
 class Asked:
     """A question and what became of it."""
 
-    stages: Stages
+    stages: RequestTiming
     visual_tokens: int
 
     def take(self, delta: Delta) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from saccade.metrics import EngineStats, FrontMetrics
+from saccade.metrics import EngineStats, ServerMetrics
 
 OPEN = {"outcome", "route", "status"}  # labels whose values appear with use
 
@@ -18,7 +18,7 @@ class Exposed:
 
 
 def metrics_text() -> str:
-    metrics = FrontMetrics(EngineStats)
+    metrics = ServerMetrics(EngineStats)
     metrics.finished.labels("stop").inc()  # labels that appear with use
     metrics.responses.labels("/", "200").inc()
     return metrics.render().decode()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from saccade.metrics import CONTENT_TYPE, EngineStats, FrontMetrics
+from saccade.metrics import CONTENT_TYPE, EngineStats, ServerMetrics
 from tests.exposed import OPEN, exposed
 
 TIERS = ("gpu", "host", "disk")
@@ -104,7 +104,7 @@ def snapshot() -> EngineStats:
 STATS = snapshot()
 
 
-def scrape(metrics: FrontMetrics) -> dict[tuple[str, str | None], tuple[str, float]]:
+def scrape(metrics: ServerMetrics) -> dict[tuple[str, str | None], tuple[str, float]]:
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
@@ -115,7 +115,7 @@ def scrape(metrics: FrontMetrics) -> dict[tuple[str, str | None], tuple[str, flo
 
 def test_every_field_of_the_snapshot_is_exported() -> None:
     assert set(GAUGES.values()) | set(COUNTERS.values()) == set(FIELDS)
-    found = scrape(FrontMetrics(lambda: STATS))
+    found = scrape(ServerMetrics(lambda: STATS))
     for kind, table in (("gauge", GAUGES), ("counter", COUNTERS)):
         for key, name in table.items():
             assert found[key] == (kind, attrgetter(name)(STATS)), key
@@ -123,14 +123,14 @@ def test_every_field_of_the_snapshot_is_exported() -> None:
 
 def test_scrape_shows_the_latest_snapshot() -> None:
     snapshots = [EngineStats(steps=1), EngineStats(steps=5)]
-    metrics = FrontMetrics(lambda: snapshots[-1])
+    metrics = ServerMetrics(lambda: snapshots[-1])
     assert scrape(metrics)["saccade_engine_steps_total", None][1] == 5
     snapshots.append(EngineStats(steps=9))
     assert scrape(metrics)["saccade_engine_steps_total", None][1] == 9
 
 
 def test_two_servers_do_not_mix() -> None:
-    one, other = FrontMetrics(EngineStats), FrontMetrics(EngineStats)
+    one, other = ServerMetrics(EngineStats), ServerMetrics(EngineStats)
     one.first_token.observe(0.2)
     one.finished.labels("stop").inc()
     assert scrape(one)["saccade_time_to_first_token_seconds_count", None][1] == 1
@@ -139,7 +139,7 @@ def test_two_servers_do_not_mix() -> None:
 
 
 def test_times_are_histograms() -> None:
-    metrics = FrontMetrics(EngineStats)
+    metrics = ServerMetrics(EngineStats)
     families = {
         family.name: family.type for family in text_string_to_metric_families(metrics.render().decode())
     }

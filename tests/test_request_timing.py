@@ -1,4 +1,4 @@
-"""Stages of a request: they add up, name what was reached, and leave out what was not."""
+"""RequestTiming of a request: they add up, name what was reached, and leave out what was not."""
 
 import time
 
@@ -6,11 +6,11 @@ import pytest
 
 from saccade.metrics import STAGES
 from saccade.request import EngineTimes
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 
 
-def whole() -> Stages:
-    return Stages(
+def whole() -> RequestTiming:
+    return RequestTiming(
         arrived=10.0,
         read=11.0,
         tokenise=0.25,
@@ -32,24 +32,28 @@ def test_stages_add_up_to_the_total_and_come_in_their_order() -> None:
 
 
 def test_a_stage_not_reached_is_left_out() -> None:
-    assert Stages(1.0).seconds() == {}
-    assert Stages(1.0).reached == "receive"
-    assert list(Stages(1.0, read=2.0).seconds(5.0)) == ["receive", "total"]
-    text = Stages(1.0, read=2.0, tokenise=0.5, sent=3.0)
+    assert RequestTiming(1.0).seconds() == {}
+    assert RequestTiming(1.0).reached == "receive"
+    assert list(RequestTiming(1.0, read=2.0).seconds(5.0)) == ["receive", "total"]
+    text = RequestTiming(1.0, read=2.0, tokenise=0.5, sent=3.0)
     assert list(text.seconds()) == ["receive", "prepare", "tokenise"]
-    assert (Stages(1.0, read=2.0).reached, text.reached, whole().reached) == ("prepare", "queue", "decode")
+    assert (RequestTiming(1.0, read=2.0).reached, text.reached, whole().reached) == (
+        "prepare",
+        "queue",
+        "decode",
+    )
 
 
 def test_time_is_never_negative_when_clocks_disagree_a_little() -> None:
-    hasty = Stages(1.0, read=2.0, sent=3.0, engine=EngineTimes(2.999, 3.0, 3.5, encode=0.6), first=3.4)
+    hasty = RequestTiming(1.0, read=2.0, sent=3.0, engine=EngineTimes(2.999, 3.0, 3.5, encode=0.6), first=3.4)
     assert min(hasty.seconds().values()) >= 0
 
 
 def test_spending_adds_up_even_when_it_fails() -> None:
-    stages = Stages()
+    stages = RequestTiming()
 
     def fail() -> None:
-        with stages.spending("fetch"):
+        with stages.measure("fetch"):
             time.sleep(0.002)
             raise ValueError
 
@@ -61,4 +65,4 @@ def test_spending_adds_up_even_when_it_fails() -> None:
 
 
 def test_the_header_has_milliseconds() -> None:
-    assert Stages(1.0, read=1.0125).header() == b"receive;dur=12.50"
+    assert RequestTiming(1.0, read=1.0125).header() == b"receive;dur=12.50"

@@ -21,7 +21,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
 from saccade.engine.client import ProcessLink
 from saccade.engine.ipc import EngineInfo
-from saccade.errors import OF_ENGINE, EngineDied, SaccadeError
+from saccade.errors import EngineDied, engine_error
 from saccade.inputs.media.cancellation import Halt
 from saccade.inputs.output_processor import AnswerPiece
 from saccade.inputs.processor import Front
@@ -90,7 +90,7 @@ class AsyncEngine:
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
-                    raise OF_ENGINE.get(delta.code, SaccadeError)(delta.error)
+                    raise engine_error(delta.code, delta.error)
                 if delta.zoomed is not None:
                     return preview_of(request, delta.zoomed)
         raise EngineDied("the engine ended the look early")
@@ -144,7 +144,7 @@ class AsyncEngine:
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
-                    raise OF_ENGINE.get(delta.code, SaccadeError)(delta.error)
+                    raise engine_error(delta.code, delta.error)
                 piece = answer.push(delta)
                 if piece is not None:
                     yield piece

@@ -109,10 +109,15 @@ class EncodingFailed(RequestError):
     code = "encoding_failed"
 
 
-# What the engine may say of a request, by code.
-OF_ENGINE: dict[str | None, type[SaccadeError]] = {
-    kind.code: kind for kind in (InvalidValue, ContextTooLong, Overloaded, ImageNotFound, EncodingFailed)
+# Errors the engine core may report for a request, by code.
+ENGINE_ERRORS: dict[str | None, type[SaccadeError]] = {
+    error.code: error for error in (InvalidValue, ContextTooLong, Overloaded, ImageNotFound, EncodingFailed)
 }
+
+
+def engine_error(code: str | None, message: str, param: str | None = None) -> SaccadeError:
+    """The error the engine core reported as `code` and `message`."""
+    return ENGINE_ERRORS.get(code, SaccadeError)(message, param=param)
 
 
 class CheckpointError(SaccadeError):

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
 from saccade.engine.core import Engine
-from saccade.errors import OF_ENGINE, InvalidValue, SaccadeError
+from saccade.errors import InvalidValue, engine_error
 from saccade.host.garbage_collection import nothing_older
 from saccade.inputs.media.loader import Shared
 from saccade.inputs.output_processor import Answer, Choice, Usage
@@ -187,7 +187,7 @@ class LLM:
             whole = 0
             for delta in self.engine.step():
                 if delta.error:
-                    raise OF_ENGINE.get(delta.code, SaccadeError)(delta.error)
+                    raise engine_error(delta.code, delta.error)
                 if delta.request_id in answers:
                     whole += self._push(answers[delta.request_id], delta)
             done += whole

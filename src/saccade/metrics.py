@@ -2,7 +2,7 @@
 
 takes   `EngineStats`, the totals the engine sends with its steps, and the front's notes about each request
 gives   the text of /metrics
-owns    one registry per `FrontMetrics`, so that two servers in one process never mix
+owns    one registry per `ServerMetrics`, so that two servers in one process never mix
 never   imports anything of ours; counts anything twice (engine totals are exported as they are)
 """
 
@@ -283,7 +283,7 @@ def _feature_families(features: FeatureStats) -> Iterator[Metric]:
         yield CounterMetricFamily(f"saccade_feature_cache_{name}", text, total)
 
 
-class FrontMetrics:
+class ServerMetrics:
     """The metrics of one server: the engine's snapshot plus what only the front can time."""
 
     def __init__(self, latest: Callable[[], EngineStats]) -> None:

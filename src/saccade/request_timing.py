@@ -33,7 +33,7 @@ Spent = Literal["tokenise", "fetch", "unpack"]
 
 
 @dataclass(slots=True)
-class Stages:
+class RequestTiming:
     """The stamps (time.monotonic()) and sums (seconds) of one prompt."""
 
     arrived: float = 0.0
@@ -47,7 +47,7 @@ class Stages:
     last: float | None = None  # and its latest
 
     @contextmanager
-    def spending(self, on: Spent) -> Iterator[None]:
+    def measure(self, on: Spent) -> Iterator[None]:
         """Adds the time of what is done inside."""
         began = time.monotonic()
         try:

@@ -19,7 +19,7 @@ from bench.soak.traffic import Traffic
 from bench.soak.watch import Held, Sample
 from saccade.config import EngineConfig
 from saccade.llm import LLM
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 
 MIB = 1 << 20
 
@@ -180,5 +180,5 @@ def test_traffic_is_the_same_for_a_seed_and_has_every_kind() -> None:
 
 
 def test_stages_are_read_from_the_header_as_the_server_writes_it() -> None:
-    told = Stages(1.0, read=1.5, tokenise=0.25, sent=2.0).header(3.0).decode()
+    told = RequestTiming(1.0, read=1.5, tokenise=0.25, sent=2.0).header(3.0).decode()
     assert stages.stages(told) == {"receive": 500.0, "prepare": 250.0, "tokenise": 250.0, "total": 2000.0}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from saccade.errors import OF_ENGINE, EncodingFailed
+from saccade.errors import ENGINE_ERRORS, EncodingFailed
 from saccade.request import Request
 from saccade.step_plan import Encode
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
@@ -40,7 +40,7 @@ def test_only_who_needs_the_view_ends_and_is_told_which(overlap: bool) -> None:
     assert plan is not None
     assert len(plan.rows) == 2  # the step was not lost to the others
     code, error = told(engine, "bad")
-    assert OF_ENGINE[code] is EncodingFailed
+    assert ENGINE_ERRORS[code] is EncodingFailed
     assert error == (
         "picture 2 of this request (3x2 pixels) could not be encoded: bad luck; try again, or send it smaller"
     )

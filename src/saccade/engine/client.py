@@ -36,7 +36,7 @@ from saccade.engine.ipc import (
     ToEngine,
     ToFront,
 )
-from saccade.errors import OF_ENGINE, ConfigError, EngineDied, SaccadeError
+from saccade.errors import ConfigError, EngineDied, SaccadeError, engine_error
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request
 
@@ -230,7 +230,7 @@ class ProcessLink:
                 for delta in sorted(deltas, key=_goes_on):
                     self._tell(delta.request_id, delta)
             case Refused(request_id, code, text, param):
-                self._tell(request_id, OF_ENGINE.get(code, SaccadeError)(text, param=param))
+                self._tell(request_id, engine_error(code, text, param))
             case Recalled(number, tiers):
                 asked = self._recalls.pop(number, None)
                 if asked is not None and not asked.done():

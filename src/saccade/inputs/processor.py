@@ -34,7 +34,7 @@ from saccade.lod.checkpoint_views import views_of
 from saccade.lod.detail import Wishes
 from saccade.lod.request_views import Eye, Marks, refuse_in_vain
 from saccade.request import Media, Request, Sampling
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _Asked:
     trusted: bool
     field: str  # what the caller's words are called in errors
     halt: Halt
-    stages: Stages
+    timing: RequestTiming
     wishes: Wishes  # of the detail pictures are seen in
 
 
@@ -86,19 +86,19 @@ class Front:
         *,
         trusted: bool = False,
         halt: Halt | None = None,
-        stages: Stages | None = None,
+        timing: RequestTiming | None = None,
         wishes: Wishes = Wishes(),
     ) -> Request:
         """A conversation. Text in messages is never trusted; `trusted` lets media be paths and objects."""
         now = time.monotonic()
-        stages = stages or Stages(now, now)
-        asked = _Asked(params, request_id, salt, now, trusted, "messages", halt or Halt(), stages, wishes)
+        timing = timing or RequestTiming(now, now)
+        asked = _Asked(params, request_id, salt, now, trusted, "messages", halt or Halt(), timing, wishes)
         if self._chat is None:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
         self._check_counts(parts, asked)
         self._check_bytes(text_bytes(plain), asked)
-        with asked.stages.spending("tokenise"):
+        with asked.timing.measure("tokenise"):
             ids = self._chat.encode(plain, tools)
         return self._request(ids, parts, asked)
 
@@ -113,7 +113,7 @@ class Front:
         videos: Sequence[Any] = (),
         trusted: bool = False,
         halt: Halt | None = None,
-        stages: Stages | None = None,
+        timing: RequestTiming | None = None,
         wishes: Wishes = Wishes(),
     ) -> Request:
         """A prompt as text or ids, with one placeholder token per picture and video, in their order.
@@ -122,9 +122,9 @@ class Front:
         images or arrays. Untrusted text is plain text throughout.
         """
         now = time.monotonic()
-        stages = stages or Stages(now, now)
-        asked = _Asked(params, request_id, salt, now, trusted, "prompt", halt or Halt(), stages, wishes)
-        with asked.stages.spending("tokenise"):
+        timing = timing or RequestTiming(now, now)
+        asked = _Asked(params, request_id, salt, now, trusted, "prompt", halt or Halt(), timing, wishes)
+        with asked.timing.measure("tokenise"):
             ids = self._prompt_ids(prompt, asked)
         parts = self._interleaved(ids, _listed("images", images), _listed("videos", videos))
         self._check_counts(parts, asked)
@@ -223,7 +223,7 @@ class Front:
             halt=asked.halt,
             field=asked.field,
             room=lambda visual: self._room(text + visual, visual, asked),
-            stages=asked.stages,
+            timing=asked.timing,
             cost=None if eye is None else lambda sizes: eye.cost(sizes, wishes),
         )
         terms.room(0)  # before anything is fetched for a prompt that cannot fit

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from saccade.errors import OF_ENGINE, Overloaded
+from saccade.errors import ENGINE_ERRORS, Overloaded
 from saccade.inputs.output_processor import Answer, AnswerPiece, Choice, Usage
 from saccade.request import Delta, Request, Zoomed
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 from saccade.server.asgi import internal_error
 from saccade.server.state import Service
 
@@ -31,7 +31,7 @@ class Job:
     request: Request | None
     answer: Answer
     first: int
-    stages: Stages
+    stages: RequestTiming
 
 
 class Generation:
@@ -63,7 +63,7 @@ class Generation:
         return self._jobs[0].answer.zoomed
 
     @property
-    def stages(self) -> Stages:
+    def stages(self) -> RequestTiming:
         """Of several prompts, of the one that has come furthest: the others were waited for no longer."""
         return max((job.stages for job in self._jobs), key=lambda one: one.last or 0.0)
 
@@ -108,15 +108,15 @@ class Generation:
         raise Overloaded("the engine ended this answer early; try again")
 
     def _check(self, piece: AnswerPiece) -> None:
-        if piece.finish == "error" and piece.code in OF_ENGINE:
-            raise OF_ENGINE[piece.code](piece.error or "")
+        if piece.finish == "error" and piece.code in ENGINE_ERRORS:
+            raise ENGINE_ERRORS[piece.code](piece.error or "")
         if piece.finish == "error":
             log.error("%s: the engine reports: %s", self._name, piece.error)
             raise internal_error()
         if piece.finish == "cancelled":
             raise Overloaded("the server cancelled this answer; try again")
 
-    def _time(self, delta: Delta, seen: dict[int, float], stages: Stages) -> None:
+    def _time(self, delta: Delta, seen: dict[int, float], stages: RequestTiming) -> None:
         if delta.times is not None:
             stages.engine = delta.times
         if not delta.tokens:

@@ -20,7 +20,7 @@ from saccade.inputs.media.cancellation import Halt
 from saccade.inputs.output_processor import AnswerPiece
 from saccade.lod.detail import Wishes
 from saccade.request import Request
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 from saccade.server.asgi import (
     ABORT,
@@ -155,7 +155,9 @@ class GenerationExchange:
             await self._refuse(send, self._reason)
         finally:
             self._let_go()
-            stages = self._generation.stages if self._generation else Stages(self._arrived, self._read_at)
+            stages = (
+                self._generation.stages if self._generation else RequestTiming(self._arrived, self._read_at)
+            )
             note_if_slow(config.slow_request_seconds, self._id, stages, self._generation)
 
     def _hold(self, count: int) -> None:
@@ -234,7 +236,7 @@ class GenerationExchange:
         large = len(self._data) > LARGE_BODY
         asked = await loop.run_in_executor(service.preparers, self._read) if large else self._read()
         body, params = asked.body, asked.params
-        each = [Stages(self._arrived, self._read_at) for _ in range(asked.prompts)]
+        each = [RequestTiming(self._arrived, self._read_at) for _ in range(asked.prompts)]
         requests = await self._requests(asked, salt, each)
         head = Head(self._id, int(time.time()), body.model, service.fingerprint, body.include_usage)
         reply = ChatReply(head) if isinstance(body, ChatBody) else TextReply(head)
@@ -260,7 +262,7 @@ class GenerationExchange:
             log.info("%s: for user %r", self._id, body.user)
         return Asked(body, sampling_of(body), has_media(body))
 
-    async def _requests(self, asked: Asked, salt: bytes, stages: list[Stages]) -> list[Request]:
+    async def _requests(self, asked: Asked, salt: bytes, stages: list[RequestTiming]) -> list[Request]:
         """The blocking work, one call per prompt; whoever stops waiting for it ends it."""
         service, halt = self._service, Halt()
         pool = service.loaders if asked.media else service.preparers
@@ -278,24 +280,24 @@ class GenerationExchange:
             raise
 
     def _calls(
-        self, body: Body, params: SamplingParams, salt: bytes, halt: Halt, stages: list[Stages]
+        self, body: Body, params: SamplingParams, salt: bytes, halt: Halt, stages: list[RequestTiming]
     ) -> list[Callable[[], Request]]:
         front = self._service.front
         if isinstance(body, ChatBody):
             return [partial(self._prepare_chat, body, params, salt, halt, stages[0])]
         return [
-            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt, halt=halt, stages=one)
+            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt, halt=halt, timing=one)
             for number, (prompt, one) in enumerate(zip(body.prompts, stages, strict=True))
         ]
 
     def _prepare_chat(
-        self, body: ChatBody, params: SamplingParams, salt: bytes, halt: Halt, stages: Stages
+        self, body: ChatBody, params: SamplingParams, salt: bytes, halt: Halt, stages: RequestTiming
     ) -> Request:
         messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
         wishes = self._wishes(body)
         return self._prepared(
             self._service.front.prepare_chat(
-                messages, params, self._id, salt, halt=halt, stages=stages, wishes=wishes
+                messages, params, self._id, salt, halt=halt, timing=stages, wishes=wishes
             )
         )
 

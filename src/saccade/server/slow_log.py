@@ -9,13 +9,13 @@ import json
 import logging
 import time
 
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 from saccade.server.generation import Generation
 
 log = logging.getLogger("saccade.slow")
 
 
-def note_if_slow(limit: float, name: str, stages: Stages, generation: Generation | None) -> None:
+def note_if_slow(limit: float, name: str, stages: RequestTiming, generation: Generation | None) -> None:
     """`limit` in seconds; 0: nothing is slow."""
     now = time.monotonic()
     if not limit or now - stages.arrived < limit:

@@ -16,7 +16,7 @@ from saccade.config import ServeConfig
 from saccade.engine.client import EngineLink
 from saccade.errors import EngineDied, NotFound, Overloaded, SaccadeError
 from saccade.inputs.processor import Front
-from saccade.metrics import FrontMetrics
+from saccade.metrics import ServerMetrics
 
 PREPARERS = 8  # threads for what only computes: parsing, tokenising, writing long answers
 LOADERS = 64  # threads for requests with media; they wait for remote pictures more than they compute
@@ -60,7 +60,7 @@ class Service:
         self.config = config
         self.names = config.served_model_names or (front.checkpoint.name,)
         self.created = int(time.time())
-        self.metrics = FrontMetrics(link.stats)
+        self.metrics = ServerMetrics(link.stats)
         # Apart, so that slow pictures keep nobody waiting who sends none.
         self.preparers = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
         self.loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="load")

@@ -27,7 +27,7 @@ from saccade.inputs.media.cancellation import Budget, Halt
 from saccade.inputs.media.image_names import Named, Names, Reference
 from saccade.inputs.media.part import MediaPart
 from saccade.request import Pixels, View
-from saccade.request_timing import Stages
+from saccade.request_timing import RequestTiming
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ class Terms:
     halt: Halt
     field: str  # what the caller's words are called in errors
     room: Callable[[int], object]  # told how many visual tokens there are; raises when they do not fit
-    stages: Stages  # told where the time goes
+    timing: RequestTiming  # told where the time goes
     # Told the sizes of all pictures, gives their tokens; None: each at full detail.
     cost: Callable[[Sequence[tuple[int, int]]], int] | None = None
 
@@ -127,7 +127,7 @@ class Loader:
     ) -> dict[Hashable, Visual]:
         pictures = {key: part for key, part in parts.items() if part.kind == "image"}
         videos = {key: part for key, part in parts.items() if part.kind == "video"}
-        with terms.stages.spending("fetch"):
+        with terms.timing.measure("fetch"):
             found = self._spread(lambda part: self._sight(part, terms), pictures, terms)
         tally = _Tally(self._limits, terms)
         # Each time it stands in the prompt: the engine is sent its pixels each time.
@@ -137,7 +137,7 @@ class Loader:
         tally.check()
         # A video's frames are counted at the most they may be: their number is not known yet.
         held = tally.pixels + len(videos) * (video.FRAME_BYTES // 3)
-        with terms.stages.spending("unpack"), _unless_free(self._held, held, terms.halt):
+        with terms.timing.measure("unpack"), _unless_free(self._held, held, terms.halt):
             sized = {key: (part, found[key]) for key, part in pictures.items()}
             decoded = self._spread(lambda one: self._picture(*one, terms), sized, terms)
             times = {key: order.count(key) for key in videos}
