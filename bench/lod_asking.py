@@ -14,8 +14,8 @@ import torch
 
 from saccade.engine.memory import DTYPES
 from saccade.engine.model_size import read_network
-from saccade.host.garbage_collection import nothing_older
-from saccade.inputs.media.loader import Shared
+from saccade.host.garbage_collection import existing_objects_frozen
+from saccade.inputs.media.loader import SharedImage
 from saccade.llm import LLM, Output
 from saccade.lod.detail import Wishes
 from saccade.lod.types import LodParams
@@ -56,7 +56,7 @@ class Bench:
     def begin(self, *chapter: int) -> None:
         """From here on pictures and questions are those of a chapter, however many were asked before: warming
         takes as long as it takes."""
-        self._inputs = Inputs(self.front.checkpoint, self.front.tokens, (self._seed, *chapter))
+        self._inputs = Inputs(self.front.checkpoint, self.front.tokenizer, (self._seed, *chapter))
         self._rng = np.random.default_rng((self._seed, *chapter))
 
     def picture(self, size: tuple[int, int]) -> Pixels:
@@ -119,9 +119,9 @@ class Bench:
         """So many about one picture, all at once, each timed from before it is prepared; of several the
         picture is read once, as the library does it."""
         params = SamplingParams(max_tokens=self.answer_tokens, temperature=0, ignore_eos=True)
-        shown = Shared(picture) if count > 1 else picture
+        shown = SharedImage(picture) if count > 1 else picture
         engine, asked = self.llm.engine, {}
-        with nothing_older():
+        with existing_objects_frozen():
             began = time.monotonic()
             for number in range(count):
                 stages = RequestTiming(began, began)

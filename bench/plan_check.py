@@ -25,7 +25,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
 from saccade.engine.model_size import read_network
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import CHIPS, CPU, Network
@@ -42,7 +42,7 @@ class Asker:
 
     def __init__(self, model: str, max_model_len: int, seed: int) -> None:
         checkpoint = open_checkpoint(model)
-        self._front = Front(checkpoint, max_model_len)
+        self._front = InputProcessor(checkpoint, max_model_len)
         self._draw = Random(seed)
         self._placeholder: int = checkpoint.config.get("image_token_id", 0)
         self._words = range(min(checkpoint.text_config["vocab_size"], 200))

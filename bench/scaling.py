@@ -55,7 +55,7 @@ class Bench:
         self._step_tokens = step_tokens or STEP_TOKENS
         info = llm.engine.info
         checkpoint = llm.front.checkpoint
-        self._inputs = Inputs(checkpoint, llm.front.tokens, 0)
+        self._inputs = Inputs(checkpoint, llm.front.tokenizer, 0)
         self._steps = steps
         self._repeat = repeat
         dtype = DTYPES[info.dtype]

@@ -24,7 +24,7 @@ from bench.soak.watch import metrics
 from saccade.checkpoint import open_checkpoint
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
 from saccade.config import GIB, EngineConfig
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.metrics import STAGES
 from saccade.tools.bench.figures import median
 from saccade.tools.bench.inputs import Inputs
@@ -88,7 +88,7 @@ def measure(
     config: EngineConfig, pictures: int, size: tuple[int, int], tokens: int
 ) -> list[tuple[dict[str, float], int]]:
     checkpoint = open_checkpoint(config.model)
-    inputs = Inputs(checkpoint, Tokens.load(checkpoint), 0)
+    inputs = Inputs(checkpoint, Tokenizer.load(checkpoint), 0)
     seen = [inputs.data_uri(size) for _ in range(pictures)]
 
     def questions(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

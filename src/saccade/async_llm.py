@@ -5,7 +5,7 @@
             print(piece.text, end="")
 
 takes   conversations and prompts, from any number of tasks at once
-gives   a stream of `AnswerPiece`s for each; leaving a stream early cancels its request
+gives   a stream of `TextDelta`s for each; leaving a stream early cancels its request
 owns    the engine process
 never   blocks the event loop: decoding and tokenising happen in threads
 """
@@ -22,9 +22,9 @@ from saccade.config import EngineConfig, MediaLimits
 from saccade.engine.client import ProcessLink
 from saccade.engine.ipc import EngineInfo
 from saccade.errors import EngineDied, engine_error
-from saccade.inputs.media.cancellation import Halt
-from saccade.inputs.output_processor import AnswerPiece
-from saccade.inputs.processor import Front
+from saccade.inputs.media.cancellation import CancelToken
+from saccade.inputs.output_processor import TextDelta
+from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import Wishes
 from saccade.lod.preview import Preview, preview_of
 from saccade.lod.types import LodParams
@@ -39,7 +39,7 @@ class AsyncEngine:
         self._config = EngineConfig(model=model, **options)
         self._limits = media or MediaLimits()
         self._link = ProcessLink(self._config)
-        self._front: Front | None = None
+        self._front: InputProcessor | None = None
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Self:
@@ -57,7 +57,7 @@ class AsyncEngine:
         checkpoint = await asyncio.to_thread(open_checkpoint, self._config.model)
         await self._link.start()
         try:
-            make = partial(Front, checkpoint, self._link.info.max_model_len, self._limits)
+            make = partial(InputProcessor, checkpoint, self._link.info.max_model_len, self._limits)
             self._front = await asyncio.to_thread(make)
         except BaseException:
             await self._link.stop()
@@ -75,18 +75,18 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         *,
         lod: LodParams | None = None,
-    ) -> AsyncGenerator[AnswerPiece]:
+    ) -> AsyncGenerator[TextDelta]:
         """Answer a conversation of OpenAI messages; pictures may also be objects, paths and bytes. Without
         `lod` they are seen as their parts say, which is in full if these say nothing."""
         front, params = self._ready(), params or SamplingParams()
-        prepare = self._chat(front, messages, params, halt := Halt(), Wishes(params=lod))
-        return self._stream(front, prepare, params, halt)
+        prepare = self._chat(front, messages, params, cancel := CancelToken(), Wishes(params=lod))
+        return self._stream(front, prepare, params, cancel)
 
     async def look(self, messages: Sequence[Mapping[str, Any]], *, lod: LodParams | None = None) -> Preview:
         """Where the last question looks, and what would be zoomed; no answer."""
-        front, params, halt = self._ready(), SamplingParams(max_tokens=1), Halt()
+        front, params, cancel = self._ready(), SamplingParams(max_tokens=1), CancelToken()
         wishes = Wishes(params=lod or LodParams(), only_look=True)
-        request = await _in_thread(self._chat(front, messages, params, halt, wishes), halt)
+        request = await _in_thread(self._chat(front, messages, params, cancel, wishes), cancel)
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
@@ -97,14 +97,14 @@ class AsyncEngine:
 
     def _chat(
         self,
-        front: Front,
+        front: InputProcessor,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams,
-        halt: Halt,
+        cancel: CancelToken,
         wishes: Wishes,
     ) -> Callable[[], Request]:
         return partial(
-            front.prepare_chat, messages, params, self._name(), trusted=True, halt=halt, wishes=wishes
+            front.prepare_chat, messages, params, self._name(), trusted=True, cancel=cancel, wishes=wishes
         )
 
     def generate(
@@ -115,20 +115,20 @@ class AsyncEngine:
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
         lod: LodParams | None = None,
-    ) -> AsyncGenerator[AnswerPiece]:
+    ) -> AsyncGenerator[TextDelta]:
         """Continue a prompt, with one placeholder token per picture and video."""
         front, params = self._ready(), params or SamplingParams()
         media: dict[str, Any] = {
             "images": images,
             "videos": videos,
             "trusted": True,
-            "halt": (halt := Halt()),
+            "cancel": (cancel := CancelToken()),
             "wishes": Wishes(params=lod),
         }
         prepare = partial(front.prepare_prompt, prompt, params, self._name(), **media)
-        return self._stream(front, prepare, params, halt)
+        return self._stream(front, prepare, params, cancel)
 
-    def _ready(self) -> Front:
+    def _ready(self) -> InputProcessor:
         if self._front is None:
             raise EngineDied("the engine has not been started; use `async with AsyncEngine(...)`")
         return self._front
@@ -137,10 +137,14 @@ class AsyncEngine:
         return f"request-{next(self._numbers)}"
 
     async def _stream(
-        self, front: Front, prepare: Callable[[], Request], params: SamplingParams, halt: Halt
-    ) -> AsyncGenerator[AnswerPiece]:
-        request = await _in_thread(prepare, halt)
-        answer = front.answer(request, params)
+        self,
+        front: InputProcessor,
+        prepare: Callable[[], Request],
+        params: SamplingParams,
+        cancel: CancelToken,
+    ) -> AsyncGenerator[TextDelta]:
+        request = await _in_thread(prepare, cancel)
+        answer = front.output_processor(request, params)
         async with aclosing(self._link.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
@@ -152,9 +156,9 @@ class AsyncEngine:
                     return
 
 
-async def _in_thread(prepare: Callable[[], Request], halt: Halt) -> Request:
+async def _in_thread(prepare: Callable[[], Request], cancel: CancelToken) -> Request:
     try:
         return await asyncio.to_thread(prepare)
     except asyncio.CancelledError:
-        halt.halt()  # nobody waits any more for what the thread is loading
+        cancel.cancel()  # nobody waits any more for what the thread is loading
         raise

@@ -3,7 +3,7 @@
     llm = LLM("embedded")
     answers = llm.generate([{"prompt": ..., "images": [picture]}], SamplingParams(max_tokens=64))
 
-takes   prompts or conversations in any form `Front` understands
+takes   prompts or conversations in any form `InputProcessor` understands
 gives   one `Output` per prompt, in order
 owns    an engine, and the front that prepares its requests
 """
@@ -28,13 +28,13 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
 from saccade.engine.core import Engine
 from saccade.errors import InvalidValue, engine_error
-from saccade.host.garbage_collection import nothing_older
-from saccade.inputs.media.loader import Shared
-from saccade.inputs.output_processor import Answer, Choice, Usage
-from saccade.inputs.processor import Front
+from saccade.host.garbage_collection import existing_objects_frozen
+from saccade.inputs.media.loader import SharedImage
+from saccade.inputs.output_processor import CompletionOutput, OutputProcessor, Usage
+from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import Wishes
 from saccade.lod.types import LodParams
-from saccade.request import Delta, Request, Zoomed
+from saccade.request import Delta, Request, ZoomResult
 from saccade.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
@@ -58,9 +58,9 @@ class Output:
 
     request_id: str
     prompt_token_ids: tuple[int, ...]  # one placeholder per picture
-    outputs: list[Choice]
+    outputs: list[CompletionOutput]
     usage: Usage
-    zoomed: Zoomed | None = None  # the views chosen, where level of detail was asked for
+    zoomed: ZoomResult | None = None  # the views chosen, where level of detail was asked for
 
 
 class LLM:
@@ -74,7 +74,7 @@ class LLM:
             options["itl_target"] = 0.0  # nobody reads along: the largest steps are the fastest
         self.engine = Engine(EngineConfig(model=model, **options), progress=progress)
         limits = media or MediaLimits()
-        self.front = Front(open_checkpoint(model), self.engine.info.max_model_len, limits)
+        self.front = InputProcessor(open_checkpoint(model), self.engine.info.max_model_len, limits)
         self._numbers = itertools.count()
 
     def generate(
@@ -149,15 +149,15 @@ class LLM:
         with (
             _Now() if len(asked) == 1 else _preparers() as pool,
             _bar(len(asked), show=show and len(asked) > 1) as advance,
-            nothing_older(),
+            existing_objects_frozen(),
         ):
             window = 2 * self.engine.info.max_num_seqs
             ahead = _Ahead(pool, prepare, list(zip(asked, each, names, strict=True)), window)
-            answers: dict[str, Answer] = {}
+            answers: dict[str, OutputProcessor] = {}
             prompts: dict[str, tuple[int, ...]] = {}
             try:
                 for request in self._run(ahead, answers, len(asked), advance):
-                    answers[request.id] = self.front.answer(request, ahead.params[request.id])
+                    answers[request.id] = self.front.output_processor(request, ahead.params[request.id])
                     prompts[request.id] = request.prompt
             finally:  # an interrupt or a refusal leaves nothing behind, in the engine or in the threads
                 ahead.stop()
@@ -168,7 +168,7 @@ class LLM:
         ]
 
     def _run(
-        self, ahead: "_Ahead", answers: dict[str, Answer], total: int, advance: Callable[[int], None]
+        self, ahead: "_Ahead", answers: dict[str, OutputProcessor], total: int, advance: Callable[[int], None]
     ) -> Iterator[Request]:
         """Step until all are answered, submitting what is prepared; yields each request as it goes in."""
         done = 0
@@ -193,9 +193,9 @@ class LLM:
             done += whole
             advance(whole)
 
-    def _push(self, answer: Answer, delta: Delta) -> bool:
+    def _push(self, answer: OutputProcessor, delta: Delta) -> bool:
         """Fold a delta in; whether it made the answer whole."""
-        whole = answer.take(delta)
+        whole = answer.accumulate(delta)
         if whole and answer.must_cancel:
             self.engine.cancel([delta.request_id])
         return whole
@@ -284,7 +284,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _shared_pictures(prompts: Sequence[Prompt]) -> dict[int, Shared]:
+def _shared_pictures(prompts: Sequence[Prompt]) -> dict[int, SharedImage]:
     """Pictures (objects, not names or bytes) that stand in several of the prompts, by their identity."""
     given = [
         image
@@ -294,10 +294,10 @@ def _shared_pictures(prompts: Sequence[Prompt]) -> dict[int, Shared]:
         if isinstance(image, Image.Image | np.ndarray)
     ]
     counts = Counter(map(id, given))
-    return {id(image): Shared(image) for image in given if counts[id(image)] > 1}
+    return {id(image): SharedImage(image) for image in given if counts[id(image)] > 1}
 
 
-def _images(parts: Mapping[str, Any], shared: Mapping[int, Shared]) -> Any:
+def _images(parts: Mapping[str, Any], shared: Mapping[int, SharedImage]) -> Any:
     given = parts.get("images", ())
     return [shared.get(id(one), one) for one in given] if isinstance(given, list | tuple) else given
 

@@ -71,27 +71,27 @@ class View(msgspec.Struct, frozen=True):
 class Media(msgspec.Struct, frozen=True):
     """A picture, or one pair of video frames, standing at one placeholder of the prompt."""
 
-    slot: int  # index in `Request.prompt` of the single placeholder id this media expands
+    placeholder: int  # index in `Request.prompt` of the single placeholder id this media expands
     view: View
     pixels: Pixels  # [frames, height, width, 3] RGB; 1 frame for a picture, 2 for video
-    frame: Grid | None = None  # token grid of the picture at full detail; None: the view's own
+    full_grid: Grid | None = None  # token grid of the picture at full detail; None: the view's own
     origin: int | None = None  # of a zoomed view: the slot of its whole picture, which has the pixels
     name: str = ""  # of a picture: the reference its owner may send in its place
-    absent: bool = False  # it was named and came without pixels
+    without_pixels: bool = False  # it was named and came without pixels
 
     @property
     def full(self) -> Grid:
-        return self.frame or self.view.token_grid
+        return self.full_grid or self.view.token_grid
 
 
 NO_PIXELS: Pixels = np.empty((0, 0, 0, 3), dtype=np.uint8)  # a zoomed view's, and a named picture's
 
 
-class Zooming(msgspec.Struct, frozen=True, kw_only=True):
+class ZoomRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Views of a request that are chosen in the middle of its life, once it has been looked at."""
 
     params: LodParams
-    slots: tuple[int, ...]  # media that may be zoomed
+    placeholders: tuple[int, ...]  # media that may be zoomed
     budget: int  # visual tokens, theirs and those of their zoomed views together
     most_views: int  # zoomed views of all together
     at: int  # index in `Request.prompt` before which they stand: the question ends there
@@ -111,7 +111,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower is sooner; a level is worth some seconds of waiting (scheduler/policy.py)
     arrived: float = 0.0  # time.monotonic() of the front; both processes share the clock
     registered: bool = False  # views stand over their part of the picture, as the checkpoint learnt it
-    zooming: Zooming | None = None  # None: all views are known
+    zooming: ZoomRequest | None = None  # None: all views are known
 
     @property
     def length(self) -> int:
@@ -119,27 +119,27 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.prompt) + sum(media.view.tokens - 1 for media in self.media)
 
     @property
-    def most_length(self) -> int:
+    def max_length(self) -> int:
         """What `length` can become when views are chosen."""
         return self.length + (most_more(self.zooming, self.media) if self.zooming else 0)
 
     @property
-    def full_tokens(self) -> int:
+    def full_detail_tokens(self) -> int:
         """Visual tokens of its pictures and videos at full detail."""
         return sum(item.full[0] * item.full[1] for item in self.media if item.origin is None)
 
 
-def most_more(zooming: Zooming, media: tuple[Media, ...]) -> int:
+def most_more(zooming: ZoomRequest, media: tuple[Media, ...]) -> int:
     """Tokens that zooming can add to a prompt at most."""
-    looked = sum(item.view.tokens for item in media if item.slot in zooming.slots)
+    looked = sum(item.view.tokens for item in media if item.placeholder in zooming.placeholders)
     left = max(zooming.budget - looked, 0)
     return left + min(zooming.most_views, left) * (len(zooming.before) + len(zooming.after))
 
 
-class Zoomed(msgspec.Struct, frozen=True, kw_only=True):
+class ZoomResult(msgspec.Struct, frozen=True, kw_only=True):
     """What zooming came to; on the first delta of a request that was looked at."""
 
-    regions: tuple[tuple[Region, ...], ...]  # of each medium in `Zooming.slots`
+    regions: tuple[tuple[Region, ...], ...]  # of each medium in `ZoomRequest.placeholders`
     gated: tuple[str | None, ...]  # why there are none
     more_tokens: int  # of the prompt, for all of it; visual ones among them:
     visual_tokens: int
@@ -178,4 +178,4 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     code: str | None = None  # names the error's class (errors.py)
     kept: tuple[int, ...] = ()  # slots of media whose features are there for later; on the first delta
     times: EngineTimes | None = None  # with the first token of a request, and with every end
-    zoomed: Zoomed | None = None
+    zoomed: ZoomResult | None = None

@@ -7,8 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from saccade.encoder.pinned_staging import LEAST_BYTES, Staging
-from saccade.inputs.media.pil_buffer import copied_words
-from saccade.inputs.media.rgbx import shown
+from saccade.inputs.media.pil_buffer import copy_rgbx
+from saccade.inputs.media.rgbx import rgb_of_words
 
 
 class Mark:
@@ -107,7 +107,7 @@ def test_pictures_sent_one_after_the_other_arrive_whole() -> None:
 
 def test_pixels_in_words_of_four_bytes_arrive_as_others_do() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (1, 20, 30, 3), dtype=np.uint8)
-    words = shown(copied_words(Image.fromarray(pixels[0])))
+    words = rgb_of_words(copy_rgbx(Image.fromarray(pixels[0])))
     bench = Bench(64 << 20)
     sent = bench.staging.send(words)
     assert sent.is_contiguous()

@@ -10,7 +10,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from saccade.encoder.prompt_layout import lay_out, lengthen, zoomed
 from saccade.errors import InvalidValue
 from saccade.lod.types import LodParams, Region
-from saccade.request import Media, Request, View, Zooming
+from saccade.request import Media, Request, View, ZoomRequest
 from saccade.step_plan import Layout
 
 MERGE = 2
@@ -22,7 +22,7 @@ def media(slot: int, rows: int, columns: int, content: bytes = b"c" * 16) -> Med
     view = View(
         content=content, box=(0, 0, 8, 8), grid=(rows * MERGE, columns * MERGE), merge=MERGE, processing=b"p"
     )
-    return Media(slot=slot, view=view, pixels=np.zeros((1, 8, 8, 3), dtype=np.uint8))
+    return Media(placeholder=slot, view=view, pixels=np.zeros((1, 8, 8, 3), dtype=np.uint8))
 
 
 def request(prompt: tuple[int, ...], *items: Media) -> Request:
@@ -134,7 +134,7 @@ def test_two_media_at_one_slot_are_refused() -> None:
 @pytest.mark.parametrize("grid", [(3, 2), (2, 5), (0, 2), (2, 0)])
 def test_a_grid_that_does_not_merge_evenly_is_refused(grid: tuple[int, int]) -> None:
     view = View(content=b"c" * 16, box=(0, 0, 8, 8), grid=grid, merge=MERGE, processing=b"p")
-    item = Media(slot=0, view=view, pixels=np.zeros((1, 8, 8, 3), dtype=np.uint8))
+    item = Media(placeholder=0, view=view, pixels=np.zeros((1, 8, 8, 3), dtype=np.uint8))
     with pytest.raises(InvalidValue, match="multiples of 2"):
         lay_out(request((IMAGE_PAD,), item))
 
@@ -147,8 +147,12 @@ def test_a_layout_is_lengthened_to_that_of_the_decided_request(
 ) -> None:
     prompt = (5, IMAGE_PAD, 6, IMAGE_PAD, 7, 8, 9)
     slots = (1, 3)[:pictures]
-    items = [msgspec.structs.replace(media(slot, 2, 3, bytes([slot] * 16)), frame=(6, 9)) for slot in slots]
-    place = Zooming(params=LodParams(), slots=slots, budget=99, most_views=9, at=5, before=(1, 2), after=(3,))
+    items = [
+        msgspec.structs.replace(media(slot, 2, 3, bytes([slot] * 16)), full_grid=(6, 9)) for slot in slots
+    ]
+    place = ZoomRequest(
+        params=LodParams(), placeholders=slots, budget=99, most_views=9, at=5, before=(1, 2), after=(3,)
+    )
     asked = Request(id="r", prompt=prompt, media=tuple(items), zooming=place, registered=registered)
     regions = [Region((i, i, i + 4, i + 3), (1 + i, 2), 1.0) for i in range(zooms)]
     decided = zoomed(asked, dict.fromkeys(slots, regions))

@@ -19,7 +19,7 @@ from saccade.engine.client import MOST_RECALLS, ProcessLink
 from saccade.engine.ipc import Cancel, Channel, News, Recall, Recalled, Stop, Submit, ToEngine, ToFront
 from saccade.engine.process import UNFORESEEN, Inbox, serve
 from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
-from saccade.host.malloc import Trimmer
+from saccade.host.malloc import HeapTrimmer
 from saccade.metrics import EngineStats
 from saccade.request import Delta, EngineTimes, Request, Sampling
 from tests.engine.test_ipc import picture, request_with
@@ -342,9 +342,9 @@ def test_what_comes_while_the_device_is_busy_goes_with_the_next_step() -> None:
 
 def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    trimmer = Trimmer(0.05)
+    trimmer = HeapTrimmer(0.05)
     monkeypatch.setattr(trimmer, "_trim", trims.append)
-    monkeypatch.setattr("saccade.engine.process.Trimmer", lambda: trimmer)
+    monkeypatch.setattr("saccade.engine.process.HeapTrimmer", lambda: trimmer)
     ours, theirs = (Channel(end) for end in socket.socketpair())
     inbox, engine = Inbox(theirs), FakeEngine()
     engine.info.device = "cpu"

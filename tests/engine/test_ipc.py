@@ -12,10 +12,10 @@ import pytest
 
 from saccade.engine.ipc import Cancel, Channel, News, Submit, ToEngine, ToFront
 from saccade.errors import EngineDied
-from saccade.inputs.media.rgbx import OPAQUE, shown, words_of
+from saccade.inputs.media.rgbx import OPAQUE, rgb_of_words, words_of_rgb
 from saccade.lod.types import Look, StillMaps
 from saccade.metrics import EngineStats
-from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View, Zoomed
+from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomResult
 
 
 def pair() -> tuple[Channel, Channel]:
@@ -75,12 +75,14 @@ def test_pictures_without_pixels_cross_beside_others() -> None:
 def test_pixels_that_are_words_arrive_as_words_wherever_they_lie() -> None:
     front, engine = pair()
     words = np.random.default_rng(2).integers(0, 1 << 32, (5, 7), dtype=np.uint32) | OPAQUE
-    sent = request_with(picture(3, 3), shown(words), NO_PIXELS, picture(1, 1), shown(words[:2].copy()))
+    sent = request_with(
+        picture(3, 3), rgb_of_words(words), NO_PIXELS, picture(1, 1), rgb_of_words(words[:2].copy())
+    )
     front.send(Submit(sent))
     got = [item.pixels for item in engine.receive(ToEngine).request.media]
     for ours, theirs in zip(sent.media, got, strict=True):
         assert np.array_equal(ours.pixels, theirs)
-    found = [words_of(pixels) for pixels in got]
+    found = [words_of_rgb(pixels) for pixels in got]
     assert [one is not None for one in found] == [False, True, False, False, True]
     assert found[1] is not None
     assert np.array_equal(words, found[1])  # the fourth byte too
@@ -168,7 +170,7 @@ def test_looks_arrive_with_what_their_pictures_say_by_themselves() -> None:
     still = StillMaps(propositional=maps[0], perspectival=maps[1], lost=maps[2], fine=fine)
     looks = tuple(Look(still=still, participatory=one, strength=0.5) for one in maps[3:])
     assert looks[0].share.shape == still.writing.shape  # what is made of them stays where it was made
-    told = Zoomed(regions=((), ()), gated=(None, None), more_tokens=0, visual_tokens=0, looks=looks)
+    told = ZoomResult(regions=((), ()), gated=(None, None), more_tokens=0, visual_tokens=0, looks=looks)
     engine.send(News((Delta(request_id="r", zoomed=told),), EngineStats()))
     (delta,) = front.receive(ToFront).deltas
     for ours, theirs in zip(looks, delta.zoomed.looks, strict=True):

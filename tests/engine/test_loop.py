@@ -14,7 +14,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
 from saccade.engine.step_timer import Stopwatch
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.models.layers import Layout
 from saccade.request import Delta
 from saccade.step_plan import StepPlan
@@ -41,7 +41,7 @@ def test_a_step_that_cannot_be_launched_is_told_before_the_engine_is_idle(
 
     monkeypatch.setattr(Runner, "launch", launch)
     params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
-    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     engine.submit(front.prepare_prompt("The eye jumps", params, "a", trusted=True))
     told: list[Delta] = []
     while not engine.idle:
@@ -116,7 +116,7 @@ def test_the_time_in_which_nobody_asked_for_anything_is_no_steps(vl_folder: Path
     engine = Engine(config, progress=False)
     slept = [0.0]
     engine._turns._watch = Stopwatch(lambda: time.perf_counter() + slept[0])
-    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     engine.submit(front.prepare_prompt([5] * 100, params, "long", trusted=True))
     for _ in range(3):

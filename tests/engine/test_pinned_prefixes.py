@@ -12,7 +12,7 @@ from saccade.config import EngineConfig
 from saccade.engine.core import Engine
 from saccade.engine.pinned_prefixes import pinned_tokens
 from saccade.errors import ConfigError
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
 
 SYSTEM = "The eye jumps to what matters and rests there. Say what is red, and say it in few words."
@@ -23,7 +23,7 @@ def folder(family_folder: Callable[[str], Path]) -> Path:
     return family_folder("qwen3_vl")
 
 
-def conversation(front: Front, name: str, words: str) -> Request:
+def conversation(front: InputProcessor, name: str, words: str) -> Request:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": words}]
     return front.prepare_chat(messages, SamplingParams(max_tokens=3, temperature=0), name)
 
@@ -35,15 +35,15 @@ def finish(engine: Engine) -> None:
 
 def test_the_tokens_are_those_every_conversation_begins_with(folder: Path) -> None:
     (tokens,) = pinned_tokens(open_checkpoint(str(folder)), [SYSTEM])
-    front = Front(open_checkpoint(str(folder)), 4096)
+    front = InputProcessor(open_checkpoint(str(folder)), 4096)
     for words in ("Where is the boat?", "x", "9"):
         prompt = conversation(front, "a", words).prompt
         assert list(prompt[: len(tokens)]) == tokens
-    assert len(tokens) > len(front.tokens.encode(SYSTEM))
+    assert len(tokens) > len(front.tokenizer.encode(SYSTEM))
 
 
 def test_its_blocks_stay_while_others_take_everything_else(folder: Path) -> None:
-    front = Front(open_checkpoint(str(folder)), 4096)
+    front = InputProcessor(open_checkpoint(str(folder)), 4096)
     for pinned in ((SYSTEM,), ()):
         engine = Engine(
             EngineConfig(

@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.encoder.cache.transfer import HostMover
 from saccade.encoder.preprocess import build_table
 from saccade.host import allocator as module
-from saccade.host.allocator import apart, blank
+from saccade.host.allocator import copy_to_own_mapping, empty_in_own_mapping
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def lies_apart(tensor: Tensor) -> bool:
 def test_a_copy_has_the_same_values_in_pages_of_its_own() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.uint8):
         original = torch.arange(60).view(3, 20).to(dtype)[:, ::2]
-        kept = apart(original)
+        kept = copy_to_own_mapping(original)
         assert torch.equal(kept, original)
         assert kept.is_contiguous()
         assert lies_apart(kept)
@@ -44,11 +44,11 @@ def test_a_copy_has_the_same_values_in_pages_of_its_own() -> None:
 
 
 def test_nothing_at_all_can_be_kept() -> None:
-    assert apart(torch.empty(0, 7)).shape == (0, 7)
+    assert copy_to_own_mapping(torch.empty(0, 7)).shape == (0, 7)
 
 
 def test_what_nobody_refers_to_is_given_back() -> None:
-    kept = blank((64 << 20,), torch.uint8)
+    kept = empty_in_own_mapping((64 << 20,), torch.uint8)
     view, address = kept[1 << 20 :], kept.data_ptr()
     del kept
     assert mapping_of(address) is not None  # the view holds it
@@ -59,11 +59,11 @@ def test_what_nobody_refers_to_is_given_back() -> None:
 def test_mappings_are_bounded_and_the_heap_takes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     monkeypatch.setattr(module, "MOST_MAPPINGS", len(module._mappings) + 2)
-    kept = [apart(torch.ones(3)) for _ in range(4)]
+    kept = [copy_to_own_mapping(torch.ones(3)) for _ in range(4)]
     assert [lies_apart(one) for one in kept] == [True, True, False, False]
     assert all(torch.equal(one, torch.ones(3)) for one in kept)
     del kept[0]
-    assert lies_apart(apart(torch.ones(3)))
+    assert lies_apart(copy_to_own_mapping(torch.ones(3)))
 
 
 def test_tables_and_features_are_kept_apart() -> None:
@@ -87,4 +87,4 @@ def test_where_the_system_has_no_more_mappings_the_heap_takes_what_is_kept(
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr("mmap.mmap", none_left)
-    assert torch.equal(apart(torch.arange(5)), torch.arange(5))
+    assert torch.equal(copy_to_own_mapping(torch.arange(5)), torch.arange(5))

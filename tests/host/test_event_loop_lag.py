@@ -3,29 +3,29 @@
 import asyncio
 import time
 
-from saccade.host.event_loop_lag import EVERY, watched
+from saccade.host.event_loop_lag import INTERVAL_SECONDS, measure_event_loop_lag
 
 
 async def test_a_loop_that_stands_still_is_told_of_once_and_by_how_much() -> None:
     told: list[float] = []
-    async with watched(told.append):
-        await asyncio.sleep(3 * EVERY)
+    async with measure_event_loop_lag(told.append):
+        await asyncio.sleep(3 * INTERVAL_SECONDS)
         time.sleep(0.2)
-        await asyncio.sleep(3 * EVERY)
+        await asyncio.sleep(3 * INTERVAL_SECONDS)
     assert len(told) >= 3
-    assert 0.2 - EVERY <= max(told) < 2.0
+    assert 0.2 - INTERVAL_SECONDS <= max(told) < 2.0
     assert min(told) < 0.1
 
 
 async def test_nothing_watches_on_afterwards_however_it_ends() -> None:
     told: list[float] = []
     try:
-        async with watched(told.append):
-            await asyncio.sleep(2 * EVERY)
+        async with measure_event_loop_lag(told.append):
+            await asyncio.sleep(2 * INTERVAL_SECONDS)
             raise ValueError
     except ValueError:
         pass
     count = len(told)
-    await asyncio.sleep(3 * EVERY)
+    await asyncio.sleep(3 * INTERVAL_SECONDS)
     assert len(told) == count
     assert len(asyncio.all_tasks()) == 1

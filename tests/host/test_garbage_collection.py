@@ -5,7 +5,7 @@ import subprocess
 import sys
 import weakref
 
-from saccade.host.garbage_collection import EVERY, nothing_older
+from saccade.host.garbage_collection import FULL_COLLECTION_EVERY, existing_objects_frozen
 
 
 class Loop:
@@ -16,7 +16,7 @@ class Loop:
 def test_inside_older_objects_are_not_gone_through_and_younger_cycles_are_found() -> None:
     older = Loop()
     gone = weakref.ref(older)
-    with nothing_older():
+    with existing_objects_frozen():
         del older
         younger = Loop()
         lost = weakref.ref(younger)
@@ -32,7 +32,7 @@ def test_inside_older_objects_are_not_gone_through_and_younger_cycles_are_found(
 
 def test_nothing_stays_frozen_when_the_work_fails() -> None:
     try:
-        with nothing_older():
+        with existing_objects_frozen():
             raise ValueError
     except ValueError:
         pass
@@ -42,12 +42,12 @@ def test_nothing_stays_frozen_when_the_work_fails() -> None:
 def test_a_process_that_keeps_all_has_little_left_to_go_through() -> None:
     code = """
 import gc
-from saccade.host.garbage_collection import keep_all
+from saccade.host.garbage_collection import freeze_all_objects
 kept = [[] for _ in range(50_000)]
-keep_all()
+freeze_all_objects()
 print(gc.get_freeze_count() > 50_000, len(gc.get_objects()) < 500)
 more = [[] for _ in range(50_000)]
-keep_all()
+freeze_all_objects()
 print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 500)
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -58,7 +58,7 @@ def test_short_stretches_one_after_the_other_leave_no_cycles_behind() -> None:
     """Freezing sets back what the interpreter counts towards its searches: it would never search again."""
     left: list[weakref.ref[Loop]] = []
     for _ in range(400):
-        with nothing_older():
+        with existing_objects_frozen():
             left += [weakref.ref(Loop()) for _ in range(20)]
         left = [one for one in left if one() is not None]
     assert len(left) < 1000
@@ -66,19 +66,19 @@ def test_short_stretches_one_after_the_other_leave_no_cycles_behind() -> None:
 
 def test_what_became_a_lost_cycle_during_a_stretch_is_found_in_the_end() -> None:
     left: list[weakref.ref[Loop]] = []
-    for _ in range(2 * EVERY):
+    for _ in range(2 * FULL_COLLECTION_EVERY):
         older = Loop()
         left.append(weakref.ref(older))
-        with nothing_older():
+        with existing_objects_frozen():
             del older  # frozen by now
-    assert len([one for one in left if one() is not None]) <= EVERY
+    assert len([one for one in left if one() is not None]) <= FULL_COLLECTION_EVERY
 
 
 def test_what_the_program_has_frozen_itself_stays_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with nothing_older():
+        with existing_objects_frozen():
             pass
         assert gc.get_freeze_count() >= frozen - 100
     finally:
@@ -86,8 +86,8 @@ def test_what_the_program_has_frozen_itself_stays_frozen() -> None:
 
 
 def test_one_stretch_inside_another_ends_with_the_outer_one() -> None:
-    with nothing_older():
-        with nothing_older():
+    with existing_objects_frozen():
+        with existing_objects_frozen():
             pass
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
@@ -96,7 +96,7 @@ def test_one_stretch_inside_another_ends_with_the_outer_one() -> None:
 def test_a_program_that_searches_by_itself_is_left_alone() -> None:
     gc.disable()
     try:
-        with nothing_older():
+        with existing_objects_frozen():
             assert gc.get_freeze_count() == 0
     finally:
         gc.enable()
@@ -106,9 +106,9 @@ def test_at_its_end_a_process_that_kept_all_lets_it_go() -> None:
     """Libraries count their own objects there, and complain of each that is left."""
     program = (
         "import atexit, gc\n"
-        "from saccade.host.garbage_collection import keep_all\n"
-        "atexit.register(lambda: print('frozen', gc.get_freeze_count()))\n"  # runs after keep_all's own
-        "keep_all()\n"
+        "from saccade.host.garbage_collection import freeze_all_objects\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count()))\n"  # runs after freeze_all_objects's own
+        "freeze_all_objects()\n"
         "print(gc.get_freeze_count() > 1000)\n"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -15,9 +15,9 @@ GLIBC = hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 # by a small one that keeps it from the heap's end, and freed.
 PROBE = """
 import ctypes, sys
-from saccade.host.malloc import MAPPING, Trimmer, settle_heap
+from saccade.host.malloc import MMAP_LARGE_BLOCKS, HeapTrimmer, configure_malloc
 if sys.argv[1] == "settled":
-    assert settle_heap(MAPPING)
+    assert configure_malloc(MMAP_LARGE_BLOCKS)
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 def resident():
@@ -31,7 +31,7 @@ before = resident()
 large, small = block(16 << 20), block(4096)
 libc.free(large)
 if sys.argv[1] == "trimmed":
-    Trimmer(0.0).trim()
+    HeapTrimmer(0.0).trim()
 print(resident() - before)
 """
 
@@ -40,11 +40,11 @@ print(resident() - before)
 SHAPES = """
 import sys
 import torch
-from saccade.host.malloc import bound_kernels
+from saccade.host.malloc import limit_onednn_cache
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
 if sys.argv[1] == "bound":
-    bound_kernels()
+    limit_onednn_cache()
 torch.set_num_threads(1)
 values, half = torch.ones(200, 256), torch.ones(256, 256, dtype=torch.bfloat16)
 torch.nn.functional.gelu(values), half[:200] @ half
@@ -87,7 +87,7 @@ def test_kernels_compiled_for_shapes_that_do_not_come_again_are_given_back() -> 
 def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     trims: list[int] = []
-    trimmer = heap.Trimmer(10.0, clock=lambda: now[0])
+    trimmer = heap.HeapTrimmer(10.0, clock=lambda: now[0])
     monkeypatch.setattr(trimmer, "_trim", trims.append)
     for now[0] in (5.0, 9.9, 10.0, 12.0, 19.9, 20.1):
         if trimmer.due:
@@ -97,7 +97,7 @@ def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_is_busy_trims_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    trimmer = heap.Trimmer(10.0, clock=lambda: now[0])
+    trimmer = heap.HeapTrimmer(10.0, clock=lambda: now[0])
     monkeypatch.setattr(trimmer, "_trim", lambda _: None)
     for now[0], due, overdue in (
         (9.0, False, False),
@@ -112,7 +112,7 @@ def test_who_is_busy_trims_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    assert not heap.settle_heap(heap.MAPPING)
+    assert not heap.configure_malloc(heap.MMAP_LARGE_BLOCKS)
 
 
 def test_the_users_bound_on_kernels_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +120,6 @@ def test_the_users_bound_on_kernels_stands(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, "gone")  # so that what is set here is undone
         monkeypatch.delenv(name)
     monkeypatch.setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "7")
-    heap.bound_kernels()
+    heap.limit_onednn_cache()
     assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
     assert os.environ["LRU_CACHE_CAPACITY"] == "64"

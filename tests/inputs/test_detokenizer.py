@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import InvalidValue
-from saccade.inputs.detokenizer import TextStream
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.detokenizer import Detokenizer
+from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.tiny_tokenizer import token_id, tokenizer_json, tokens
 
 IDS = st.lists(st.integers(0, tokens().vocab_size - 1), max_size=60)
 CUTS = st.lists(st.integers(0, 60), max_size=8)
 
 
-def window_tokens() -> Tokens:
+def window_tokens() -> Tokenizer:
     """The same vocabulary behind a decoder of another kind, which the window path must handle."""
     value = json.loads(tokenizer_json())
     value["decoder"] = {
@@ -27,7 +27,7 @@ def window_tokens() -> Tokens:
             {"type": "Strip", "content": " ", "start": 1, "stop": 0},
         ],
     }
-    return Tokens(json.dumps(value))
+    return Tokenizer(json.dumps(value))
 
 
 def grouped(ids: list[int], cuts: list[int]) -> list[list[int]]:
@@ -38,7 +38,7 @@ def grouped(ids: list[int], cuts: list[int]) -> list[list[int]]:
 @given(IDS, CUTS, st.booleans())
 @settings(max_examples=300)
 def test_pieces_joined_are_the_decoding_of_all_ids(ids: list[int], cuts: list[int], skip: bool) -> None:
-    stream = TextStream(tokens(), skip_special=skip)
+    stream = Detokenizer(tokens(), skip_special=skip)
     text = "".join(stream.push(group).text for group in grouped(ids, cuts)) + stream.finish()
     assert text == tokens().decode(ids, skip_special=skip)
 
@@ -47,7 +47,7 @@ def test_pieces_joined_are_the_decoding_of_all_ids(ids: list[int], cuts: list[in
 @settings(max_examples=100)
 def test_pieces_joined_are_the_decoding_for_other_decoders_too(ids: list[int]) -> None:
     other = window_tokens()
-    stream = TextStream(other)
+    stream = Detokenizer(other)
     text = "".join(stream.push([one]).text for one in ids) + stream.finish()
     assert text == other.decode(ids)
 
@@ -58,7 +58,7 @@ def test_text_ends_at_the_stop_that_is_complete_first_however_ids_are_grouped(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
     ids = tokens().encode(text)
-    stream = TextStream(tokens(), stops)
+    stream = Detokenizer(tokens(), stops)
     seen = ""
     for group in grouped(ids, cuts):
         seen += stream.push(group).text
@@ -75,7 +75,7 @@ def test_half_a_character_is_held_back_until_it_is_whole() -> None:
     ]  # the four bytes of a rocket... F0 9F 9A 80
     assert None not in ids
     whole = [index for index in ids if index is not None]
-    stream = TextStream(tokens())
+    stream = Detokenizer(tokens())
     pieces = [stream.push([one]).text for one in whole]
     assert "".join(pieces[:-1]) == ""
     assert pieces[-1] + stream.finish() == tokens().decode(whole)
@@ -84,7 +84,7 @@ def test_half_a_character_is_held_back_until_it_is_whole() -> None:
 
 def test_a_stop_string_across_tokens_is_found_and_later_tokens_are_not_used() -> None:
     first, rest = tokens().encode("Hello wor"), tokens().encode("ld! more")
-    stream = TextStream(tokens(), ["world"])
+    stream = Detokenizer(tokens(), ["world"])
     head = stream.push(first)
     assert head.text == "Hello "
     tail = stream.push(rest)
@@ -96,12 +96,12 @@ def test_a_stop_string_across_tokens_is_found_and_later_tokens_are_not_used() ->
 
 
 def test_include_stop_keeps_the_stop_string() -> None:
-    stream = TextStream(tokens(), ["wor"], include_stop=True)
+    stream = Detokenizer(tokens(), ["wor"], include_stop=True)
     assert stream.push(tokens().encode("Hello world")).text == "Hello wor"
 
 
 def test_text_that_only_began_a_stop_string_comes_out_at_the_end() -> None:
-    stream = TextStream(tokens(), ["world!"])
+    stream = Detokenizer(tokens(), ["world!"])
     shown = stream.push(tokens().encode("Hello world")).text
     assert shown + stream.finish() == "Hello world"
     assert not stream.stopped
@@ -109,17 +109,17 @@ def test_text_that_only_began_a_stop_string_comes_out_at_the_end() -> None:
 
 def test_stop_strings_do_not_end_the_text_before_min_tokens() -> None:
     ids = tokens().encode("a b a b a b")
-    assert TextStream(tokens(), ["b"]).push(ids).text == "a "
-    patient = TextStream(tokens(), ["b"], min_tokens=len(ids) - 1)
+    assert Detokenizer(tokens(), ["b"]).push(ids).text == "a "
+    patient = Detokenizer(tokens(), ["b"], min_tokens=len(ids) - 1)
     assert patient.push(ids).text + patient.finish() == "a b a b a "
 
 
 def test_special_tokens_are_skipped_unless_wanted() -> None:
     ids = [*tokens().encode("hi"), token_id("<|im_end|>")]
-    assert TextStream(tokens()).push(ids).text == "hi"
-    assert TextStream(tokens(), skip_special=False).push(ids).text == "hi<|im_end|>"
+    assert Detokenizer(tokens()).push(ids).text == "hi"
+    assert Detokenizer(tokens(), skip_special=False).push(ids).text == "hi<|im_end|>"
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(InvalidValue, match="empty"):
-        TextStream(tokens(), [""])
+        Detokenizer(tokens(), [""])

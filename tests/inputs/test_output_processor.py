@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.inputs.output_processor import Answer
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.output_processor import OutputProcessor
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.request import Delta, FinishReason, Media, Request, Sampling, TokenLogprobs, View
 from tests.inputs.test_detokenizer import window_tokens
 from tests.inputs.tiny_tokenizer import token_id, tokens
@@ -27,7 +27,7 @@ def delta(
 
 
 def test_the_stream_joined_is_the_answer_and_the_end_token_is_counted_not_shown() -> None:
-    answer = Answer(request(), tokens(), skip_special=False)
+    answer = OutputProcessor(request(), tokens(), skip_special=False)
     pieces = [answer.push(delta("Hello")), answer.push(delta(", world", finish="stop", end=True))]
     shown = "".join(piece.text for piece in pieces if piece is not None)
     assert shown == answer.choices[0].text == "Hello, world"
@@ -40,7 +40,7 @@ def test_the_stream_joined_is_the_answer_and_the_end_token_is_counted_not_shown(
 
 
 def test_a_stop_string_ends_the_choice_and_asks_for_cancellation() -> None:
-    answer = Answer(request(), tokens(), stop=["wor"])
+    answer = OutputProcessor(request(), tokens(), stop=["wor"])
     first = answer.push(delta("Hello wo"))
     assert first is not None
     assert (first.text, first.finish) == ("Hello ", None)
@@ -56,7 +56,7 @@ def test_a_stop_string_ends_the_choice_and_asks_for_cancellation() -> None:
 
 
 def test_with_several_choices_cancellation_waits_for_all() -> None:
-    answer = Answer(request(n=2), tokens(), stop=["!"])
+    answer = OutputProcessor(request(n=2), tokens(), stop=["!"])
     answer.push(delta("a!", index=0))
     assert (answer.done, answer.must_cancel) == (False, False)
     answer.push(delta("b", index=1))
@@ -66,7 +66,7 @@ def test_with_several_choices_cancellation_waits_for_all() -> None:
 
 
 def test_text_held_back_comes_out_with_the_end() -> None:
-    answer = Answer(request(), tokens(), stop=["world!"])
+    answer = OutputProcessor(request(), tokens(), stop=["world!"])
     answer.push(delta("Hello wor"))
     piece = answer.push(Delta(request_id="r", finish="length"))
     assert piece is not None
@@ -75,7 +75,7 @@ def test_text_held_back_comes_out_with_the_end() -> None:
 
 
 def test_errors_and_cancellations_pass_through() -> None:
-    answer = Answer(request(), tokens())
+    answer = OutputProcessor(request(), tokens())
     piece = answer.push(Delta(request_id="r", finish="error", error="too bad"))
     assert piece is not None
     assert (piece.finish, piece.error) == ("error", "too bad")
@@ -84,9 +84,9 @@ def test_errors_and_cancellations_pass_through() -> None:
 
 def test_usage_counts_prompt_visual_and_cached_tokens() -> None:
     view = View(content=b"x" * 32, box=(0, 0, 64, 64), grid=(4, 4), merge=2, processing=b"p")
-    media = Media(slot=1, view=view, pixels=np.zeros((1, 64, 64, 3), np.uint8))
+    media = Media(placeholder=1, view=view, pixels=np.zeros((1, 64, 64, 3), np.uint8))
     asked = Request(id="r", prompt=(1, 9, 3), media=(media,), sampling=Sampling())
-    answer = Answer(asked, tokens())
+    answer = OutputProcessor(asked, tokens())
     answer.push(delta("a", cached=4))
     answer.push(delta("b", finish="length"))
     usage = answer.usage
@@ -97,18 +97,18 @@ def test_usage_counts_prompt_visual_and_cached_tokens() -> None:
 def test_logprobs_are_spelled_out_per_token_and_end_with_the_stop() -> None:
     ids = tuple(tokens().encode("a🙂b"))
     rows = tuple(TokenLogprobs(-0.5, ((index, -0.5), (END, -1.0))) for index in ids)
-    answer = Answer(request(logprobs=2), tokens(), stop=["b"])
+    answer = OutputProcessor(request(logprobs=2), tokens(), stop=["b"])
     piece = answer.push(Delta(request_id="r", tokens=ids + ids, logprobs=rows + rows))
     assert piece is not None
     assert len(piece.logprobs) == len(piece.token_ids) == len(ids)
     assert b"".join(one.sampled.bytes for one in piece.logprobs).decode() == "a🙂b"
     assert piece.logprobs[0].top[1].text == "<|im_end|>"
     assert piece.logprobs[0].sampled.logprob == -0.5
-    assert Answer(request(), tokens()).push(Delta(request_id="r", tokens=ids)) is not None
+    assert OutputProcessor(request(), tokens()).push(Delta(request_id="r", tokens=ids)) is not None
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:
-    answer = Answer(request(min_tokens=2), tokens(), stop=["a"])
+    answer = OutputProcessor(request(min_tokens=2), tokens(), stop=["a"])
     answer.push(Delta(request_id="r", tokens=tuple(tokens().encode("a") * 3)))
     assert answer.choices[0].text == "aa"
     assert answer.choices[0].finish_reason == "stop"
@@ -132,7 +132,7 @@ def test_an_answer_taken_whole_is_the_streamed_one(
     groups: list[list[int]],
     finish: FinishReason,
     stop: list[str],
-    vocabulary: Tokens,
+    vocabulary: Tokenizer,
     skip: bool,
     end: bool,
     streamed_first: int,
@@ -141,12 +141,12 @@ def test_an_answer_taken_whole_is_the_streamed_one(
     deltas = [Delta(request_id="r", tokens=group, cached_tokens=2) for group in ids]
     deltas.append(Delta(request_id="r", tokens=(END,) if end else (), finish=finish))
     deltas.append(Delta(request_id="r", finish="cancelled"))  # late: its choice has ended
-    streamed = Answer(request(), vocabulary, stop, skip_special=skip)
+    streamed = OutputProcessor(request(), vocabulary, stop, skip_special=skip)
     pieces = [streamed.push(one) for one in deltas]
-    taken = Answer(request(), vocabulary, stop, skip_special=skip)
+    taken = OutputProcessor(request(), vocabulary, stop, skip_special=skip)
     for one in deltas[:streamed_first]:
         taken.push(one)
-    whole = [taken.take(one) for one in deltas[streamed_first:]]
+    whole = [taken.accumulate(one) for one in deltas[streamed_first:]]
     assert taken.choices[0].text == streamed.choices[0].text == "".join(one.text for one in pieces if one)
     assert taken.choices[0].token_ids == streamed.choices[0].token_ids
     assert taken.choices[0].finish_reason == streamed.choices[0].finish_reason
@@ -158,7 +158,7 @@ def test_an_answer_taken_whole_is_the_streamed_one(
 
 @pytest.mark.parametrize("logprobs", [None, 0])
 def test_each_choice_taken_whole_counts_once_and_has_its_log_probabilities(logprobs: int | None) -> None:
-    answer = Answer(request(n=2, logprobs=logprobs), tokens())
+    answer = OutputProcessor(request(n=2, logprobs=logprobs), tokens())
     told = (TokenLogprobs(-1.0, ()),) if logprobs is not None else ()
     first, second = (tokens().encode(letter)[0] for letter in "ab")
     deltas = [
@@ -167,6 +167,6 @@ def test_each_choice_taken_whole_counts_once_and_has_its_log_probabilities(logpr
         Delta(request_id="r", index=1, tokens=(first,), logprobs=told, finish="length"),
         Delta(request_id="r", index=0, tokens=(second,), logprobs=told, finish="length"),
     ]
-    assert [answer.take(one) for one in deltas] == [False, False, False, True]
+    assert [answer.accumulate(one) for one in deltas] == [False, False, False, True]
     assert [choice.text for choice in answer.choices] == ["ab", "ba"]
     assert [len(choice.logprobs) for choice in answer.choices] == [0 if logprobs is None else 2] * 2

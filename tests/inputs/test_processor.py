@@ -17,7 +17,7 @@ from transformers.video_utils import VideoMetadata
 from saccade.checkpoint import open_checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import CheckpointError, ContextTooLong, InvalidValue, MediaRefused
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import Wishes
 from saccade.request import Request
 from saccade.sampling_params import SamplingParams
@@ -37,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def front(folder: Path) -> Iterator[Front]:
-    one = Front(open_checkpoint(str(folder)), 2048)
+def front(folder: Path) -> Iterator[InputProcessor]:
+    one = InputProcessor(open_checkpoint(str(folder)), 2048)
     yield one
     one.close()
 
@@ -63,7 +63,7 @@ def part(image: Image.Image) -> dict[str, Any]:
 
 def expanded(request: Request) -> list[int]:
     """The prompt with every placeholder as often as its view has tokens."""
-    times = {media.slot: media.view.tokens for media in request.media}
+    times = {media.placeholder: media.view.tokens for media in request.media}
     return [token for place, token in enumerate(request.prompt) for _ in range(times.get(place, 1))]
 
 
@@ -96,7 +96,7 @@ def oracle() -> Any:
 
 @pytest.mark.parametrize("sizes", [[(64, 64)], [(33, 1000)], [(640, 480), (10, 10), (200, 71)]])
 def test_chat_with_pictures_gives_the_ids_and_grids_of_the_reference(
-    front: Front, sizes: list[tuple[int, int]]
+    front: InputProcessor, sizes: list[tuple[int, int]]
 ) -> None:
     images = [picture(*size, seed=number) for number, size in enumerate(sizes)]
     words = [{"type": "text", "text": "What is in the picture?"}]
@@ -113,13 +113,13 @@ def test_chat_with_pictures_gives_the_ids_and_grids_of_the_reference(
         tuple(int(one) for one in grid) for grid in expected["image_grid_thw"]
     ]
     for media, image in zip(request.media, images, strict=True):
-        assert request.prompt[media.slot] == IMAGE_PAD
+        assert request.prompt[media.placeholder] == IMAGE_PAD
         np.testing.assert_array_equal(media.pixels[0], np.asarray(image))
     assert request.length == len(expected["input_ids"][0])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 41])
-def test_videos_expand_as_the_reference_expands_them(front: Front, count: int) -> None:
+def test_videos_expand_as_the_reference_expands_them(front: InputProcessor, count: int) -> None:
     source = frames(count)
     prompt = f"Look: {MOVIE} and say."
     request = front.prepare_prompt(prompt, ASK, "r", videos=[{"frames": source, "fps": 10.0}], trusted=True)
@@ -137,13 +137,13 @@ def test_videos_expand_as_the_reference_expands_them(front: Front, count: int) -
     assert expanded(request) == tokens().encode(text)
     assert len(request.media) == pairs
     for number, media in enumerate(request.media):
-        assert request.prompt[media.slot] == VIDEO_PAD
+        assert request.prompt[media.placeholder] == VIDEO_PAD
         both = indices[2 * number], indices[min(2 * number + 1, len(indices) - 1)]
         np.testing.assert_array_equal(media.pixels, source[list(both)])
     assert len({media.view.key for media in request.media}) == pairs
 
 
-def test_an_encoded_video_in_a_chat_is_sampled_and_stamped(front: Front) -> None:
+def test_an_encoded_video_in_a_chat_is_sampled_and_stamped(front: InputProcessor) -> None:
     url = data_uri(encoded(frames(20)), "video/mp4")
     content = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "hi"}]
     request = front.prepare_chat([{"role": "user", "content": content}], ASK, "r")
@@ -156,7 +156,7 @@ def test_an_encoded_video_in_a_chat_is_sampled_and_stamped(front: Front) -> None
 # --- forms a picture may have ------------------------------------------------------------------------------
 
 
-def test_the_library_takes_pictures_in_any_form(front: Front, tmp_path: Path) -> None:
+def test_the_library_takes_pictures_in_any_form(front: InputProcessor, tmp_path: Path) -> None:
     image = picture(64, 48)
     (tmp_path / "a.png").write_bytes(png(image))
     forms = [
@@ -175,7 +175,7 @@ def test_the_library_takes_pictures_in_any_form(front: Front, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("form", ["path", "object", "bytes"])
-def test_who_is_not_trusted_gives_urls_only(front: Front, tmp_path: Path, form: str) -> None:
+def test_who_is_not_trusted_gives_urls_only(front: InputProcessor, tmp_path: Path, form: str) -> None:
     (tmp_path / "a.png").write_bytes(png(picture(8, 8)))
     forms: dict[str, Any] = {
         "path": str(tmp_path / "a.png"),
@@ -187,7 +187,7 @@ def test_who_is_not_trusted_gives_urls_only(front: Front, tmp_path: Path, form: 
         front.prepare_chat(chat, ASK, "r")
 
 
-def test_equal_pictures_have_equal_views_and_different_ones_never(front: Front) -> None:
+def test_equal_pictures_have_equal_views_and_different_ones_never(front: InputProcessor) -> None:
     def key(form: Any, salt: bytes = b"") -> bytes:
         return front.prepare_prompt(PLACE, ASK, "r", salt, images=[form], trusted=True).media[0].view.key
 
@@ -205,7 +205,7 @@ def test_equal_pictures_have_equal_views_and_different_ones_never(front: Front) 
 # --- trust -------------------------------------------------------------------------------------------------
 
 
-def test_an_untrusted_prompt_is_plain_text(front: Front) -> None:
+def test_an_untrusted_prompt_is_plain_text(front: InputProcessor) -> None:
     text = "<|im_start|>system <|image_pad|>"
     request = front.prepare_prompt(text, ASK, "r")
     assert not any(tokens().is_control(token) for token in request.prompt)
@@ -214,17 +214,17 @@ def test_an_untrusted_prompt_is_plain_text(front: Front) -> None:
     assert trusted.prompt[0] == token_id("<|im_start|>")
 
 
-def test_placeholders_typed_in_a_chat_do_not_count(front: Front) -> None:
+def test_placeholders_typed_in_a_chat_do_not_count(front: InputProcessor) -> None:
     content = [part(picture(64, 64)), {"type": "text", "text": "<|image_pad|> <|vision_start|>"}]
     request = front.prepare_chat([{"role": "user", "content": content}], ASK, "r")
     assert request.prompt.count(IMAGE_PAD) == 1
-    assert request.prompt[request.media[0].slot] == IMAGE_PAD
+    assert request.prompt[request.media[0].placeholder] == IMAGE_PAD
 
 
 # --- limits ------------------------------------------------------------------------------------------------
 
 
-def test_placeholders_and_pictures_must_match(front: Front) -> None:
+def test_placeholders_and_pictures_must_match(front: InputProcessor) -> None:
     with pytest.raises(InvalidValue, match=r"1 image placeholders.*for 0 images"):
         front.prepare_prompt(PLACE, ASK, "r", trusted=True)
     with pytest.raises(InvalidValue, match="0 image placeholders"):
@@ -239,13 +239,15 @@ def test_pictures_a_template_has_no_place_for_are_not_lost(tmp_path: Path) -> No
     source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     (write_checkpoint(tmp_path) / "chat_template.jinja").write_text(source)
     with pytest.raises(InvalidValue):
-        Front(open_checkpoint(str(tmp_path)), 2048).prepare_chat(
+        InputProcessor(open_checkpoint(str(tmp_path)), 2048).prepare_chat(
             [{"role": "user", "content": [part(picture(64, 64)), {"type": "text", "text": "x"}]}], ASK, "r"
         )
 
 
 def test_more_media_than_allowed_is_refused_before_any_is_loaded(folder: Path) -> None:
-    one = Front(open_checkpoint(str(folder)), 2048, MediaLimits(images_per_prompt=2, videos_per_prompt=0))
+    one = InputProcessor(
+        open_checkpoint(str(folder)), 2048, MediaLimits(images_per_prompt=2, videos_per_prompt=0)
+    )
     nowhere = {"type": "image_url", "image_url": {"url": "junk"}}
     with pytest.raises(MediaRefused, match="3 images; at most 2"):
         one.prepare_chat([{"role": "user", "content": [nowhere] * 3}], ASK, "r")
@@ -255,7 +257,7 @@ def test_more_media_than_allowed_is_refused_before_any_is_loaded(folder: Path) -
 
 
 def test_a_prompt_beyond_the_context_names_both_numbers(folder: Path) -> None:
-    small = Front(open_checkpoint(str(folder)), 40)
+    small = InputProcessor(open_checkpoint(str(folder)), 40)
     length = len(tokens().encode("a" * 100))
     with pytest.raises(ContextTooLong, match=rf"{length} tokens.*40.*shorter text"):
         small.prepare_prompt("a" * 100, ASK, "r")
@@ -265,14 +267,14 @@ def test_a_prompt_beyond_the_context_names_both_numbers(folder: Path) -> None:
 
 def test_the_prompt_may_fill_the_context_but_for_one_token(folder: Path) -> None:
     ids = tokens().encode("Hello, world! " * 5)
-    request = Front(open_checkpoint(str(folder)), len(ids) + 1).prepare_prompt(ids, ASK, "r")
+    request = InputProcessor(open_checkpoint(str(folder)), len(ids) + 1).prepare_prompt(ids, ASK, "r")
     assert request.sampling.max_tokens == 1
     with pytest.raises(ContextTooLong):
-        Front(open_checkpoint(str(folder)), len(ids)).prepare_prompt(ids, ASK, "r")
+        InputProcessor(open_checkpoint(str(folder)), len(ids)).prepare_prompt(ids, ASK, "r")
 
 
 def test_max_tokens_is_what_the_context_leaves_and_lowering_it_is_said(
-    front: Front, caplog: pytest.LogCaptureFixture
+    front: InputProcessor, caplog: pytest.LogCaptureFixture
 ) -> None:
     everything = front.prepare_prompt([1, 2, 3], SamplingParams(max_tokens=None), "r")
     assert everything.sampling.max_tokens == 2048 - 3
@@ -283,18 +285,18 @@ def test_max_tokens_is_what_the_context_leaves_and_lowering_it_is_said(
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_an_empty_prompt_is_refused(front: Front, prompt: Any) -> None:
+def test_an_empty_prompt_is_refused(front: InputProcessor, prompt: Any) -> None:
     with pytest.raises(InvalidValue, match="empty"):
         front.prepare_prompt(prompt, ASK, "r")
 
 
 @pytest.mark.parametrize("token", [-1, 10**9, True, 1.0, "1"])
-def test_token_ids_out_of_range_are_refused(front: Front, token: Any) -> None:
+def test_token_ids_out_of_range_are_refused(front: InputProcessor, token: Any) -> None:
     with pytest.raises(InvalidValue, match="token"):
         front.prepare_prompt([1, token], ASK, "r")
 
 
-def test_one_bad_picture_among_good_ones_refuses_the_request(front: Front) -> None:
+def test_one_bad_picture_among_good_ones_refuses_the_request(front: InputProcessor) -> None:
     bad = {"type": "image_url", "image_url": {"url": data_uri(png(picture(8, 8))[:60])}}
     with pytest.raises(MediaRefused, match="damaged"):
         front.prepare_chat([{"role": "user", "content": [part(picture(8, 8)), bad]}], ASK, "r")
@@ -303,28 +305,28 @@ def test_one_bad_picture_among_good_ones_refuses_the_request(front: Front) -> No
 # --- sampling ----------------------------------------------------------------------------------------------
 
 
-def test_the_checkpoints_defaults_fill_silence_and_give_way_to_words(front: Front) -> None:
+def test_the_checkpoints_defaults_fill_silence_and_give_way_to_words(front: InputProcessor) -> None:
     silent = front.prepare_prompt([1], ASK, "r").sampling
     assert (silent.temperature, silent.top_p, silent.top_k) == (0.7, 0.8, 20)
     spoken = front.prepare_prompt([1], SamplingParams(temperature=0.0, top_k=0), "r").sampling
     assert (spoken.temperature, spoken.top_p, spoken.top_k) == (0.0, 0.8, 0)
 
 
-def test_end_tokens_stop_unless_ignored(front: Front) -> None:
+def test_end_tokens_stop_unless_ignored(front: InputProcessor) -> None:
     ends = front.checkpoint.eos_ids
     assert front.prepare_prompt([1], ASK, "r").sampling.stop_token_ids == ends
     assert front.prepare_prompt([1], SamplingParams(ignore_eos=True), "r").sampling.stop_token_ids == ()
 
 
-def test_request_carries_its_name_and_tenant(front: Front) -> None:
+def test_request_carries_its_name_and_tenant(front: InputProcessor) -> None:
     request = front.prepare_prompt([1], ASK, "name", b"tenant")
     assert (request.id, request.salt) == ("name", b"tenant")
     assert request.arrived > 0
 
 
-def test_an_answer_uses_the_callers_stop_strings(front: Front) -> None:
+def test_an_answer_uses_the_callers_stop_strings(front: InputProcessor) -> None:
     params = SamplingParams(stop="END", include_stop_str_in_output=True)
-    answer = front.answer(front.prepare_prompt([1], params, "r"), params)
+    answer = front.output_processor(front.prepare_prompt([1], params, "r"), params)
     assert answer.choices[0].text == ""
     assert answer.usage.prompt_tokens == 1
 
@@ -333,14 +335,16 @@ def test_a_model_without_template_or_tokenizer_says_so(folder: Path, tmp_path: P
     write_checkpoint(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(InvalidValue, match="no chat template"):
-        Front(open_checkpoint(str(tmp_path)), 99).prepare_chat([{"role": "user", "content": "x"}], ASK, "r")
+        InputProcessor(open_checkpoint(str(tmp_path)), 99).prepare_chat(
+            [{"role": "user", "content": "x"}], ASK, "r"
+        )
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-        Front(open_checkpoint(str(tmp_path)), 99)
+        InputProcessor(open_checkpoint(str(tmp_path)), 99)
 
 
 def test_a_model_that_sees_nothing_refuses_what_only_pictures_could_fulfil(tmp_path: Path) -> None:
-    blind = Front(open_checkpoint(str(checkpoints.qwen3(tmp_path))), 99)
+    blind = InputProcessor(open_checkpoint(str(checkpoints.qwen3(tmp_path))), 99)
     for wishes in (Wishes(only_look=True), Wishes(visual_tokens=9)):
         with pytest.raises(InvalidValue, match="picture"):
             blind.prepare_prompt([1, 2], ASK, "r", wishes=wishes)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as HFTokenizer
 
 from saccade.errors import CheckpointError, InvalidValue
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.tiny_tokenizer import ORDINARY, SPECIAL, token_id, tokenizer_json, tokens
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -36,8 +36,8 @@ def test_ids_the_checkpoint_uses_are_control_even_if_not_marked_special() -> Non
         entry["special"] = False
     source = json.dumps(value)
     image = token_id("<|image_pad|>")
-    assert image in Tokens(source).encode_plain("<|image_pad|>")
-    assert image not in Tokens(source, [image]).encode_plain("<|image_pad|>")
+    assert image in Tokenizer(source).encode_plain("<|image_pad|>")
+    assert image not in Tokenizer(source, [image]).encode_plain("<|image_pad|>")
 
 
 @given(TEXT)
@@ -78,14 +78,14 @@ def test_a_tokenizer_that_frames_text_frames_plain_text_alike() -> None:
             }
         },
     }
-    framed = Tokens(json.dumps(value))
+    framed = Tokenizer(json.dumps(value))
     assert framed.encode("hi", add_special_tokens=True)[0] == token_id("<|endoftext|>")
     assert framed.encode_plain("hi", add_special_tokens=True) == framed.encode("hi", add_special_tokens=True)
 
 
 def test_a_broken_tokenizer_file_is_a_checkpoint_error() -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        Tokens('{"model": 3}')
+        Tokenizer('{"model": 3}')
 
 
 def test_letters_a_vocabulary_lacks_are_not_taken_for_a_typed_token() -> None:
@@ -105,7 +105,7 @@ def test_letters_a_vocabulary_lacks_are_not_taken_for_a_typed_token() -> None:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "hello": 1}, "unk_token": "[UNK]"},
     }
-    words = Tokens(json.dumps(source))
+    words = Tokenizer(json.dumps(source))
     assert words.encode_plain("hello there") == [1, 0]
     with pytest.raises(InvalidValue, match="control token"):
         words.encode_plain("hello [UNK]")
@@ -114,7 +114,7 @@ def test_letters_a_vocabulary_lacks_are_not_taken_for_a_typed_token() -> None:
 class Only:
     """A tokenizer of which only the calls that let other threads run may be used."""
 
-    def __init__(self, real: Tokenizer) -> None:
+    def __init__(self, real: HFTokenizer) -> None:
         self._real = real
         self.texts: list[str] = []
 
@@ -127,7 +127,7 @@ class Only:
 
 
 def test_encoding_lets_other_threads_run() -> None:
-    one = Tokens(tokenizer_json())
+    one = Tokenizer(tokenizer_json())
     trusted, plain = Only(one._trusted), Only(one._plain)
     vars(one).update(_trusted=trusted, _plain=plain)
     one.encode("a b")
@@ -148,7 +148,7 @@ def test_no_token_stands_for_more_bytes_than_the_longest(text: str) -> None:
 
 
 def test_a_token_is_spelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Tokens(tokenizer_json())
+    one = Tokenizer(tokenizer_json())
     first = one.spelling(5)
-    monkeypatch.setattr(Tokens, "token_bytes", None)
+    monkeypatch.setattr(Tokenizer, "token_bytes", None)
     assert one.spelling(5) is first

@@ -10,8 +10,8 @@ import pytest
 
 from saccade.checkpoint import open_checkpoint
 from saccade.errors import ContextTooLong, InvalidValue
-from saccade.inputs.processor import Front
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.processor import InputProcessor
+from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.test_processor import ASK
 from tests.inputs.tiny_tokenizer import write_checkpoint
 
@@ -22,21 +22,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def front(folder: Path) -> Iterator[Front]:
-    one = Front(open_checkpoint(str(folder)), 2048)
+def front(folder: Path) -> Iterator[InputProcessor]:
+    one = InputProcessor(open_checkpoint(str(folder)), 2048)
     yield one
     one.close()
 
 
 def test_a_text_that_cannot_fit_is_not_tokenised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Front(open_checkpoint(str(folder)), 40)
-    most = 40 * one.tokens.longest
+    one = InputProcessor(open_checkpoint(str(folder)), 40)
+    most = 40 * one.tokenizer.longest
 
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise AssertionError("tokenised in vain")
 
     for name in ("encode", "encode_plain", "split_control"):
-        monkeypatch.setattr(Tokens, name, refuse)
+        monkeypatch.setattr(Tokenizer, name, refuse)
     for text in ("a" * (most + 1), "é" * (most // 2 + 1), "|" * (most + 1)):
         told = f"{len(text.encode())} bytes.* 40 tokens.*more than {most}"
         with pytest.raises(ContextTooLong, match=told) as caught:
@@ -49,8 +49,8 @@ def test_a_text_that_cannot_fit_is_not_tokenised(folder: Path, monkeypatch: pyte
 
 
 def test_the_longest_words_still_fit(folder: Path) -> None:
-    one = Front(open_checkpoint(str(folder)), 41)
-    words = (one.tokens.token_bytes(index) for index in range(one.tokens.vocab_size))
+    one = InputProcessor(open_checkpoint(str(folder)), 41)
+    words = (one.tokenizer.token_bytes(index) for index in range(one.tokenizer.vocab_size))
     longest = max(words, key=len).decode()
     assert len(one.prepare_prompt(longest * 40, ASK, "r", trusted=True).prompt) == 40
 
@@ -65,7 +65,7 @@ def test_words_the_model_has_no_embedding_for_are_refused(tmp_path: Path) -> Non
         for index in range(have, beyond + 1)
     ]
     path.write_text(json.dumps(value))
-    one = Front(open_checkpoint(str(tmp_path)), 2048)
+    one = InputProcessor(open_checkpoint(str(tmp_path)), 2048)
     one.prepare_prompt(f"a <tag{beyond - 1}>", ASK, "r")
     with pytest.raises(InvalidValue, match=f"<tag{beyond}>.*0 to {beyond - 1}") as caught:
         one.prepare_prompt(f"a <tag{beyond}>", ASK, "r")
@@ -78,7 +78,7 @@ def test_words_the_model_has_no_embedding_for_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "ids", [np.array([3, 4]), [np.int64(3), np.int32(4)], (3, 4), np.array([3, 4], np.uint8)]
 )
-def test_token_ids_may_be_kept_in_any_way(front: Front, ids: Any) -> None:
+def test_token_ids_may_be_kept_in_any_way(front: InputProcessor, ids: Any) -> None:
     prompt = front.prepare_prompt(ids, ASK, "r").prompt
     assert prompt == (3, 4)
     assert all(type(token) is int for token in prompt)
@@ -87,7 +87,7 @@ def test_token_ids_may_be_kept_in_any_way(front: Front, ids: Any) -> None:
 @pytest.mark.parametrize(
     "ids", [np.array([[3, 4]]), np.array([3.0]), 7, None, b"ab", {"a": 1}, [np.array([3])]]
 )
-def test_a_prompt_that_is_no_list_of_ids_is_refused(front: Front, ids: Any) -> None:
+def test_a_prompt_that_is_no_list_of_ids_is_refused(front: InputProcessor, ids: Any) -> None:
     with pytest.raises(InvalidValue) as caught:
         front.prepare_prompt(ids, ASK, "r")
     assert caught.value.param == "prompt"

@@ -5,9 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HFTokenizer
 
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 
 SPECIAL = [
     "<|endoftext|>",
@@ -70,7 +71,7 @@ TEMPLATE = """\
 
 @cache
 def tokenizer_json() -> str:
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = HFTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
@@ -92,8 +93,8 @@ def tokenizer_json() -> str:
 
 
 @cache
-def tokens() -> Tokens:
-    return Tokens(tokenizer_json())
+def tokens() -> Tokenizer:
+    return Tokenizer(tokenizer_json())
 
 
 def token_id(text: str) -> int:

@@ -13,12 +13,12 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine import builder as build
 from saccade.engine.core import Engine
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import Wishes
 from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import HostLooks, Sent
 from saccade.lod.types import LodParams
-from saccade.request import Zoomed
+from saccade.request import ZoomResult
 from saccade.scheduler.recall import Recall
 from saccade.step_plan import Row
 from tests import checkpoints
@@ -32,7 +32,7 @@ pytestmark = [
 WORDS = ("house", "boat", "sign", "cat", "tower", "clock")
 
 
-def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[int], Zoomed]], int]:
+def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[int], ZoomResult]], int]:
     config = EngineConfig(
         model=str(folder),
         device="cuda",
@@ -43,7 +43,7 @@ def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[i
         graphs=graphs,
         deterministic=True,
     )
-    engine, front = Engine(config, progress=False), Front(open_checkpoint(str(folder)), 4096)
+    engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
     while engine.prepare():  # with all that an idle engine captures
         pass
     found = []
@@ -93,7 +93,7 @@ def test_looks_coupled_in_the_step_see_what_others_see(
     folder = checkpoints.qwen3_vl(tmp_path / "checkpoint")
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
     config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", num_blocks=512, max_num_seqs=8)
-    engine, front = Engine(config, progress=False), Front(open_checkpoint(str(folder)), 4096)
+    engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
     while engine.prepare():
         pass
     coupled: list[int] = []
@@ -146,7 +146,7 @@ def test_guessed_views_change_no_answer(
             max_num_seqs=8,
             deterministic=deterministic,
         )
-        engine, front = Engine(config, progress=False), Front(open_checkpoint(str(folder)), 4096)
+        engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
         while engine.prepare():
             pass
         answers = []

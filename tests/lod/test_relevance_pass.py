@@ -21,7 +21,7 @@ from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
 from saccade.lod.scorers import STILL_MAPS
 from saccade.lod.types import LodParams, Look, StillMaps
-from saccade.request import Request, View, Zoomed
+from saccade.request import Request, View, ZoomResult
 from saccade.step_plan import Layout, StepPlan
 from saccade.worker.model_runner import Launched, Runner
 from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Question, bench, looked, patches_of
@@ -40,7 +40,7 @@ def preview_of(peers: Bench, question: Question, budget: int | None) -> Request:
     )
 
 
-def only_look(peers: Bench, number: int, **options: Any) -> tuple[Request, Zoomed, Layout]:
+def only_look(peers: Bench, number: int, **options: Any) -> tuple[Request, ZoomResult, Layout]:
     """The same question looked at twice by one engine: by itself, and on the caches the first one left."""
     question = LOOKS[number]
     engine = peers.engine(**options)

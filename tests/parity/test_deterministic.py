@@ -11,7 +11,7 @@ from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.kernels.dispatch import Mode, running
 from saccade.kernels.gemm.skinny import linear_reference, skinny_triton
 from tests.kernels.buffers import PLACES, Place
@@ -24,7 +24,7 @@ Numbers = list[list[tuple[int, float]]]
 def numbers(folder: Path, texts: Sequence[str], *, most: int = 12, **options: Any) -> Numbers:
     """Token and log-probability of every output token of every text, all asked at once."""
     config = EngineConfig(model=str(folder), device="cpu", **{"num_blocks": 256, **options})
-    engine, front = Engine(config, progress=False), Front(open_checkpoint(str(folder)), 4096)
+    engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
     sampling = SamplingParams(max_tokens=most, temperature=0, logprobs=0, ignore_eos=True)
     for number, text in enumerate(texts):
         engine.submit(front.prepare_prompt(text, sampling, str(number), trusted=True))

@@ -17,7 +17,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, VisionCache
 from saccade.encoder.preprocess import Preprocessor, ResampleTables
 from saccade.engine.core import Engine
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
 from tests.conftest import FAMILIES
 from tests.parity.oracle import Oracle, picture
@@ -54,7 +54,7 @@ class Bench:
         return Engine(EngineConfig(model=str(self.folder), device="cpu", **options), progress=False)
 
     def __post_init__(self) -> None:
-        self.front = Front(open_checkpoint(str(self.folder)), 4096)
+        self.front = InputProcessor(open_checkpoint(str(self.folder)), 4096)
 
     def request(self, question: Question, **params: Any) -> Request:
         sampling = SamplingParams(max_tokens=question.max_tokens, temperature=0, **params)
@@ -300,7 +300,7 @@ def test_two_videos_equal_transformers(bench: Callable[[str], Bench], options: d
     """transformers is fed the patches we made: its own video processor needs torchvision."""
     peers = bench("qwen3_vl")
     checkpoint = open_checkpoint(str(peers.folder))
-    front = Front(checkpoint, 4096)
+    front = InputProcessor(checkpoint, 4096)
     videos = [(video(6, 70, 100, 1), 2.0), (video(5, 96, 64, 2), 2.0)]
     params = SamplingParams(max_tokens=20, temperature=0)
     request = front.prepare_prompt(

@@ -22,10 +22,10 @@ def by_name(peers: Bench, question: Question, name: str) -> Request:
     whole = peers.request(question)
     named = peers.front.prepare_chat([{"role": "user", "content": parts}], params, name)
     media = [
-        type(one)(given.slot, one.view, one.pixels, name=one.name, absent=one.absent)
+        type(one)(given.placeholder, one.view, one.pixels, name=one.name, without_pixels=one.without_pixels)
         for one, given in zip(named.media, whole.media, strict=True)
     ]
-    assert all(one.absent and not one.pixels.size for one in media)
+    assert all(one.without_pixels and not one.pixels.size for one in media)
     return Request(id=name, prompt=whole.prompt, media=tuple(media), sampling=whole.sampling)
 
 

@@ -22,12 +22,12 @@ from saccade.encoder.preprocess import Preprocessor, ResampleTables
 from saccade.encoder.prompt_layout import lay_out, zoomed
 from saccade.engine import builder as build
 from saccade.engine.core import Engine
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import Wishes
 from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import HostLooks
 from saccade.lod.types import LodParams, Region
-from saccade.request import Pixels, Request, Zoomed
+from saccade.request import Pixels, Request, ZoomResult
 from saccade.scheduler.recall import Recall
 from saccade.step_plan import Row, StepPlan
 from saccade.worker.buckets import Shape, without_telling
@@ -63,7 +63,7 @@ class Bench:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self.front = Front(open_checkpoint(str(self.folder)), 4096)
+        self.front = InputProcessor(open_checkpoint(str(self.folder)), 4096)
 
     def request(self, question: Question, **params: Any) -> Request:
         sampling = SamplingParams(max_tokens=question.max_tokens, **{"temperature": 0, **params})
@@ -94,9 +94,9 @@ class Bench:
                 assert answers[request.id, index] == self.expected(question), question.text
 
 
-def looked(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[list[list[int]], Zoomed]]:
+def looked(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[list[list[int]], ZoomResult]]:
     """Every choice's tokens of requests that are looked at, and the views that were chosen for them."""
-    answers: dict[str, tuple[list[list[int]], list[Zoomed]]] = {}
+    answers: dict[str, tuple[list[list[int]], list[ZoomResult]]] = {}
     for request in requests:
         engine.submit(request)
         answers[request.id] = [[] for _ in range(request.sampling.n)], []
@@ -111,18 +111,19 @@ def looked(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[list[
     return {name: (tokens, told[0]) for name, (tokens, told) in answers.items()}
 
 
-def patches_of(front: Front, request: Request) -> torch.Tensor:
+def patches_of(front: InputProcessor, request: Request) -> torch.Tensor:
     """What our preprocessing makes of every view, in prompt order."""
     assert front.checkpoint.image is not None
     preprocess = Preprocessor(
         front.checkpoint.image, torch.device("cpu"), ResampleTables(torch.device("cpu"))
     )
-    pixels = {item.slot: item.pixels for item in request.media}
-    media = sorted(request.media, key=lambda item: item.slot)
+    pixels = {item.placeholder: item.pixels for item in request.media}
+    media = sorted(request.media, key=lambda item: item.placeholder)
     return torch.cat(
         [
             preprocess.patches(
-                torch.from_numpy(pixels[item.slot if item.origin is None else item.origin].copy()), item.view
+                torch.from_numpy(pixels[item.placeholder if item.origin is None else item.origin].copy()),
+                item.view,
             )
             for item in media
         ]
@@ -283,14 +284,16 @@ LOOKS = [
 ]
 
 
-def check_looks(peers: Bench, engine: Engine, questions: Sequence[Question], **params: Any) -> list[Zoomed]:
+def check_looks(
+    peers: Bench, engine: Engine, questions: Sequence[Question], **params: Any
+) -> list[ZoomResult]:
     """The tokens are those of transformers for the views that were chosen."""
     requests = [peers.request(question, **params) for question in questions]
     answers = looked(engine, requests)
     for question, request in zip(questions, requests, strict=True):
         choices, chosen = answers[request.id]
         assert request.zooming is not None, "the budget leaves nothing to choose"
-        decided = zoomed(request, dict(zip(request.zooming.slots, chosen.regions, strict=True)))
+        decided = zoomed(request, dict(zip(request.zooming.placeholders, chosen.regions, strict=True)))
         key = hash((question.text, question.max_tokens, str(boxes(chosen))))
         if key not in peers.known:
             peers.known[key] = peers.oracle.greedy_views(decided, patches_of(peers.front, decided))
@@ -317,7 +320,7 @@ def test_chosen_zooms_equal_transformers(
     peers = bench(mode)
     options: dict[str, Any] = dict(SITUATIONS[situation])
     if "few blocks" in situation:
-        most = max(peers.request(one).most_length + one.max_tokens for one in LOOKS)
+        most = max(peers.request(one).max_length + one.max_tokens for one in LOOKS)
         options |= {"num_blocks": -(-most // 4) + 3, "block_size": 4}
     engine = peers.engine(overlap=overlap, **options)
     first = check_looks(peers, engine, LOOKS)
@@ -445,7 +448,7 @@ def test_brief_looks_give_way_and_are_cut_like_all_others(
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
     options: dict[str, Any] = dict(SITUATIONS[situation])
     if "few blocks" in situation:
-        most = max(peers.request(one).most_length + one.max_tokens for one in LOOKS)
+        most = max(peers.request(one).max_length + one.max_tokens for one in LOOKS)
         options |= {"num_blocks": -(-most // 4) + 3, "block_size": 4}
     engine = peers.engine(overlap=True, **options)
     brief = brief_steps(engine, monkeypatch)
@@ -558,7 +561,7 @@ def brief_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-def boxes(chosen: Zoomed) -> list[list[tuple[Any, ...]]]:
+def boxes(chosen: ZoomResult) -> list[list[tuple[Any, ...]]]:
     """Without the scores, whose last bits depend on how the prompt was cut."""
     return [[(region.box, region.grid) for region in regions] for regions in chosen.regions]
 

@@ -22,7 +22,7 @@ from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.kv_cache.vision_blocks import SCOPES
 from saccade.lod.types import Choice, Grid, LodParams, Look, Picture, Region, StillMaps, ViewRule
-from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, Zooming
+from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomRequest
 from saccade.scheduler.cost_model import Coefficients, CostModel, Work
 from saccade.scheduler.lod_choice import Choose, Looking
 from saccade.scheduler.recall import Recall
@@ -74,7 +74,7 @@ def question(
     *,
     salt: bytes = b"",
     priority: int = 0,
-    zooming: Zooming | None = None,
+    zooming: ZoomRequest | None = None,
     registered: bool = False,
     **sampling: Any,
 ) -> Request:
@@ -94,12 +94,12 @@ def question(
 
 def zooming(
     at: int, slots: tuple[int, ...], tokens: int, pictures: tuple[Media, ...], *, only_look: bool = False
-) -> Zooming:
+) -> ZoomRequest:
     """Views of `tokens` together may be chosen at index `at` of the prompt."""
-    looked = sum(one.view.tokens for one in pictures if one.slot in slots)
-    return Zooming(
+    looked = sum(one.view.tokens for one in pictures if one.placeholder in slots)
+    return ZoomRequest(
         params=LodParams(),
-        slots=slots,
+        placeholders=slots,
         budget=looked + tokens,
         most_views=2 * len(slots),
         at=at,
@@ -147,10 +147,10 @@ def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: C
     if request.zooming is None:
         return request
     cells = all_cells(request, limits, roles)
-    media = {item.slot: item for item in request.media}
+    media = {item.placeholder: item for item in request.media}
     order = sorted(media)
     spans = dict(zip(order, lay_out(request).spans, strict=True))
-    slots = request.zooming.slots
+    slots = request.zooming.placeholders
     pictures = [
         Picture(
             look=look_of([cell.value for cell in (*cells[spans[slot].start : spans[slot].stop], cells[-1])]),
@@ -167,8 +167,8 @@ def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: C
 def all_cells(request: Request, limits: Limits, roles: Set[Role]) -> list[Cell]:
     """Of the prompt as it is laid out, one after the other."""
     layout = lay_out(request)
-    names = {item.slot: int(item.pixels.flat[0]) for item in request.media if item.pixels.size}
-    shown = [item.slot if item.origin is None else item.origin for item in in_order(request)]
+    names = {item.placeholder: int(item.pixels.flat[0]) for item in request.media if item.pixels.size}
+    shown = [item.placeholder if item.origin is None else item.origin for item in in_order(request)]
     inputs: list[int] = list(layout.tokens)
     for span, slot in zip(layout.spans, shown, strict=True):
         for offset in range(span.view.tokens):
@@ -184,7 +184,7 @@ def all_cells(request: Request, limits: Limits, roles: Set[Role]) -> list[Cell]:
 
 
 def in_order(request: Request) -> list[Media]:
-    return sorted(request.media, key=lambda item: item.slot)
+    return sorted(request.media, key=lambda item: item.placeholder)
 
 
 def next_cell(before: int, content: int, positions: tuple[float, ...], apart: bool) -> Cell:

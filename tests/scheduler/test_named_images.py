@@ -22,7 +22,7 @@ def shown(name: int, slot: int = 0) -> Media:
 
 
 def absent(media: Media) -> Media:
-    return msgspec.structs.replace(media, pixels=NO_PIXELS, absent=True)
+    return msgspec.structs.replace(media, pixels=NO_PIXELS, without_pixels=True)
 
 
 def ask(name: str, media: Media, text: list[int] = TEXT, **more: Any) -> Request:
@@ -35,7 +35,7 @@ def by_name(request: Request) -> Request:
 
 def answered(engine: Engine, request: Request) -> None:
     """As if its pixels had come with it."""
-    media = tuple(picture(int(media.view.content[0]), media.slot) for media in request.media)
+    media = tuple(picture(int(media.view.content[0]), media.placeholder) for media in request.media)
     given_all = msgspec.structs.replace(request, media=media)
     assert engine.tokens(request.id) == answer_alone(given_all, 0, engine.limits)
 
@@ -246,7 +246,7 @@ def test_random_names_files_and_deletions_are_answered_or_ended_and_all_is_given
     assert engine.scheduler.idle
     for request in requests:
         if engine.finish(request.id) == "error":
-            assert request.media[0].absent
+            assert request.media[0].without_pixels
             assert the_error(engine, request.id) == "image_not_found"
         else:
             answered(engine, request)

@@ -124,7 +124,7 @@ def requests(draw: st.DrawFn) -> Callable[[str], Request]:
         tail = draw(st.integers(0, 3))
         prompt += [7] * tail
         at = len(prompt) - tail
-        slots = tuple(one.slot for one in pictures if draw(st.booleans()))
+        slots = tuple(one.placeholder for one in pictures if draw(st.booleans()))
         tokens = draw(st.sampled_from([0, 1, 2, 4, 4, 4, 6]))  # who wishes the same may be guessed for
         zoom = zooming(at, slots, tokens, tuple(pictures)) if slots else None
     registered = draw(st.booleans())
@@ -322,7 +322,7 @@ def crowd(
         for _ in range(draw.randrange(3)):
             pictures.append(picture(draw.randrange(3), len(prompt), 2, draw.choice([2, 3])))
             prompt += [IMAGE_ID, *[2, 4, 6, 8][: draw.randrange(5)]]
-        at, slots = len(prompt), tuple(one.slot for one in pictures if draw.random() < 0.7)
+        at, slots = len(prompt), tuple(one.placeholder for one in pictures if draw.random() < 0.7)
         zoom = zooming(at, slots, draw.randrange(7), tuple(pictures)) if slots else None
         request = question(
             f"r{number}",

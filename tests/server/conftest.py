@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from saccade.config import ServeConfig
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.server.app import create_app, serve
 from saccade.server.auth import Guard
 from tests.server.fakes import FakeLink, make_front
@@ -29,7 +29,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 
 @pytest.fixture(scope="session")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
+def front(tmp_path_factory: pytest.TempPathFactory) -> InputProcessor:
     return make_front(Path(tmp_path_factory.mktemp("checkpoint")) / MODEL)
 
 
@@ -79,12 +79,12 @@ class Site:
 
 
 @pytest.fixture
-def site(front: Front, link: FakeLink) -> Site:
+def site(front: InputProcessor, link: FakeLink) -> Site:
     return Site(create_app(front, link, ServeConfig()), link)
 
 
 @asynccontextmanager
-async def running(front: Front, link: FakeLink, **options: Any) -> AsyncIterator[str]:
+async def running(front: InputProcessor, link: FakeLink, **options: Any) -> AsyncIterator[str]:
     """A real server on a free port; its address."""
     where: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config = ServeConfig(port=0, **{"shutdown_timeout": 0.2, **options})

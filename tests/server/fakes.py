@@ -26,7 +26,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import MediaLimits
 from saccade.engine.ipc import EngineInfo
 from saccade.errors import EngineDied, ImageNotFound, Overloaded
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.metrics import EngineStats
 from saccade.request import Delta, EngineTimes, FinishReason, Request, TokenLogprobs
 
@@ -121,8 +121,10 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value))
 
 
-def make_front(folder: Path) -> Front:
-    return Front(open_checkpoint(str(write_checkpoint(folder))), CONTEXT, MediaLimits(allowed_domains=()))
+def make_front(folder: Path) -> InputProcessor:
+    return InputProcessor(
+        open_checkpoint(str(write_checkpoint(folder))), CONTEXT, MediaLimits(allowed_domains=())
+    )
 
 
 def said(request: Request) -> str:
@@ -244,6 +246,6 @@ class FakeLink:
             logprobs=logprobs,
             finish=finish,
             cached_tokens=len(request.prompt) - 4 if first else 0,
-            kept=tuple(media.slot for media in request.media) if first and self.keeps else (),
+            kept=tuple(media.placeholder for media in request.media) if first and self.keeps else (),
             times=self._times.setdefault(request.id, EngineTimes(now, now, now)) if first or finish else None,
         )

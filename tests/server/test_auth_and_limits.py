@@ -9,7 +9,7 @@ import pytest
 
 from saccade import __version__
 from saccade.config import ServeConfig
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.server import auth as guard
 from saccade.server.app import create_app
 from saccade.server.http_protocol import MAX_HEAD_BYTES
@@ -22,7 +22,7 @@ ODD = ("/v1/models//", "/V1/models", "/nothing", "/health/", "/health.json", "/d
 
 
 @pytest.fixture
-def locked(front: Front, link: FakeLink) -> Site:
+def locked(front: InputProcessor, link: FakeLink) -> Site:
     return Site(create_app(front, link, ServeConfig(api_keys=(KEY, "sk-other"))), link)
 
 
@@ -113,7 +113,7 @@ async def test_wrong_method_is_a_405_that_says_what_is_right(site: Site, method:
     assert answer.headers["allow"] in answer.json()["error"]["message"]
 
 
-async def test_models(front: Front, link: FakeLink) -> None:
+async def test_models(front: InputProcessor, link: FakeLink) -> None:
     names = ("first", "org/second")
     site = Site(create_app(front, link, ServeConfig(served_model_names=names)), link)
     listed = (await site.get("/v1/models")).json()
@@ -212,7 +212,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 TYPE = b"content-type: application/json\r\n"
 
 
-async def test_bodies_over_the_limit_are_413(front: Front, link: FakeLink) -> None:
+async def test_bodies_over_the_limit_are_413(front: InputProcessor, link: FakeLink) -> None:
     """Declared or streamed; the connection is not torn before the client can read its answer."""
     async with running(front, link, max_body_bytes=10_000) as url, httpx.AsyncClient(timeout=20) as client:
         path = f"{url}/v1/chat/completions"
@@ -237,7 +237,7 @@ async def test_bodies_over_the_limit_are_413(front: Front, link: FakeLink) -> No
     ],
     ids=["endless", "many", "finished"],
 )
-async def test_headers_over_the_limit_are_431(front: Front, link: FakeLink, head: bytes) -> None:
+async def test_headers_over_the_limit_are_431(front: InputProcessor, link: FakeLink, head: bytes) -> None:
     async with running(front, link) as url:
         pieces = [head[at : at + 60_000] for at in range(0, len(head), 60_000)]
         response = await talk(url, HEAD, *pieces)
@@ -246,7 +246,7 @@ async def test_headers_over_the_limit_are_431(front: Front, link: FakeLink, head
             assert (await client.get(f"{url}/health")).status_code == 200
 
 
-async def test_long_path_is_431(front: Front, link: FakeLink) -> None:
+async def test_long_path_is_431(front: InputProcessor, link: FakeLink) -> None:
     async with running(front, link) as url:
         response = await talk(url, b"GET /" + b"a" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nhost: x\r\n\r\n")
         assert error_of(response) == (431, "headers_too_large")
@@ -263,14 +263,14 @@ async def test_long_path_is_431(front: Front, link: FakeLink) -> None:
     ids=["line", "headers", "body", "chunks"],
 )
 async def test_request_that_does_not_end_is_408(
-    front: Front, link: FakeLink, pieces: tuple[bytes, ...]
+    front: InputProcessor, link: FakeLink, pieces: tuple[bytes, ...]
 ) -> None:
     async with running(front, link, read_timeout=0.2) as url:
         assert error_of(await talk(url, *pieces)) == (408, "request_too_slow")
         assert not link.requests
 
 
-async def test_unread_body_does_not_hold_a_connection(front: Front, link: FakeLink) -> None:
+async def test_unread_body_does_not_hold_a_connection(front: InputProcessor, link: FakeLink) -> None:
     """A route that needs no body answers; what still trickles in is cut off."""
     async with running(front, link, read_timeout=0.2) as url:
         response = await talk(url, b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
@@ -291,7 +291,7 @@ async def test_unread_body_does_not_hold_a_connection(front: Front, link: FakeLi
     ],
     ids=["tls", "zeros", "smtp", "version", "negative", "twice", "chunk", "header"],
 )
-async def test_garbage_on_the_socket_is_a_400(front: Front, link: FakeLink, garbage: bytes) -> None:
+async def test_garbage_on_the_socket_is_a_400(front: InputProcessor, link: FakeLink, garbage: bytes) -> None:
     async with running(front, link) as url:
         response = await talk(url, garbage)
         assert error_of(response)[0] == 400
@@ -300,7 +300,7 @@ async def test_garbage_on_the_socket_is_a_400(front: Front, link: FakeLink, garb
 
 
 @pytest.mark.parametrize("host", [b"", b"evil.example", b"127.0.0.1:1@x", b"\xff", b"a" * 5000])
-async def test_odd_host_changes_nothing(front: Front, link: FakeLink, host: bytes) -> None:
+async def test_odd_host_changes_nothing(front: InputProcessor, link: FakeLink, host: bytes) -> None:
     async with running(front, link, api_keys=(KEY,)) as url:
         request = b"GET %s HTTP/1.1\r\nhost: " + host + b"\r\nconnection: close\r\n\r\n"
         assert (await talk(url, request % b"/v1/models")).startswith(b"HTTP/1.1 401")
@@ -324,7 +324,7 @@ async def test_odd_host_changes_nothing(front: Front, link: FakeLink, host: byte
     ],
 )
 async def test_odd_paths_on_the_socket_need_the_key_and_are_no_route(
-    front: Front, link: FakeLink, path: bytes
+    front: InputProcessor, link: FakeLink, path: bytes
 ) -> None:
     async with running(front, link, api_keys=(KEY,)) as url:
         request = b"GET " + path + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
@@ -335,7 +335,7 @@ async def test_odd_paths_on_the_socket_need_the_key_and_are_no_route(
         assert response.startswith(expected)
 
 
-async def test_slow_clients_do_not_slow_others(front: Front, link: FakeLink) -> None:
+async def test_slow_clients_do_not_slow_others(front: InputProcessor, link: FakeLink) -> None:
     async with running(front, link) as url, httpx.AsyncClient(timeout=20) as client:
         host, port = url.removeprefix("http://").split(":")
         slow = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
@@ -349,7 +349,7 @@ async def test_slow_clients_do_not_slow_others(front: Front, link: FakeLink) -> 
 
 
 async def test_a_body_that_is_too_large_is_refused_in_words_not_by_a_reset(
-    front: Front, link: FakeLink
+    front: InputProcessor, link: FakeLink
 ) -> None:
     body = b"x" * (12 << 20)
     head = (

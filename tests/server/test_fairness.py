@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from saccade.inputs.media.cancellation import Halt
+from saccade.inputs.media.cancellation import CancelToken
 from saccade.request import Delta, Request
 from saccade.server import openai_serving as exchange
 from saccade.server import state as service
@@ -126,13 +126,13 @@ async def test_who_leaves_takes_the_loading_thread_along(
     loop = asyncio.get_running_loop()
     entered, ended = asyncio.Event(), asyncio.Event()
 
-    def slow(*arguments: Any, halt: Halt, **more: Any) -> Any:
+    def slow(*arguments: Any, cancel: CancelToken, **more: Any) -> Any:
         over = threading.Event()
-        with halt.ending(over.set):
+        with cancel.on_cancel(over.set):
             loop.call_soon_threadsafe(entered.set)
             over.wait()
         loop.call_soon_threadsafe(ended.set)
-        halt.check()
+        cancel.raise_if_cancelled()
 
     monkeypatch.setattr(exchange, "SMALL_BODY", 0)
     monkeypatch.setattr(site.app.service.front, "prepare_chat", slow)

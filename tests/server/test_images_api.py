@@ -10,8 +10,8 @@ from PIL import Image
 
 from saccade.config import ServeConfig
 from saccade.errors import ImageNotFound
-from saccade.inputs.media.image_names import Names
-from saccade.inputs.processor import Front
+from saccade.inputs.media.image_names import ImageNames
+from saccade.inputs.processor import InputProcessor
 from saccade.server.app import create_app
 from tests.server.conftest import Site
 from tests.server.fakes import FakeLink
@@ -40,7 +40,7 @@ def asked(link: FakeLink) -> Any:
 
 
 @pytest.fixture
-def tenants(front: Front, link: FakeLink) -> tuple[Site, Site]:
+def tenants(front: InputProcessor, link: FakeLink) -> tuple[Site, Site]:
     app = create_app(front, link, ServeConfig(api_keys=("a", "b")))
     return Site(app, link, {"authorization": "Bearer a"}), Site(app, link, {"authorization": "Bearer b"})
 
@@ -50,9 +50,9 @@ async def test_usage_tells_the_hash_and_the_hash_stands_for_the_picture(site: Si
     answer = await ask(site, picture())
     (told,) = answer.json()["usage"]["images"]
     given = asked(site.link)
-    assert not given.absent
+    assert not given.without_pixels
     assert (await ask(site, named(hash=told["hash"]))).status_code == 200
-    assert asked(site.link).absent
+    assert asked(site.link).without_pixels
     assert asked(site.link).view == given.view
     assert not asked(site.link).pixels.size
 
@@ -73,7 +73,7 @@ async def test_a_uuid_stands_for_the_picture_it_was_given_to(site: Site, form: s
     }
     assert (await ask(site, forms[form])).status_code == 200
     assert asked(site.link).view == view
-    assert asked(site.link).absent
+    assert asked(site.link).without_pixels
 
 
 async def test_a_uuid_given_to_other_bytes_names_those_and_bytes_always_win(site: Site) -> None:
@@ -82,7 +82,7 @@ async def test_a_uuid_given_to_other_bytes_names_those_and_bytes_always_win(site
     await ask(site, {**picture(2), "uuid": "mine"})
     second = asked(site.link).view
     assert first != second
-    assert not asked(site.link).absent
+    assert not asked(site.link).without_pixels
     await ask(site, named(uuid="mine"))
     assert asked(site.link).view == second
 
@@ -161,7 +161,7 @@ class SlowLink(FakeLink):
         return await super().picture(content, drop=drop)
 
 
-async def test_a_name_given_anew_while_its_picture_is_deleted_stays(front: Front) -> None:
+async def test_a_name_given_anew_while_its_picture_is_deleted_stays(front: InputProcessor) -> None:
     link = SlowLink()
     site = Site(create_app(front, link, ServeConfig()), link)
     await ask(site, {**picture(1), "uuid": "anew"})
@@ -177,7 +177,7 @@ async def test_a_name_given_anew_while_its_picture_is_deleted_stays(front: Front
     assert asked(link).view.content == second
 
 
-async def test_a_deletion_that_is_never_over_is_a_504(front: Front) -> None:
+async def test_a_deletion_that_is_never_over_is_a_504(front: InputProcessor) -> None:
     link = SlowLink()
     site = Site(create_app(front, link, ServeConfig(request_timeout=0.05)), link)
     answer = await site.send("DELETE", f"/v1/images/{NO_SUCH}")
@@ -209,7 +209,7 @@ async def test_a_name_that_is_none_is_a_400_naming_it(site: Site, part: dict[str
 
 
 def test_ids_are_forgotten_oldest_first_and_never_grow_without_bound() -> None:
-    names = Names(most=2)
+    names = ImageNames(most=2)
     for number in range(3):
         names.learn(b"", f"id {number}", names.find_any(b"", NO_SUCH))
     assert str(names.find_any(b"", "id 2")) == NO_SUCH

@@ -16,7 +16,7 @@ import pytest
 
 from saccade.config import ServeConfig
 from saccade.errors import ConfigError, Overloaded
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.server import app as server
 from saccade.server import openai_serving as exchange
 from saccade.server.app import bind, create_app, serve
@@ -171,7 +171,7 @@ async def test_server_that_stops_the_task_cancels_the_request(site: Site) -> Non
     assert site.link.cancelled
 
 
-async def test_socket_that_closes_is_cancelled(front: Front, link: FakeLink) -> None:
+async def test_socket_that_closes_is_cancelled(front: InputProcessor, link: FakeLink) -> None:
     async with running(front, link) as url, httpx.AsyncClient() as client:
         async with client.stream(
             "POST", f"{url}/v1/chat/completions", json=chat("hang", stream=True)
@@ -187,7 +187,7 @@ async def test_socket_that_closes_is_cancelled(front: Front, link: FakeLink) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_deadline_of_a_request(front: Front, link: FakeLink, stream: bool) -> None:
+async def test_deadline_of_a_request(front: InputProcessor, link: FakeLink, stream: bool) -> None:
     site = Site(create_app(front, link, ServeConfig(request_timeout=0.1)), link)
     answer = await site.chat("hang", stream=stream)
     assert told(answer) == "request_timeout"
@@ -195,7 +195,9 @@ async def test_deadline_of_a_request(front: Front, link: FakeLink, stream: bool)
     assert link.cancelled == [link.requests[0].id]
 
 
-async def test_drain_refuses_new_requests_and_lets_running_ones_finish(front: Front, link: FakeLink) -> None:
+async def test_drain_refuses_new_requests_and_lets_running_ones_finish(
+    front: InputProcessor, link: FakeLink
+) -> None:
     link.pause = 0.01
     site = Site(create_app(front, link, ServeConfig()), link)
     text = "say: " + "x" * 30
@@ -246,7 +248,7 @@ async def test_abort_at_any_step_is_answered(site: Site, steps: int) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_does_not_read_is_dropped_at_the_deadline(
-    front: Front, link: FakeLink, monkeypatch: pytest.MonkeyPatch, stream: bool
+    front: InputProcessor, link: FakeLink, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Its error cannot be sent either; the connection goes, with whatever is unsent."""
     monkeypatch.setattr(exchange, "ERROR_SECONDS", 0.05)
@@ -268,7 +270,7 @@ async def test_engine_that_died_is_told_by_health_and_by_every_answer(site: Site
     other.cancel()
 
 
-async def test_bodies_in_memory_are_bounded(front: Front, link: FakeLink) -> None:
+async def test_bodies_in_memory_are_bounded(front: InputProcessor, link: FakeLink) -> None:
     site = Site(create_app(front, link, ServeConfig(max_body_bytes=1000)), link)
     service = site.app.service
     service.hold_bytes(15_900)
@@ -289,7 +291,7 @@ async def test_requests_being_answered_hold_no_body(site: Site) -> None:
     await visit.task
 
 
-async def test_taken_port_is_a_clear_error(front: Front, link: FakeLink) -> None:
+async def test_taken_port_is_a_clear_error(front: InputProcessor, link: FakeLink) -> None:
     """Whether it is taken before the server binds it or between binding and listening."""
     with bind(ServeConfig(port=0)) as taken:
         config = ServeConfig(port=taken.getsockname()[1])
@@ -392,7 +394,7 @@ async def test_the_heap_is_trimmed_while_nobody_is_answered_or_when_that_is_over
     """The event loop waits for it: all streams would."""
     trims: list[str] = []
     heap = SimpleNamespace(due=True, overdue=False, trim=lambda: trims.append("trim"))
-    monkeypatch.setattr(server, "Trimmer", lambda: heap)
+    monkeypatch.setattr(server, "HeapTrimmer", lambda: heap)
     monkeypatch.setattr(server, "ENGINE_POLL_SECONDS", 0.001)
     service: Any = SimpleNamespace(link=SimpleNamespace(alive=True), exchanges={"somebody"})
     running: Any = asyncio.get_running_loop().create_future()

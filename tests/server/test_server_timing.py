@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from saccade.config import ServeConfig
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.metrics import STAGES
 from saccade.server.app import create_app
 from tests.server.client_checks import picture
@@ -51,7 +51,7 @@ async def test_every_prompt_of_a_request_is_timed(site: Site) -> None:
 
 
 @pytest.fixture
-def watchful(front: Front, link: FakeLink) -> Site:
+def watchful(front: InputProcessor, link: FakeLink) -> Site:
     return Site(create_app(front, link, ServeConfig(slow_request_seconds=0.05, request_timeout=0.3)), link)
 
 
@@ -85,7 +85,7 @@ async def test_a_request_that_was_never_answered_is_logged_with_where_it_stood(
 
 
 async def test_quick_requests_and_a_limit_of_nothing_log_nothing(
-    front: Front, link: FakeLink, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    front: InputProcessor, link: FakeLink, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     link.pause = 0.01
     with caplog.at_level(logging.WARNING, logger="saccade.slow"):

@@ -15,7 +15,7 @@ from saccade.lod.checkpoint_views import read_views
 from saccade.lod.global_view import glance
 from saccade.lod.types import LodParams, Region
 from saccade.pictures.scene import Scene
-from saccade.request import Media, Request, View, Zooming
+from saccade.request import Media, Request, View, ZoomRequest
 from saccade.tools.evaluation.resize import least_tokens
 from training.data import Spec, build
 from training.raster import Painter
@@ -74,9 +74,9 @@ def engine_request(spec: Spec, question: list[int], crops: list[np.ndarray]) -> 
     whole = View(b"0" * 16, (0, 0, spec.width, spec.height), look, 2, b"")
     prompt = (*START, IMAGE_PAD, *question, *MIDDLE)
     at = len(START) + 1 + len(question)
-    zooming = Zooming(
+    zooming = ZoomRequest(
         params=LodParams(),
-        slots=(len(START),),
+        placeholders=(len(START),),
         budget=999,
         most_views=4,
         at=at,

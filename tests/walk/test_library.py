@@ -39,7 +39,7 @@ def test_every_form_of_a_prompt_gives_the_same_answer(llm: LLM, tmp_path: Path) 
     path = tmp_path / "picture.png"
     image.save(path)
     prompt = IMAGE + "What is it?"
-    ids = llm.front.tokens.encode(prompt)
+    ids = llm.front.tokenizer.encode(prompt)
     forms = [
         {"prompt": prompt, "images": [image]},
         {"prompt": prompt, "images": [path]},
@@ -61,7 +61,7 @@ def test_more_prompts_than_the_queue_holds_are_answered_in_order(llm: LLM) -> No
 
 
 def test_a_single_prompt_is_a_list_of_one(llm: LLM) -> None:
-    ids = llm.front.tokens.encode("The eye jumps")
+    ids = llm.front.tokenizer.encode("The eye jumps")
     one = texts(llm, "The eye jumps", GREEDY)
     for form in ([ids], ids, np.array(ids), [np.array(ids)]):
         assert texts(llm, form, GREEDY) == one
@@ -253,7 +253,7 @@ def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> 
     ends = {delta.request_id: (delta.finish, bool(delta.error)) for delta in deltas if delta.finish}
     assert ends == {"good": ("length", False), "bad": ("error", True)}
     tokens = [token for delta in deltas if delta.request_id == "good" for token in delta.tokens]
-    assert llm.front.tokens.decode(tokens) == good
+    assert llm.front.tokenizer.decode(tokens) == good
     llm.engine.check()
 
 

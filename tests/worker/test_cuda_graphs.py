@@ -16,7 +16,7 @@ from saccade.config import EngineConfig
 from saccade.engine.core import Engine
 from saccade.engine.memory import graph_bytes
 from saccade.errors import ConfigError
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.kernels.cuda_graph import PlainRecorder, Replay
 from saccade.kernels.dispatch import Mode
 from saccade.models.load_model import load
@@ -252,7 +252,7 @@ def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
 
 def test_only_an_idle_engine_prepares(vl_folder: Path) -> None:
     engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
-    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     params = SamplingParams(max_tokens=4, temperature=0)
     engine.submit(front.prepare_prompt("The eye jumps", params, "a", trusted=True))
     assert not engine.prepare()
@@ -294,7 +294,7 @@ def test_a_steady_decode_step_uploads_nothing(vl_folder: Path, monkeypatch: pyte
     engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
     sent: list[int] = []
     monkeypatch.setattr("saccade.worker.input_batch.Upload.send", _counted(sent))
-    front = Front(open_checkpoint(str(vl_folder)), 4096)
+    front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     for name in ("a", "b"):
         params = SamplingParams(max_tokens=40, temperature=0)
         engine.submit(front.prepare_prompt("The eye jumps", params, name, trusted=True))

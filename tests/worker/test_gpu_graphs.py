@@ -10,7 +10,7 @@ from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from tests import checkpoints
 
 pytestmark = [
@@ -29,7 +29,7 @@ def answers(folder: Path, asked: list[dict[str, Any]], **options: Any) -> tuple[
     config = EngineConfig(
         model=str(folder), device="cuda", dtype="bfloat16", num_blocks=512, max_num_seqs=32, **options
     )
-    engine, front = Engine(config, progress=False), Front(open_checkpoint(str(folder)), 4096)
+    engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
     found: dict[str, list[int]] = {}
     for number in range(20):
         params = SamplingParams(max_tokens=24, **asked[number % len(asked)])

@@ -20,7 +20,7 @@ from saccade.encoder.partial_views import Unfinished
 from saccade.encoder.pinned_staging import Staging
 from saccade.encoder.pixel_uploads import Uploads
 from saccade.encoder.preprocess import PixelProcessing, Preprocessor, ResampleTables
-from saccade.host.allocator import apart
+from saccade.host.allocator import copy_to_own_mapping
 from saccade.inputs.media.rgbx import contiguous
 from saccade.kernels.dispatch import mode
 from saccade.models.layers import PatchGrid, VisionTower
@@ -215,7 +215,7 @@ class Encoder:
         """To be kept: a copy each where there are several, or none would be freed before its neighbours are;
         and of all on a CPU, where what is kept is not to lie among activations."""
         if self._device.type == "cpu":
-            return [apart(part) for part in torch.split(packed, list(sizes))]
+            return [copy_to_own_mapping(part) for part in torch.split(packed, list(sizes))]
         if len(sizes) == 1 and not copy:
             return [packed]
         return [part.clone() for part in torch.split(packed, list(sizes))]

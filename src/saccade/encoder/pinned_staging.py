@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.inputs.media.rgbx import words_of
+from saccade.inputs.media.rgbx import words_of_rgb
 from saccade.request import Pixels
 
 MOST_BYTES = 256 << 20
@@ -48,7 +48,7 @@ class Staging:
 
     def send(self, pixels: Pixels) -> Tensor:
         """A copy on the device; it is there for whatever the current stream does next."""
-        words = words_of(pixels)
+        words = words_of_rgb(pixels)
         source = pixels if words is None else words.view(np.uint8).reshape(*pixels.shape[:3], 4)
         buffer = self._free(max(source.nbytes, 1))
         host = buffer[: source.nbytes].view(source.shape)

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.host.allocator import apart
+from saccade.host.allocator import copy_to_own_mapping
 from saccade.kernels.dispatch import runs_triton
 from saccade.kernels.vision.patchify import patchify_triton, resample_triton
 from saccade.request import View
@@ -273,7 +273,7 @@ def build_table(source: int, target: int, device: torch.device) -> Table:
         reach.append((low, high))
         parts.append(dense[:, : high - low].ravel())
     flat = torch.from_numpy(np.concatenate(parts))
-    return Table(target, block, tuple(reach), apart(flat.to(device)))
+    return Table(target, block, tuple(reach), copy_to_own_mapping(flat.to(device)))
 
 
 def fixed_point_weights(source: int, target: int) -> tuple[Ints, Floats]:

@@ -60,8 +60,8 @@ def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) 
     positions = np.empty((3, length), dtype=np.float32)
     positions[:, :first] = begun.positions
     for item in media[known:]:
-        position = _place_text(positions, len(tokens), item.slot - done, position)
-        tokens += prompt[done : item.slot]
+        position = _place_text(positions, len(tokens), item.placeholder - done, position)
+        tokens += prompt[done : item.placeholder]
         view = item.view
         whole, begin = _whole(item, wholes, position)
         place, following = b"", position + max(view.token_grid)
@@ -74,9 +74,9 @@ def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) 
             grid = _grid_positions(*view.token_grid) + position
         spans.append(Span(len(tokens), view, view.key, place, _role(item)))
         positions[:, len(tokens) : len(tokens) + view.tokens] = grid
-        tokens += [prompt[item.slot]] * view.tokens
+        tokens += [prompt[item.placeholder]] * view.tokens
         position = following
-        done = item.slot + 1
+        done = item.placeholder + 1
     position = _place_text(positions, len(tokens), len(prompt) - done, position)
     tokens += prompt[done:]
     return Layout(tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens))
@@ -84,34 +84,34 @@ def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) 
 
 def _in_prompt_order(request: Request, last: int) -> list[Media]:
     """The media by slot, each checked: a slot of its own up to `last`, a grid that merges evenly."""
-    media = sorted(request.media, key=lambda item: item.slot)
+    media = sorted(request.media, key=lambda item: item.placeholder)
     previous: int | None = None
     for item in media:
-        if not 0 <= item.slot <= last:
+        if not 0 <= item.placeholder <= last:
             raise InvalidValue(
-                f"a medium stands at prompt index {item.slot}, but the prompt has indices 0 to {last}; "
+                f"a medium is at prompt index {item.placeholder}, but the prompt has indices 0 to {last}; "
                 "give one placeholder id per medium",
                 param="media",
             )
-        if item.slot == previous:
+        if item.placeholder == previous:
             raise InvalidValue(
-                f"two media stand at prompt index {item.slot}; give each its own placeholder id",
+                f"two media stand at prompt index {item.placeholder}; give each its own placeholder id",
                 param="media",
             )
         _check_grid(item.view)
-        previous = item.slot
+        previous = item.placeholder
     return media
 
 
 def _whole(item: Media, wholes: dict[int, tuple[Media, int]], position: int) -> tuple[Media, int]:
     """The view of the whole picture that `item` is a part of (itself, mostly), and where that begins."""
     if item.origin is None:
-        wholes[item.slot] = item, position
+        wholes[item.placeholder] = item, position
         return item, position
     if item.origin not in wholes:
         raise InvalidValue(
-            f"the zoomed view at prompt index {item.slot} belongs to one at {item.origin}, where no whole "
-            "picture stands before it",
+            f"the zoomed view at prompt index {item.placeholder} belongs to one at {item.origin}, where no "
+            "whole picture stands before it",
             param="media",
         )
     return wholes[item.origin]
@@ -165,7 +165,7 @@ def zoomed(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
     zooming = request.zooming
     if zooming is None:
         raise ValueError(f"request {request.id} has no place for zoomed views")
-    wholes = {item.slot: item for item in request.media}
+    wholes = {item.placeholder: item for item in request.media}
     inserted: list[int] = []
     media: list[Media] = []
     for slot, regions in sorted(chosen.items()):

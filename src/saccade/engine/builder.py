@@ -20,7 +20,7 @@ from saccade.engine.ipc import EngineInfo
 from saccade.engine.memory import Budget, budget, resolve_device, resolve_dtype, side_width
 from saccade.engine.model_size import read_network
 from saccade.engine.pinned_prefixes import pinned_tokens
-from saccade.host.malloc import bound_kernels
+from saccade.host.malloc import limit_onednn_cache
 from saccade.inputs.image_processor import ImageProcessing
 from saccade.kernels.attention.quantized_kv import FORMATS
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
@@ -75,7 +75,7 @@ class Machine:
 def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: bool) -> Machine:
     device = resolve_device(config)
     if device.type == "cpu":
-        bound_kernels()
+        limit_onednn_cache()
         return _build(config, checkpoint, device, progress=progress)
     with compilers(wanted=config.kernels != TORCH):
         return _build(config, checkpoint, device, progress=progress)

@@ -21,7 +21,7 @@ import numpy as np
 
 from saccade.config import EngineConfig
 from saccade.errors import EngineDied
-from saccade.inputs.media.rgbx import OPAQUE, contiguous, shown, words_of
+from saccade.inputs.media.rgbx import OPAQUE, contiguous, rgb_of_words, words_of_rgb
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Pixels, Request
 
@@ -121,7 +121,7 @@ class Channel:
                 return {"float32": value.tobytes(), "shape": list(value.shape)}
             if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
                 raise TypeError(f"{type(value).__name__} cannot cross the link")
-            words = words_of(value)  # they go as they lie: to take the fourth byte out is more work
+            words = words_of_rgb(value)  # they go as they lie: to take the fourth byte out is more work
             lying = contiguous(value) if words is None else words
             here = -(-size // ALIGNED) * ALIGNED
             arrays.append((here, lying))
@@ -236,7 +236,7 @@ def _restored(shared: mmap.mmap | bytes, offset: int, shape: tuple[int, ...], *,
         return np.ndarray(shape, dtype=np.uint8, buffer=shared, offset=offset)
     if len(shape) != 4 or shape[0] != 1 or shape[3] != 3 or offset % ALIGNED:
         raise ValueError(f"pixels of the shape {shape} at {offset} are no words")
-    return shown(np.ndarray(shape[1:3], dtype=OPAQUE.dtype, buffer=shared, offset=offset))
+    return rgb_of_words(np.ndarray(shape[1:3], dtype=OPAQUE.dtype, buffer=shared, offset=offset))
 
 
 def _anonymous_memory() -> int:

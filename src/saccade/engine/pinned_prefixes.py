@@ -11,7 +11,7 @@ from itertools import takewhile
 from saccade.checkpoint import Checkpoint
 from saccade.errors import ConfigError
 from saccade.inputs.chat_template import ChatTemplate
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 
 
 def pinned_tokens(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
@@ -20,7 +20,7 @@ def pinned_tokens(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int
         return []
     if checkpoint.chat_template is None:
         raise ConfigError("the model has no chat template, so no system prompts; leave out --pin-prefix")
-    tokens = Tokens.load(checkpoint)
+    tokens = Tokenizer.load(checkpoint)
     template = ChatTemplate(checkpoint.chat_template, tokens, checkpoint.special_tokens)
     found = []
     for text in texts:

@@ -31,8 +31,8 @@ from saccade.engine.ipc import (
 )
 from saccade.engine.memory import resolve_device
 from saccade.errors import EngineDied, RequestError, SaccadeError
-from saccade.host.garbage_collection import keep_all
-from saccade.host.malloc import KEEPING, MAPPING, Trimmer, settle_heap
+from saccade.host.garbage_collection import freeze_all_objects
+from saccade.host.malloc import KEEP_LARGE_BLOCKS, MMAP_LARGE_BLOCKS, HeapTrimmer, configure_malloc
 
 log = logging.getLogger("saccade.engine")
 
@@ -70,13 +70,13 @@ class Inbox:
 
 def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
     """Until the front says stop: listen, step, tell."""
-    heap = Trimmer() if engine.info.device == "cpu" else None  # a GPU would wait for it
+    heap = HeapTrimmer() if engine.info.device == "cpu" else None  # a GPU would wait for it
     preparing = engine.stats().to_prepare > 0
     while True:
         idle = engine.idle and not engine.prepare()
         if idle and preparing:
             preparing = False
-            keep_all()  # captured steps too: a search through them takes as long as several steps
+            freeze_all_objects()  # captured steps too: a search through them takes as long as several steps
             channel.send(News((), engine.stats()))  # who waits for that hears of it
         messages = inbox.take(wait=idle, seconds=heap.seconds if heap is not None and heap.used else None)
         if idle and not messages and heap is not None:
@@ -145,9 +145,11 @@ def main() -> None:
     if not isinstance(start, Start):
         return
     try:
-        settle_heap(KEEPING if resolve_device(start.config).type == "cpu" else MAPPING)
+        configure_malloc(
+            KEEP_LARGE_BLOCKS if resolve_device(start.config).type == "cpu" else MMAP_LARGE_BLOCKS
+        )
         engine = Engine(start.config)
-        keep_all()
+        freeze_all_objects()
     except SaccadeError as error:
         channel.send(Failed(error.message))
         return

@@ -22,7 +22,7 @@ MOST_MAPPINGS = 16384
 _mappings: WeakSet[mmap.mmap] = WeakSet()  # a limit of the process, so counted for the process
 
 
-def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def empty_in_own_mapping(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Not filled, or zeros."""
     count = prod(shape)
     if not count or len(_mappings) >= MOST_MAPPINGS:
@@ -35,8 +35,8 @@ def blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))
 
 
-def apart(tensor: Tensor) -> Tensor:
+def copy_to_own_mapping(tensor: Tensor) -> Tensor:
     """A copy to be kept. On other devices than a CPU it is the tensor: their allocators have bins by size."""
     if tensor.device.type != "cpu":
         return tensor
-    return blank(tensor.shape, tensor.dtype).copy_(tensor.detach())
+    return empty_in_own_mapping(tensor.shape, tensor.dtype).copy_(tensor.detach())

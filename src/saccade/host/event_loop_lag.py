@@ -10,18 +10,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-EVERY = 0.05  # seconds
+INTERVAL_SECONDS = 0.05  # seconds
 
 
 async def _watch(tell: Callable[[float], None]) -> None:
     while True:
-        due = time.perf_counter() + EVERY
-        await asyncio.sleep(EVERY)
+        due = time.perf_counter() + INTERVAL_SECONDS
+        await asyncio.sleep(INTERVAL_SECONDS)
         tell(max(time.perf_counter() - due, 0.0))
 
 
 @asynccontextmanager
-async def watched(tell: Callable[[float], None]) -> AsyncIterator[None]:
+async def measure_event_loop_lag(tell: Callable[[float], None]) -> AsyncIterator[None]:
     """Within, the running loop is watched."""
     watching = asyncio.create_task(_watch(tell))
     try:

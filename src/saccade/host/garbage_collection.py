@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-EVERY = 1024  # stretches: one begins with a search of everything, the others of what is young (0.1 ms)
+FULL_COLLECTION_EVERY = (
+    1024  # stretches: one begins with a search of everything, the others of what is young (0.1 ms)
+)
 _stretches = count(1)
 
 
-def keep_all() -> None:
+def freeze_all_objects() -> None:
     """Whatever is there now stays as long as the process. Call it when everything has been made, and again
     when more has."""
     gc.collect()
@@ -28,14 +30,14 @@ def keep_all() -> None:
 
 
 @contextmanager
-def nothing_older() -> Iterator[None]:
+def existing_objects_frozen() -> Iterator[None]:
     """Inside, no search goes through what is older; afterwards all is as before. Nothing happens where the
     program has frozen something, or searches when it wants to."""
     if not gc.isenabled() or gc.get_freeze_count():
         yield
         return
     # Freezing sets back the counts that lead to searches: after many short stretches there would be none.
-    gc.collect(1 if next(_stretches) % EVERY else 2)
+    gc.collect(1 if next(_stretches) % FULL_COLLECTION_EVERY else 2)
     gc.freeze()
     try:
         yield

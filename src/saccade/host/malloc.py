@@ -19,15 +19,15 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 # Many threads, large blocks that live shortly: each becomes a mapping that ends when it is freed. For a
 # front, and for an engine whose activations are on a GPU.
-MAPPING = {
+MMAP_LARGE_BLOCKS = {
     _ARENA_MAX: 2,  # heaps; more would spare threads waiting that mostly wait for the interpreter anyway
     _MMAP_THRESHOLD: 128 << 10,  # bytes; a mapping costs a fault per page, which smaller blocks would feel
     _TRIM_THRESHOLD: 1 << 20,  # bytes free at a heap's end before they are given back
 }
 # An engine on a CPU: its activations are better kept than mapped anew. Of a picture of 896 x 896, mapping
 # blocks from 1 MiB on took 25% more time, from 4 MiB on 5%. What is free in the one heap for all threads is
-# given back now and then, by `Trimmer`: between two times a busy engine holds some 110 MiB that way.
-KEEPING = {_ARENA_MAX: 1, _MMAP_THRESHOLD: 4 << 20, _TRIM_THRESHOLD: 8 << 20}
+# given back now and then, by `HeapTrimmer`: between two times a busy engine holds some 110 MiB that way.
+KEEP_LARGE_BLOCKS = {_ARENA_MAX: 1, _MMAP_THRESHOLD: 4 << 20, _TRIM_THRESHOLD: 8 << 20}
 TRIM_SECONDS = 10.0  # trimming takes some 20 ms, touching 200 MiB again 90: 1% at most
 # Of those, after which it is overdue: whoever allocates meanwhile waits for its end. A front's event loop did
 # for 22 to 77 ms with 180 MiB, and beside an H200 for 130: every stream stood still.
@@ -40,7 +40,7 @@ KEPT_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 16, "LRU_CACHE_CAPACITY": 64}
 _SET_BY_USER = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-def settle_heap(settings: Mapping[int, int]) -> bool:
+def configure_malloc(settings: Mapping[int, int]) -> bool:
     """Call it once, before threads begin. False where the C library is another one or the user has chosen."""
     if any(name in os.environ for name in _SET_BY_USER):
         return False
@@ -51,14 +51,14 @@ def settle_heap(settings: Mapping[int, int]) -> bool:
     return all(taken)
 
 
-def bound_kernels() -> None:
+def limit_onednn_cache() -> None:
     """Call it before anything is computed on a CPU: the first kernel reads it."""
     for name, most in KEPT_KERNELS.items():
         if name not in os.environ and name.replace("ONEDNN", "DNNL") not in os.environ:  # its older name
             os.environ[name] = str(most)
 
 
-class Trimmer:
+class HeapTrimmer:
     """Gives back the pages of a heap that are free, wherever in it they are; due every `seconds`."""
 
     def __init__(self, seconds: float = TRIM_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:

@@ -25,9 +25,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from saccade.errors import CheckpointError, InvalidValue
-from saccade.inputs.media.image_names import Named, check_uuid
+from saccade.inputs.media.image_names import ImageName, check_uuid
 from saccade.inputs.media.part import MediaKind, MediaPart
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.types import DETAILS
 
 Message = dict[str, Any]
@@ -95,7 +95,7 @@ def _named(part: Mapping[str, Any], where: str) -> MediaPart:
     if len(names) != 1:
         raise InvalidValue("A picture is named by its hash or by its uuid; give one.", param=where)
     (key, value), *_ = names.items()
-    return MediaPart("image", Named(**{key: check_uuid(value, f"{where}.{key}")}), where)
+    return MediaPart("image", ImageName(**{key: check_uuid(value, f"{where}.{key}")}), where)
 
 
 def _tool_call(call: Mapping[str, Any]) -> Message:
@@ -115,7 +115,9 @@ def _tool_call(call: Mapping[str, Any]) -> Message:
 class ChatTemplate:
     """A compiled template and the tokenizer it writes for."""
 
-    def __init__(self, source: str, tokens: Tokens, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str, tokens: Tokenizer, special_tokens: Mapping[str, str] | None = None
+    ) -> None:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:

@@ -15,10 +15,10 @@ from typing import Protocol
 import msgspec
 
 from saccade.errors import InvalidValue
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class DecodedText(msgspec.Struct, frozen=True, gc=False):
     text: str
     tokens_used: int  # of the ids pushed; fewer than all when a stop string ended the text among them
     stopped: bool  # a stop string was reached; nothing more will come
@@ -32,7 +32,7 @@ class _Decoder(Protocol):
 class _ByteDecoder:
     """For vocabularies of bytes: constant work per token."""
 
-    def __init__(self, tokens: Tokens, skip_special: bool) -> None:
+    def __init__(self, tokens: Tokenizer, skip_special: bool) -> None:
         self._tokens = tokens
         self._skip = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -51,7 +51,7 @@ class _WindowDecoder:
     so on both sides of the difference.
     """
 
-    def __init__(self, tokens: Tokens, skip_special: bool) -> None:
+    def __init__(self, tokens: Tokenizer, skip_special: bool) -> None:
         self._tokens = tokens
         self._skip = skip_special
         self._ids: list[int] = []
@@ -79,12 +79,12 @@ class _WindowDecoder:
         return new
 
 
-class TextStream:
+class Detokenizer:
     """The text of one choice, growing."""
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: Tokenizer,
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
@@ -101,12 +101,12 @@ class TextStream:
         self.stopped = False
         self.stop_found: str | None = None
 
-    def push(self, token_ids: Sequence[int]) -> Piece:
+    def push(self, token_ids: Sequence[int]) -> DecodedText:
         """Takes the next ids; after a stop string everything is ignored."""
         if self.stopped:
-            return Piece("", 0, True)
+            return DecodedText("", 0, True)
         if not self._stop:
-            return Piece(self._decoder.feed(*token_ids), len(token_ids), False)
+            return DecodedText(self._decoder.feed(*token_ids), len(token_ids), False)
         given = []
         for place, token in enumerate(token_ids):
             self._held += self._decoder.feed(token)
@@ -116,9 +116,9 @@ class TextStream:
                 continue
             if self._cut():
                 given.append(self._take(len(self._held)))
-                return Piece("".join(given), place + 1, True)
+                return DecodedText("".join(given), place + 1, True)
             given.append(self._take(len(self._held) - self._pending()))
-        return Piece("".join(given), len(token_ids), False)
+        return DecodedText("".join(given), len(token_ids), False)
 
     def finish(self) -> str:
         """What was held back, once no more tokens come."""

@@ -1,8 +1,8 @@
 """The engine's `Delta`s of one request, folded into text, finish reasons and usage.
 
 takes   `Delta`s of one request, in the order they come
-gives   `AnswerPiece`s for a stream; the whole `Choice`s and `Usage` for who wants them at the end
-owns    one `TextStream` per choice
+gives   `TextDelta`s for a stream; the whole `CompletionOutput`s and `Usage` for who wants them at the end
+owns    one `Detokenizer` per choice
 
 Streaming and not streaming read the same object, so they cannot differ. Who does not stream has the text
 decoded some tokens at a time: with 256 answers at once, a step's tokens took 3 ms one by one.
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from saccade.inputs.detokenizer import TextStream
-from saccade.inputs.tokenizer import Tokens
-from saccade.request import Delta, FinishReason, Request, TokenLogprobs, Zoomed
+from saccade.inputs.detokenizer import Detokenizer
+from saccade.inputs.tokenizer import Tokenizer
+from saccade.request import Delta, FinishReason, Request, TokenLogprobs, ZoomResult
 
 AT_A_TIME = 16  # tokens; all at the end would come when no step runs beside it any more
 
 
-class TokenText(msgspec.Struct, frozen=True, gc=False):
+class DecodedLogprob(msgspec.Struct, frozen=True, gc=False):
     """One token and its log-probability, spelled out."""
 
     id: int
@@ -29,20 +29,20 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
     logprob: float
 
 
-class TokenChoice(msgspec.Struct, frozen=True):
+class DecodedLogprobs(msgspec.Struct, frozen=True):
     """The sampled token, and the likeliest ones beside it."""
 
-    sampled: TokenText
-    top: tuple[TokenText, ...]  # best first
+    sampled: DecodedLogprob
+    top: tuple[DecodedLogprob, ...]  # best first
 
 
-class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """What one delta added to one choice. `text` may be empty while text is held back."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenChoice, ...]  # one per token id when they were asked for, else none
+    logprobs: tuple[DecodedLogprobs, ...]  # one per token id when they were asked for, else none
     finish: FinishReason | None
     stop: str | None = None  # what ended it: the stop string; None for end tokens and lengths
     error: str | None = None
@@ -65,13 +65,13 @@ class Usage:
 
 
 @dataclass
-class Choice:
+class CompletionOutput:
     """One choice as far as it has come."""
 
     index: int
     pieces: list[str] = field(default_factory=list)  # of the text; joined only when asked for
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenChoice] = field(default_factory=list)
+    logprobs: list[DecodedLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
 
@@ -88,7 +88,7 @@ class Choice:
         return len(self.token_ids) * (1 + alternatives)
 
 
-class Answer:
+class OutputProcessor:
     """All choices of one request.
 
     When `done` turns true no further delta changes anything. If `must_cancel` is true as well, a stop string
@@ -100,15 +100,15 @@ class Answer:
     def __init__(
         self,
         request: Request,
-        tokens: Tokens,
+        tokens: Tokenizer,
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
     ) -> None:
         sampling = request.sampling
-        self.choices = [Choice(index) for index in range(sampling.n)]
+        self.choices = [CompletionOutput(index) for index in range(sampling.n)]
         self._streams = [
-            TextStream(tokens, stop, include_stop, skip_special, sampling.min_tokens)
+            Detokenizer(tokens, stop, include_stop, skip_special, sampling.min_tokens)
             for _ in range(sampling.n)
         ]
         self._unread = [0] * sampling.n  # of each choice: tokens behind its text, as `take` leaves them
@@ -118,14 +118,14 @@ class Answer:
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._want_logprobs = sampling.logprobs is not None
         self._one_by_one = bool(stop) or self._want_logprobs
-        self.zoomed: Zoomed | None = None  # the views chosen, where some could be
+        self.zoomed: ZoomResult | None = None  # the views chosen, where some could be
         self._prompt_tokens = request.length
-        self._full_visual_tokens = request.full_tokens
+        self._full_visual_tokens = request.full_detail_tokens
         self._visual_tokens = sum(media.view.tokens for media in request.media)
         self._cached_tokens = 0
         # Seen in full detail: a reference alone would else be asked for what nobody has computed.
         pictures = [item for item in request.media if item.name]
-        self._names = {item.slot: item.name if item.frame is None else None for item in pictures}
+        self._names = {item.placeholder: item.name if item.full_grid is None else None for item in pictures}
         self._kept: frozenset[int] = frozenset()
         self._ended_by_engine = 0
 
@@ -148,7 +148,7 @@ class Answer:
             images=tuple(name if slot in self._kept else None for slot, name in self._names.items()),
         )
 
-    def take(self, delta: Delta) -> bool:
+    def accumulate(self, delta: Delta) -> bool:
         """Takes the next delta, for who reads nothing before the answer is whole; gives whether it is now.
         Until a choice has ended its text lacks what was taken."""
         if self._one_by_one or delta.finish is not None:
@@ -162,7 +162,7 @@ class Answer:
                 choice.pieces.append(self._catch_up(delta.index))
         return False
 
-    def push(self, delta: Delta) -> AnswerPiece | None:
+    def push(self, delta: Delta) -> TextDelta | None:
         """Takes the next delta; None when its choice has already ended."""
         self._note(delta)
         choice = self.choices[delta.index]
@@ -196,7 +196,7 @@ class Answer:
         unread, self._unread[index] = self._unread[index], 0
         return self._streams[index].push(self.choices[index].token_ids[-unread:]).text
 
-    def _read(self, delta: Delta) -> AnswerPiece:
+    def _read(self, delta: Delta) -> TextDelta:
         stream = self._streams[delta.index]
         before = self._catch_up(delta.index) if self._unread[delta.index] else ""
         shown = delta.tokens
@@ -209,7 +209,7 @@ class Answer:
             text += stream.finish()
         if stream.stopped:
             finish = "stop"
-        return AnswerPiece(
+        return TextDelta(
             index=delta.index,
             text=text,
             token_ids=delta.tokens[:used],
@@ -220,17 +220,17 @@ class Answer:
             code=delta.code,
         )
 
-    def _spell(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenChoice, ...]:
+    def _spell(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[DecodedLogprobs, ...]:
         if not self._want_logprobs:
             return ()
         return tuple(
-            TokenChoice(
+            DecodedLogprobs(
                 sampled=self._token(index, at.sampled),
                 top=tuple(self._token(other, value) for other, value in at.top),
             )
             for index, at in zip(ids, logprobs, strict=True)
         )
 
-    def _token(self, index: int, logprob: float) -> TokenText:
+    def _token(self, index: int, logprob: float) -> DecodedLogprob:
         text, spelled = self._tokens.spelling(index)
-        return TokenText(index, text, spelled, logprob)
+        return DecodedLogprob(index, text, spelled, logprob)

@@ -1,12 +1,12 @@
 """The one way from what a user says to a `Request`.
 
 takes   messages or prompts, pictures and videos in any form, `SamplingParams`
-gives   a checked `Request`: ids with one placeholder per media, pixels, resolved sampling; an `Answer` that
-        folds its deltas
+gives   a checked `Request`: ids with one placeholder per media, pixels, resolved sampling; an OutputProcessor
+        for its deltas
 owns    the tokenizer, the chat template, what loads media
 never   imports torch; connects where the limits forbid; tokenises or decodes what cannot fit the context
 
-Everything here blocks (the network, decoding): servers call it in worker threads and end it with a `Halt`.
+Everything here blocks (network, decoding): servers call it in worker threads and cancel it by `CancelToken`.
 It is thread-safe.
 """
 
@@ -24,12 +24,12 @@ from saccade.checkpoint import Checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
 from saccade.inputs.chat_template import ChatTemplate, split_media, text_bytes, utf8_bytes
-from saccade.inputs.media.cancellation import Halt
-from saccade.inputs.media.hashing import for_tenant
+from saccade.inputs.media.cancellation import CancelToken
+from saccade.inputs.media.hashing import tenant_hash
 from saccade.inputs.media.part import MediaKind, MediaPart
-from saccade.inputs.media.request_media import Loader, Terms, Visual
-from saccade.inputs.output_processor import Answer
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.media.request_media import LoadContext, LoadedMedia, MediaLoader
+from saccade.inputs.output_processor import OutputProcessor
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import views_of
 from saccade.lod.detail import Wishes
 from saccade.lod.request_views import Eye, Marks, refuse_in_vain
@@ -50,24 +50,26 @@ class _Asked:
     arrived: float
     trusted: bool
     field: str  # what the caller's words are called in errors
-    halt: Halt
+    cancel: CancelToken
     timing: RequestTiming
     wishes: Wishes  # of the detail pictures are seen in
 
 
-class Front:
+class InputProcessor:
     """Prepares requests for one checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int, limits: MediaLimits | None = None) -> None:
         self.checkpoint = checkpoint
         self.max_model_len = max_model_len
         self.limits = limits or MediaLimits()
-        self.tokens = Tokens.load(checkpoint)
+        self.tokenizer = Tokenizer.load(checkpoint)
         template = checkpoint.chat_template
         self._chat = (
-            ChatTemplate(template, self.tokens, checkpoint.special_tokens) if template is not None else None
+            ChatTemplate(template, self.tokenizer, checkpoint.special_tokens)
+            if template is not None
+            else None
         )
-        self._loader = Loader(checkpoint.image, checkpoint.video, self.limits)
+        self._loader = MediaLoader(checkpoint.image, checkpoint.video, self.limits)
         self._eye = _eye(checkpoint)
 
     def close(self) -> None:
@@ -85,14 +87,16 @@ class Front:
         tools: Sequence[dict[str, Any]] | None = None,
         *,
         trusted: bool = False,
-        halt: Halt | None = None,
+        cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
         wishes: Wishes = Wishes(),
     ) -> Request:
         """A conversation. Text in messages is never trusted; `trusted` lets media be paths and objects."""
         now = time.monotonic()
         timing = timing or RequestTiming(now, now)
-        asked = _Asked(params, request_id, salt, now, trusted, "messages", halt or Halt(), timing, wishes)
+        asked = _Asked(
+            params, request_id, salt, now, trusted, "messages", cancel or CancelToken(), timing, wishes
+        )
         if self._chat is None:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
@@ -112,7 +116,7 @@ class Front:
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
         trusted: bool = False,
-        halt: Halt | None = None,
+        cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
         wishes: Wishes = Wishes(),
     ) -> Request:
@@ -123,7 +127,9 @@ class Front:
         """
         now = time.monotonic()
         timing = timing or RequestTiming(now, now)
-        asked = _Asked(params, request_id, salt, now, trusted, "prompt", halt or Halt(), timing, wishes)
+        asked = _Asked(
+            params, request_id, salt, now, trusted, "prompt", cancel or CancelToken(), timing, wishes
+        )
         with asked.timing.measure("tokenise"):
             ids = self._prompt_ids(prompt, asked)
         parts = self._interleaved(ids, _listed("images", images), _listed("videos", videos))
@@ -133,17 +139,17 @@ class Front:
     def content(self, name: str, salt: bytes = b"") -> tuple[str, bytes]:
         """A picture's reference and its identity, by its reference or the id its owner gave it."""
         reference = self._loader.names.find_any(salt, name)
-        return str(reference), for_tenant(reference.digest, salt)
+        return str(reference), tenant_hash(reference.digest, salt)
 
     def forget_name(self, name: str, reference: str, salt: bytes = b"") -> None:
         """An id, if it still names the picture of that reference."""
         self._loader.names.forget(salt, name, reference)
 
-    def answer(self, request: Request, params: SamplingParams) -> Answer:
+    def output_processor(self, request: Request, params: SamplingParams) -> OutputProcessor:
         """What folds the deltas of `request` into text."""
-        return Answer(
+        return OutputProcessor(
             request,
-            self.tokens,
+            self.tokenizer,
             params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             skip_special=params.skip_special_tokens,
@@ -154,7 +160,7 @@ class Front:
     def _prompt_ids(self, prompt: str | Sequence[int], asked: _Asked) -> list[int]:
         if isinstance(prompt, str):
             self._check_bytes(utf8_bytes(prompt), asked)
-            encode = self.tokens.encode if asked.trusted else self.tokens.encode_plain
+            encode = self.tokenizer.encode if asked.trusted else self.tokenizer.encode_plain
             ids = encode(prompt, add_special_tokens=True)
         else:
             ids = [_token_id(token, self.checkpoint.vocab_size) for token in _flat(prompt)]
@@ -184,16 +190,16 @@ class Front:
         return [next(queues[token]) for token in ids if token in queues]
 
     def _spelled(self, token: int | None) -> str:
-        text = self.tokens.token(token) if token is not None else None
+        text = self.tokenizer.token(token) if token is not None else None
         return f" ({text})" if text else ""
 
     def _check_bytes(self, count: int, asked: _Asked) -> None:
         """Before a text is tokenised, which takes a second for every megabyte or two."""
-        most = self.max_model_len * self.tokens.longest
+        most = self.max_model_len * self.tokenizer.longest
         if count > most:
             raise ContextTooLong(
                 f"The text has {count} bytes; the {self.max_model_len} tokens this model holds, of at most"
-                f" {self.tokens.longest} bytes each, cannot spell more than {most}. Send a shorter text.",
+                f" {self.tokenizer.longest} bytes each, cannot spell more than {most}. Send a shorter text.",
                 param=asked.field,
             )
 
@@ -217,10 +223,10 @@ class Front:
         self._check_placeholders(ids, parts, asked)
         text, eye = len(ids) - len(parts), self._eye
         wishes = replace(asked.wishes, details=tuple(part.detail for part in parts if part.kind == "image"))
-        terms = Terms(
+        terms = LoadContext(
             salt=asked.salt,
             trusted=asked.trusted,
-            halt=asked.halt,
+            cancel=asked.cancel,
             field=asked.field,
             room=lambda visual: self._room(text + visual, visual, asked),
             timing=asked.timing,
@@ -239,7 +245,7 @@ class Front:
         return replace_field(request, sampling=self._sampling(request, asked))
 
     def _sampling(self, request: Request, asked: _Asked) -> Sampling:
-        length = request.most_length
+        length = request.max_length
         room = self._room(length, length - len(request.prompt) + len(request.media), asked)
         wanted = asked.params.max_tokens
         if wanted is not None and wanted > room:
@@ -257,8 +263,8 @@ class Front:
             raise InvalidValue("The prompt is empty; give at least one token.", param=asked.field)
         if (worst := max(ids)) >= self.checkpoint.vocab_size:
             raise InvalidValue(
-                f"The text contains {self.tokens.token(worst)!r}, which is token {worst}; this model has ids"
-                f" 0 to {self.checkpoint.vocab_size - 1}. Remove it.",
+                f"The text contains {self.tokenizer.token(worst)!r}, which is token {worst}; this model has"
+                f" ids 0 to {self.checkpoint.vocab_size - 1}. Remove it.",
                 param=asked.field,
             )
 
@@ -289,7 +295,7 @@ class Front:
         )
 
     def _expand(
-        self, ids: Sequence[int], visuals: Sequence[Visual]
+        self, ids: Sequence[int], visuals: Sequence[LoadedMedia]
     ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
         """One placeholder per view. A video's becomes, for each pair of frames, its time and a framed one."""
         checkpoint = self.checkpoint
@@ -304,9 +310,11 @@ class Front:
             visual = next(waiting)
             for stamp, view, pixels in zip(visual.stamps, visual.views, visual.pixels, strict=True):
                 framed = visual.kind == "video"
-                prompt.extend(self.tokens.encode(stamp) if stamp else [])
+                prompt.extend(self.tokenizer.encode(stamp) if stamp else [])
                 prompt.extend(_given(checkpoint.vision_start_id) if framed else [])
-                media.append(Media(len(prompt), view, pixels, name=visual.name, absent=visual.absent))
+                media.append(
+                    Media(len(prompt), view, pixels, name=visual.name, without_pixels=visual.without_pixels)
+                )
                 prompt.append(token)
                 prompt.extend(_given(checkpoint.vision_end_id) if framed else [])
         return tuple(prompt), tuple(media)
@@ -327,9 +335,9 @@ def _eye(checkpoint: Checkpoint) -> Eye | None:
 
 def _refuse_zooming_named(request: Request) -> None:
     """Zoomed views are cut from pixels, and a named picture has none here."""
-    zoomed = set(request.zooming.slots) if request.zooming else set()
+    zoomed = set(request.zooming.placeholders) if request.zooming else set()
     zoomed |= {item.origin for item in request.media if item.origin is not None}
-    if any(item.absent and item.slot in zoomed for item in request.media):
+    if any(item.without_pixels and item.placeholder in zoomed for item in request.media):
         raise InvalidValue(
             "A picture that is only named cannot be zoomed into; send its bytes, or leave out lod and"
             " visual_tokens.",

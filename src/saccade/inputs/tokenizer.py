@@ -15,19 +15,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as HFTokenizer
 
 from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError, InvalidValue
 
 
-class Tokens:
+class Tokenizer:
     """Thread-safe: the two tokenizers never change; what is remembered is the same whoever finds it."""
 
     def __init__(self, source: str, control_ids: Sequence[int] = ()) -> None:
         try:
-            self._trusted = Tokenizer.from_str(source)
-            self._plain = Tokenizer.from_str(_with_control(source, control_ids))
+            self._trusted = HFTokenizer.from_str(source)
+            self._plain = HFTokenizer.from_str(_with_control(source, control_ids))
         except Exception as error:  # the library raises bare exceptions
             raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
         self._plain.encode_special_tokens = True
@@ -46,7 +46,7 @@ class Tokens:
         self.vocab_size = max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint) -> "Tokens":
+    def load(cls, checkpoint: Checkpoint) -> "Tokenizer":
         if checkpoint.tokenizer_file is None:
             raise CheckpointError(
                 f"{checkpoint.name} has no tokenizer.json; save the tokenizer in that format"
@@ -200,7 +200,7 @@ def _with_control(source: str, control_ids: Sequence[int]) -> str:
     return json.dumps(value)
 
 
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def _encode(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> list[int]:
     # Of the ways to encode, only those for batches let other threads run meanwhile.
     ids: list[int] = tokenizer.encode_batch_fast([_valid(text)], add_special_tokens=add_special_tokens)[0].ids
     return ids

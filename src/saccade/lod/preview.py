@@ -14,7 +14,7 @@ import numpy as np
 
 from saccade.lod.draw import annotate
 from saccade.lod.types import SCORERS, Choice, Look, Map
-from saccade.request import Media, Request, Zoomed
+from saccade.request import Media, Request, ZoomResult
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Preview:
 
     pictures: tuple[Media, ...]
     budget: int  # visual tokens
-    zoomed: Zoomed
+    zoomed: ZoomResult
 
     @property
     def visual_tokens(self) -> int:
@@ -57,10 +57,10 @@ class Preview:
         }
 
 
-def preview_of(request: Request, zoomed: Zoomed) -> Preview:
+def preview_of(request: Request, zoomed: ZoomResult) -> Preview:
     zooming = request.zooming
-    slots = zooming.slots if zooming is not None else ()
-    pictures = {item.slot: item for item in request.media}
+    slots = zooming.placeholders if zooming is not None else ()
+    pictures = {item.placeholder: item for item in request.media}
     budget = zooming.budget if zooming is not None else 0
     return Preview(tuple(pictures[slot] for slot in slots), budget, zoomed)
 

@@ -18,7 +18,7 @@ from saccade.inputs.image_processor import ImageProcessing, global_view
 from saccade.lod.checkpoint_views import CheckpointViews
 from saccade.lod.detail import Sights, Wishes, check_zoom, sights
 from saccade.lod.types import Grid, LodParams
-from saccade.request import Media, Request, Zooming
+from saccade.request import Media, Request, ZoomRequest
 
 
 @dataclass(frozen=True)
@@ -47,29 +47,31 @@ class Eye:
         return self._sights(sizes, wishes).most_tokens(framing) + chosen
 
     def see(self, request: Request, wishes: Wishes) -> Request:
-        pictures = [item for item in request.media if request.prompt[item.slot] == self.marks.image]
+        pictures = [item for item in request.media if request.prompt[item.placeholder] == self.marks.image]
         if not pictures:
             refuse_in_vain(wishes)
             return request
         seen = self._sights([(item.view.box[2], item.view.box[3]) for item in pictures], wishes)
-        first = {item.slot: _first(item, grid) for item, grid in zip(pictures, seen.grids, strict=True)}
-        media = tuple(first.get(item.slot, item) for item in request.media)
-        plain = all(item.frame is None for item in media) and wishes.zooms is None
+        first = {
+            item.placeholder: _first(item, grid) for item, grid in zip(pictures, seen.grids, strict=True)
+        }
+        media = tuple(first.get(item.placeholder, item) for item in request.media)
+        plain = all(item.full_grid is None for item in media) and wishes.zooms is None
         request = msgspec.structs.replace(
             request, media=media, registered=self.views.registered and not plain
         )
         if wishes.zooms is not None:
             return self._given(request, wishes, pictures)
-        free = dict(zip((item.slot for item in pictures), seen.zoomable, strict=True))
+        free = dict(zip((item.placeholder for item in pictures), seen.zoomable, strict=True))
         budget = seen.budget
         if wishes.only_look:  # maps of all pictures are wanted, those seen in full included
-            budget += sum(item.view.tokens for item in media if not free.get(item.slot, True))
+            budget += sum(item.view.tokens for item in media if not free.get(item.placeholder, True))
             free = dict.fromkeys(free, True)
         if not any(free.values()):
             return request
-        zooming = Zooming(
+        zooming = ZoomRequest(
             params=wishes.params or LodParams(),
-            slots=tuple(slot for slot, may in free.items() if may),
+            placeholders=tuple(slot for slot, may in free.items() if may),
             budget=budget,
             most_views=seen.most_views,
             at=_after_question(request, self.marks.ends),
@@ -84,13 +86,15 @@ class Eye:
 
     def _given(self, request: Request, wishes: Wishes, pictures: Sequence[Media]) -> Request:
         """With the zoomed views the caller chose."""
-        chosen = {item.slot: regions for item, regions in zip(pictures, wishes.zooms or (), strict=True)}
+        chosen = {
+            item.placeholder: regions for item, regions in zip(pictures, wishes.zooms or (), strict=True)
+        }
         for item in pictures:
-            for region in chosen[item.slot]:
+            for region in chosen[item.placeholder]:
                 check_zoom(region, (item.view.box[2], item.view.box[3]))
-        place = Zooming(
+        place = ZoomRequest(
             params=LodParams(),
-            slots=tuple(chosen),
+            placeholders=tuple(chosen),
             budget=0,
             most_views=sum(map(len, chosen.values())),
             at=_after_question(request, self.marks.ends),
@@ -108,12 +112,12 @@ def _seen(frames: tuple[Grid, ...], wishes: Wishes, views: CheckpointViews) -> S
 def _first(item: Media, grid: tuple[int, int]) -> Media:
     if grid == item.view.token_grid:
         return item
-    return msgspec.structs.replace(item, view=global_view(item.view, grid), frame=item.view.token_grid)
+    return msgspec.structs.replace(item, view=global_view(item.view, grid), full_grid=item.view.token_grid)
 
 
 def _after_question(request: Request, ends: Collection[int]) -> int:
     """The end of the last turn, where that is behind all media; else the end of the prompt."""
-    last = max(item.slot for item in request.media)
+    last = max(item.placeholder for item in request.media)
     places = range(len(request.prompt) - 1, last, -1)
     return next((place for place in places if request.prompt[place] in ends), len(request.prompt))
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.host.allocator import apart
+from saccade.host.allocator import copy_to_own_mapping
 from saccade.kernels.attention.paged import any_shape, recurring_shape
 from saccade.kernels.norm_rope.activation import gelu
 from saccade.kernels.norm_rope.rope import apply_rotary
@@ -246,7 +246,12 @@ def make_table(
     angles = torch.cat((row[:, None] * frequencies, column[:, None] * frequencies), dim=-1)
     cos, sin = angles.cos(), angles.sin()
     cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    return GridTable(apart(corners), apart(weights), apart(cos), apart(sin))
+    return GridTable(
+        copy_to_own_mapping(corners),
+        copy_to_own_mapping(weights),
+        copy_to_own_mapping(cos),
+        copy_to_own_mapping(sin),
+    )
 
 
 def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,8 +38,8 @@ def hit_by_views(step: Step, failed: Mapping[bytes, str], holdings: Holdings) ->
 
 
 def _excuse(group: Group, key: bytes, why: str) -> str:
-    media = sorted(group.request.media, key=lambda item: item.slot)
-    slots = [item.slot for item in media if item.origin is None]
+    media = sorted(group.request.media, key=lambda item: item.placeholder)
+    slots = [item.placeholder for item in media if item.origin is None]
     slot = next(slot_of(item) for item in media if item.view.key == key)
     frames, height, width, _ = group.pixels[key].shape
     kind = "picture" if frames == 1 else "video frame"

@@ -52,7 +52,7 @@ class Guessing:
         question = len(group.layout.tokens) - sequence.computed
         more = guessed.length - len(group.layout.tokens)
         if (
-            guessed.length <= group.request.most_length
+            guessed.length <= group.request.max_length
             and self._ready(guessed)
             and _fits(step, sequence.computed, question + more, allowance)
             and self._pays(step, sequence.computed, question, more)
@@ -88,7 +88,7 @@ class Guessing:
 
 
 def _with(request: Request, regions: Regions) -> Request:
-    slots = request.zooming.slots if request.zooming is not None else ()
+    slots = request.zooming.placeholders if request.zooming is not None else ()
     return zoomed(request, dict(zip(slots, regions, strict=True)))
 
 

@@ -161,7 +161,7 @@ class Holdings:
     def admit(self, group: Group) -> None:
         """A request comes; raises if it has no place, or names a picture that is not kept."""
         self._refuse_unplaceable(group, group.choices[0].limit)
-        if any(item.absent for item in group.request.media):
+        if any(item.without_pixels for item in group.request.media):
             self.named.admit(group, self._unspared(group.choices[0]))
         self.making.came(group)
 

@@ -14,7 +14,7 @@ import numpy as np
 from saccade.encoder.prompt_layout import zoomed
 from saccade.lod.choose import choose
 from saccade.lod.types import FINE, Choice, Grid, LodParams, Look, Picture, StillMaps, ViewRule
-from saccade.request import Request, Zoomed, Zooming
+from saccade.request import Request, ZoomRequest, ZoomResult
 from saccade.scheduler import lod_extend as lengthening
 from saccade.scheduler.kv_manager import Holdings
 from saccade.scheduler.policy import Limits
@@ -29,7 +29,7 @@ class Looking:
         self._rule = rule
         self._choose = chooser
         # Of what was chosen for last: sizes, and what was asked. Nothing that was seen.
-        self._last: tuple[tuple[tuple[int, int], Grid, Grid], Zooming] | None = None
+        self._last: tuple[tuple[tuple[int, int], Grid, Grid], ZoomRequest] | None = None
 
     def rehearse(self) -> None:
         """Choose as if for a picture like the last one, and drop it. Half of what a choice takes after a
@@ -39,25 +39,25 @@ class Looking:
             sizes, zooming = self._last
             self._choose([_made_up(*sizes)], zooming.budget, zooming.params, self._rule)
 
-    def decide(self, group: Group, looks: Sequence[Look], limits: Limits, holdings: Holdings) -> Zoomed:
+    def decide(self, group: Group, looks: Sequence[Look], limits: Limits, holdings: Holdings) -> ZoomResult:
         """Choose, and lengthen every choice of the request, unless that is what was guessed; blocks claimed
         for more are given back. Raises ValueError for looks that make no sense."""
         request, _ = group.asked
         zooming = request.zooming
         if zooming is None:
             raise RuntimeError(f"the views of request {request.id} are chosen already")
-        pictures = _pictures(request, zooming.slots, looks)
+        pictures = _pictures(request, zooming.placeholders, looks)
         choices = self._choose(pictures, zooming.budget, zooming.params, self._rule)
         if pictures:
             self._last = (pictures[0].size, pictures[0].frame, pictures[0].grid), zooming
-        chosen = {slot: choice.regions for slot, choice in zip(zooming.slots, choices, strict=True)}
+        chosen = {slot: choice.regions for slot, choice in zip(zooming.placeholders, choices, strict=True)}
         decided = zoomed(request, chosen)
-        if decided.length > request.most_length:
+        if decided.length > request.max_length:
             raise RuntimeError(
                 f"views of request {request.id} were chosen that make it {decided.length} tokens long; it "
-                f"claimed {request.most_length}"
+                f"claimed {request.max_length}"
             )
-        group.zoomed = Zoomed(
+        group.zoomed = ZoomResult(
             regions=tuple(chosen.values()),
             gated=tuple(choice.gated for choice in choices),
             more_tokens=decided.length - request.length,
@@ -84,7 +84,7 @@ def _made_up(size: tuple[int, int], frame: Grid, grid: Grid) -> Picture:
 
 
 def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> list[Picture]:
-    media = {item.slot: item for item in request.media}
+    media = {item.placeholder: item for item in request.media}
     return [
         Picture(
             look=look,

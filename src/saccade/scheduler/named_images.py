@@ -61,7 +61,7 @@ class Named:
     def kept(self, group: Group) -> tuple[int, ...]:
         """Slots of pictures whose features a later request would find; for its first news alone."""
         media = group.request.media if group.first_at is None else ()
-        return tuple(item.slot for item in media if item.name and self._store.keeps(item.view.key))
+        return tuple(item.placeholder for item in media if item.name and self._store.keeps(item.view.key))
 
     def check(self, groups: Iterable[Group]) -> None:
         held: dict[bytes, int] = {}
@@ -74,5 +74,5 @@ class Named:
 
 def _absent(group: Group) -> dict[bytes, Media]:
     """By view key; a picture that is named and also given in the same request is not."""
-    named = {item.view.key: item for item in group.request.media if item.absent}
+    named = {item.view.key: item for item in group.request.media if item.without_pixels}
     return {key: item for key, item in named.items() if not group.pixels[key].size}

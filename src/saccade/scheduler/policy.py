@@ -90,7 +90,7 @@ class Limits:
 
     def end_of(self, request: Request) -> int:
         """Tokens at which an answer ends, prompt and output together; with all views that may be chosen."""
-        return min(request.most_length + request.sampling.max_tokens, self.max_model_len)
+        return min(request.max_length + request.sampling.max_tokens, self.max_model_len)
 
     @property
     def step_target(self) -> float | None:
@@ -139,7 +139,7 @@ def rank(came: float, priority: int, handle: int, limits: Limits) -> Rank:
 
 def refuse_impossible(request: Request, layout: Layout, limits: Limits, pool_blocks: int) -> None:
     """Raise for a request that could not be answered even with the engine to itself."""
-    sampling, prompt = request.sampling, request.most_length  # with all the views that may be chosen
+    sampling, prompt = request.sampling, request.max_length  # with all the views that may be chosen
     if prompt < 1:
         raise InvalidValue("the prompt is empty; it needs at least one token", param="prompt")
     if sampling.max_tokens < 1:

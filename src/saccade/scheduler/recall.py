@@ -103,5 +103,5 @@ def _wish(request: Request) -> Wish | None:
     zooming = request.zooming
     if zooming is None:
         return None
-    media = {item.slot: item.view for item in request.media}
-    return tuple(media[slot] for slot in zooming.slots), zooming.budget, zooming.params
+    media = {item.placeholder: item.view for item in request.media}
+    return tuple(media[slot] for slot in zooming.placeholders), zooming.budget, zooming.params

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from saccade.kv_cache.prefix_cache import Chain, overlapping
 from saccade.kv_cache.vision_blocks import Kinds
 from saccade.lod.types import Region
-from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling, Zoomed
+from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling, ZoomResult
 from saccade.step_plan import Enter, Layout, Row, Sight, Span
 
 Rank = tuple[float, int]  # when it came, moved by its priority; its handle
-Regions = tuple[tuple[Region, ...], ...]  # zoomed views, by medium in the order of `Zooming.slots`
+Regions = tuple[tuple[Region, ...], ...]  # zoomed views, by medium in the order of `ZoomRequest.placeholders`
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Group:
     look_seconds: float = 0.0  # as EngineTimes has it
     kinds: tuple[Layout, Kinds] | None = None  # of its blocks, once asked for; of the layout it has now
     deleted: set[bytes] = field(default_factory=set)  # contents of its pictures deleted since it came
-    zoomed: Zoomed | None = None  # what was chosen after a look; None again once told
+    zoomed: ZoomResult | None = None  # what was chosen after a look; None again once told
     guess: Guess | None = None  # made once for a request at most; stays, with what became of it
 
     @property
@@ -90,24 +90,24 @@ class Group:
 
 def group_of(request: Request, layout: Layout, since: float) -> Group:
     """A request that has just come. Zoomed views show the pixels of their picture."""
-    given = {item.slot: item.pixels for item in request.media}
+    given = {item.placeholder: item.pixels for item in request.media}
     pixels = pixels_of(request, layout)
     return Group(request, layout, pixels, sum(one.nbytes for one in given.values()), since=since)
 
 
 def pixels_of(request: Request, layout: Layout) -> dict[bytes, Pixels]:
     """By view key; those of a picture that is named and also given are the given ones."""
-    given = {item.slot: item.pixels for item in request.media}
+    given = {item.placeholder: item.pixels for item in request.media}
     media = sorted(
-        request.media, key=lambda item: item.slot
+        request.media, key=lambda item: item.placeholder
     )  # as the layout has them, which knows their keys
-    shown = sorted(zip(media, layout.spans, strict=True), key=lambda one: not one[0].absent)
+    shown = sorted(zip(media, layout.spans, strict=True), key=lambda one: not one[0].without_pixels)
     return {span.key: given[slot_of(item)] for item, span in shown}
 
 
 def slot_of(item: Media) -> int:
     """Where the picture stands that a view shows."""
-    return item.slot if item.origin is None else item.origin
+    return item.placeholder if item.origin is None else item.origin
 
 
 @dataclass(eq=False, slots=True)
@@ -148,7 +148,7 @@ class Sequence:
     def set_prompt(self) -> None:
         """The prompt is the group's; while its views are undecided, as long as it can become."""
         group = self.group
-        self.prompt_length = group.request.most_length if group.undecided else len(group.layout.tokens)
+        self.prompt_length = group.request.max_length if group.undecided else len(group.layout.tokens)
 
     @property
     def length(self) -> int:
@@ -159,7 +159,7 @@ class Sequence:
     def claim(self) -> int:
         """Tokens it needs places for when it enters: of a prompt that may grow, the most it can have. Views
         that are guessed may become others."""
-        most = self.group.asked[0].most_length if self.group.guessing else 0
+        most = self.group.asked[0].max_length if self.group.guessing else 0
         return max(self.length, self.prompt_length, most)
 
     @property
@@ -231,9 +231,9 @@ class Sequence:
         group = self.group
         request, layout = group.asked
         zooming = request.zooming
-        slots = sorted(item.slot for item in request.media)  # in the order of the spans
+        slots = sorted(item.placeholder for item in request.media)  # in the order of the spans
         spans = dict(zip(slots, layout.spans, strict=True))
-        wanted = [spans[slot] for slot in zooming.slots] if zooming else []
+        wanted = [spans[slot] for slot in zooming.placeholders] if zooming else []
         return tuple(
             Sight(span, group.pixels[span.key], span.view.content not in group.deleted) for span in wanted
         )

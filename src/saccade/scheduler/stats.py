@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.request import Zoomed
+from saccade.request import ZoomResult
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.sequence import Group, Sequence
 from saccade.scheduler.step_builder import Step
@@ -81,7 +81,7 @@ class Totals(Counters):
         request, layout = group.asked  # zoomed views count once they are chosen
         self.prompt_tokens += request.length
         self.visual_tokens += sum(span.view.tokens for span in layout.spans)
-        self.full_visual_tokens += request.full_tokens
+        self.full_visual_tokens += request.full_detail_tokens
         if sequence.chain is not None:  # there is a prefix cache
             self.prefix_queried_tokens += len(layout.tokens)
             self.prefix_hit_tokens += sequence.computed
@@ -90,7 +90,7 @@ class Totals(Counters):
                 self.prefix_queried_visual_tokens += span.view.tokens
                 self.prefix_hit_visual_tokens += max(min(span.stop, sequence.computed) - span.start, 0)
 
-    def looked(self, zoomed: Zoomed) -> None:
+    def looked(self, zoomed: ZoomResult) -> None:
         self.prompt_tokens += zoomed.more_tokens
         self.visual_tokens += zoomed.visual_tokens
         self.looks += len(zoomed.regions)

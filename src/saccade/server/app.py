@@ -24,9 +24,9 @@ from saccade import __version__
 from saccade.config import ServeConfig
 from saccade.engine.client import EngineLink
 from saccade.errors import ConfigError, EngineDied, NotFound, Overloaded, SaccadeError, WrongMethod
-from saccade.host.event_loop_lag import watched
-from saccade.host.malloc import Trimmer
-from saccade.inputs.processor import Front
+from saccade.host.event_loop_lag import measure_event_loop_lag
+from saccade.host.malloc import HeapTrimmer
+from saccade.inputs.processor import InputProcessor
 from saccade.metrics import CONTENT_TYPE
 from saccade.server.asgi import body_of, headers_of, internal_error
 from saccade.server.auth import Guard
@@ -65,7 +65,7 @@ class _Generation(Response):
         await self._exchange(scope, receive, send)
 
 
-def create_app(front: Front, link: EngineLink, config: ServeConfig) -> Guard:
+def create_app(front: InputProcessor, link: EngineLink, config: ServeConfig) -> Guard:
     """The application. `link` is started; the names of the model are the config's, or the checkpoint's."""
     service = Service(front, link, config)
     app = FastAPI(title="Saccade", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -185,7 +185,7 @@ def _cannot_listen(config: ServeConfig, error: OSError) -> ConfigError:
 
 
 async def serve(
-    front: Front,
+    front: InputProcessor,
     link: EngineLink,
     config: ServeConfig,
     *,
@@ -227,7 +227,7 @@ async def serve(
             await asyncio.sleep(0.01)
         if started is not None and server.started:
             started(_url(listener))
-        async with watched(app.service.metrics.late.observe):
+        async with measure_event_loop_lag(app.service.metrics.late.observe):
             died = await _until_over(app.service, stop, running)
         await _end(app.service, died, now)
     finally:
@@ -270,7 +270,7 @@ def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> Callable[[], None]:
 async def _until_over(service: Service, stop: asyncio.Event, running: asyncio.Task[None]) -> bool:
     """Waits for a signal or the engine's end; whether it was the engine's end. The heap is trimmed while
     nobody is being answered, and seldom otherwise: the loop waits for that."""
-    heap = Trimmer()
+    heap = HeapTrimmer()
     while not stop.is_set() and not running.done():
         if not service.link.alive:
             return True

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from saccade.inputs.media.image_names import MOST_LETTERS
+from saccade.inputs.media.image_names import MAX_UUID_LENGTH
 from saccade.lod.types import Detail
 from saccade.server.strict_json import Strict, shown
 
@@ -39,7 +39,7 @@ class TextPart(Strict):
     text: str
 
 
-Name = Annotated[str, Field(min_length=1, max_length=MOST_LETTERS)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_UUID_LENGTH)]
 
 
 class ImagePart(Strict):

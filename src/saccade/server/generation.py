@@ -13,15 +13,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from saccade.errors import ENGINE_ERRORS, Overloaded
-from saccade.inputs.output_processor import Answer, AnswerPiece, Choice, Usage
-from saccade.request import Delta, Request, Zoomed
+from saccade.inputs.output_processor import CompletionOutput, OutputProcessor, TextDelta, Usage
+from saccade.request import Delta, Request, ZoomResult
 from saccade.request_timing import RequestTiming
 from saccade.server.asgi import internal_error
 from saccade.server.state import Service
 
 log = logging.getLogger("saccade.server")
 
-Take = Callable[[int, AnswerPiece], Awaitable[None]]
+Take = Callable[[int, TextDelta], Awaitable[None]]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Job:
     """One prompt: its request until the engine has it, the fold of its deltas, its first choice's number."""
 
     request: Request | None
-    answer: Answer
+    answer: OutputProcessor
     first: int
     stages: RequestTiming
 
@@ -42,7 +42,7 @@ class Generation:
         self._jobs = jobs
 
     @property
-    def choices(self) -> list[tuple[int, Choice]]:
+    def choices(self) -> list[tuple[int, CompletionOutput]]:
         return [(job.first + choice.index, choice) for job in self._jobs for choice in job.answer.choices]
 
     @property
@@ -58,7 +58,7 @@ class Generation:
         )
 
     @property
-    def zoomed(self) -> Zoomed | None:
+    def zoomed(self) -> ZoomResult | None:
         """What was chosen for the first prompt, where views could be."""
         return self._jobs[0].answer.zoomed
 
@@ -107,7 +107,7 @@ class Generation:
                 await self._service.pace.breathe()  # deltas that are there already never wait
         raise Overloaded("the engine ended this answer early; try again")
 
-    def _check(self, piece: AnswerPiece) -> None:
+    def _check(self, piece: TextDelta) -> None:
         if piece.finish == "error" and piece.code in ENGINE_ERRORS:
             raise ENGINE_ERRORS[piece.code](piece.error or "")
         if piece.finish == "error":

@@ -13,7 +13,7 @@ from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from saccade.errors import TimedOut
-from saccade.inputs.media.image_names import unknown
+from saccade.inputs.media.image_names import image_not_found
 from saccade.server.asgi import SALT
 from saccade.server.state import Service
 
@@ -24,7 +24,7 @@ def add_images(app: FastAPI, service: Service) -> None:
         hash_, content = service.front.content(name, request.scope[SALT])
         tiers = await _asked(service, content)
         if not any(tiers.values()):
-            raise unknown(name)
+            raise image_not_found(name)
         return _json({"object": "image", "hash": hash_, "views": tiers})
 
     @app.delete("/v1/images/{name:path}")

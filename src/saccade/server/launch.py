@@ -22,9 +22,9 @@ import uvloop
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig, ServeConfig
 from saccade.engine.client import ProcessLink
-from saccade.host.garbage_collection import keep_all
-from saccade.host.malloc import MAPPING, settle_heap
-from saccade.inputs.processor import Front
+from saccade.host.garbage_collection import freeze_all_objects
+from saccade.host.malloc import MMAP_LARGE_BLOCKS, configure_malloc
+from saccade.inputs.processor import InputProcessor
 from saccade.server.app import bind, serve
 
 log = logging.getLogger("saccade.server")
@@ -55,7 +55,7 @@ def run_server(engine: EngineConfig, config: ServeConfig) -> int:
     Everything has been answered and the engine has ended when this is over. A thread that is not (it decodes
     what nobody waits for, or still loads) ends with the process, which then ends here.
     """
-    settle_heap(MAPPING)
+    configure_malloc(MMAP_LARGE_BLOCKS)
     sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_run_server(engine, config))
@@ -108,7 +108,7 @@ async def _start_and_serve(engine: EngineConfig, config: ServeConfig) -> int:
         link = ProcessLink(engine)
         await link.start()
         try:
-            front = Front(checkpoint, link.info.max_model_len, config.media)
+            front = InputProcessor(checkpoint, link.info.max_model_len, config.media)
             names = config.served_model_names or (checkpoint.name,)
 
             def started(url: str) -> None:
@@ -116,7 +116,7 @@ async def _start_and_serve(engine: EngineConfig, config: ServeConfig) -> int:
                 if (example := checkpoint.path / "examples" / "receipt.png").is_file():
                     print(_EXAMPLE.format(picture=example, url=url, model=names[0]), flush=True)
 
-            keep_all()
+            freeze_all_objects()
             with contextlib.closing(front):
                 return await serve(front, link, config, listener=listener, started=started)
         finally:

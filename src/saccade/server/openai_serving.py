@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from saccade.errors import SaccadeError, TimedOut
-from saccade.inputs.media.cancellation import Halt
-from saccade.inputs.output_processor import AnswerPiece
+from saccade.inputs.media.cancellation import CancelToken
+from saccade.inputs.output_processor import TextDelta
 from saccade.lod.detail import Wishes
 from saccade.request import Request
 from saccade.request_timing import RequestTiming
@@ -241,7 +241,7 @@ class GenerationExchange:
         head = Head(self._id, int(time.time()), body.model, service.fingerprint, body.include_usage)
         reply = ChatReply(head) if isinstance(body, ChatBody) else TextReply(head)
         jobs = [
-            Job(request, service.front.answer(request, params), number * params.n, stages)
+            Job(request, service.front.output_processor(request, params), number * params.n, stages)
             for number, (request, stages) in enumerate(zip(requests, each, strict=True))
         ]
         terms = Terms(reply, bool(body.stream), body.include_usage, _light(body))
@@ -264,40 +264,47 @@ class GenerationExchange:
 
     async def _requests(self, asked: Asked, salt: bytes, stages: list[RequestTiming]) -> list[Request]:
         """The blocking work, one call per prompt; whoever stops waiting for it ends it."""
-        service, halt = self._service, Halt()
+        service, cancel = self._service, CancelToken()
         pool = service.loaders if asked.media else service.preparers
         loop = asyncio.get_running_loop()
-        calls = self._calls(asked.body, asked.params, salt, halt, stages)
+        calls = self._calls(asked.body, asked.params, salt, cancel, stages)
         if not asked.media and len(self._data) <= SMALL_BODY and len(calls) == 1:
             return [calls[0]()]
         waiting = [loop.run_in_executor(pool, call) for call in calls]
         try:
             return await asyncio.gather(*waiting)
         except BaseException:
-            halt.halt()
+            cancel.cancel()
             for one in waiting:
                 one.cancel()
             raise
 
     def _calls(
-        self, body: Body, params: SamplingParams, salt: bytes, halt: Halt, stages: list[RequestTiming]
+        self,
+        body: Body,
+        params: SamplingParams,
+        salt: bytes,
+        cancel: CancelToken,
+        stages: list[RequestTiming],
     ) -> list[Callable[[], Request]]:
         front = self._service.front
         if isinstance(body, ChatBody):
-            return [partial(self._prepare_chat, body, params, salt, halt, stages[0])]
+            return [partial(self._prepare_chat, body, params, salt, cancel, stages[0])]
         return [
-            partial(front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt, halt=halt, timing=one)
+            partial(
+                front.prepare_prompt, prompt, params, f"{self._id}-{number}", salt, cancel=cancel, timing=one
+            )
             for number, (prompt, one) in enumerate(zip(body.prompts, stages, strict=True))
         ]
 
     def _prepare_chat(
-        self, body: ChatBody, params: SamplingParams, salt: bytes, halt: Halt, stages: RequestTiming
+        self, body: ChatBody, params: SamplingParams, salt: bytes, cancel: CancelToken, stages: RequestTiming
     ) -> Request:
         messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
         wishes = self._wishes(body)
         return self._prepared(
             self._service.front.prepare_chat(
-                messages, params, self._id, salt, halt=halt, timing=stages, wishes=wishes
+                messages, params, self._id, salt, cancel=cancel, timing=stages, wishes=wishes
             )
         )
 
@@ -333,7 +340,7 @@ class GenerationExchange:
         opened: set[int] = set()
         opening = asyncio.Lock()  # several prompts send at the same time
 
-        async def take(index: int, piece: AnswerPiece) -> None:
+        async def take(index: int, piece: TextDelta) -> None:
             chunk = b""
             if index not in opened:
                 opened.add(index)
@@ -362,7 +369,7 @@ def _light(body: Body) -> Body:
     return body.model_copy(update={"messages": []} if isinstance(body, ChatBody) else {"prompt": ""})
 
 
-async def ignore(index: int, piece: AnswerPiece) -> None:
+async def ignore(index: int, piece: TextDelta) -> None:
     """For whole answers: `Answer` keeps what it is given."""
 
 

@@ -15,7 +15,7 @@ from saccade import __version__
 from saccade.config import ServeConfig
 from saccade.engine.client import EngineLink
 from saccade.errors import EngineDied, NotFound, Overloaded, SaccadeError
-from saccade.inputs.processor import Front
+from saccade.inputs.processor import InputProcessor
 from saccade.metrics import ServerMetrics
 
 PREPARERS = 8  # threads for what only computes: parsing, tokenising, writing long answers
@@ -54,7 +54,7 @@ class Pace:
 
 
 class Service:
-    def __init__(self, front: Front, link: EngineLink, config: ServeConfig) -> None:
+    def __init__(self, front: InputProcessor, link: EngineLink, config: ServeConfig) -> None:
         self.front = front
         self.link = link
         self.config = config

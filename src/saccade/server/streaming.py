@@ -1,6 +1,6 @@
 """What a client gets: OpenAI's response bodies, whole or in chunks.
 
-takes   `AnswerPiece`s of a stream, or the finished `Choice`s; the usage
+takes   `TextDelta`s of a stream, or the finished `CompletionOutput`s; the usage
 gives   bytes of JSON
 never   decides anything: whole and streamed answers hold the same text, reasons and log-probabilities
 """
@@ -11,7 +11,13 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from saccade.inputs.output_processor import AnswerPiece, Choice, TokenChoice, TokenText, Usage
+from saccade.inputs.output_processor import (
+    CompletionOutput,
+    DecodedLogprob,
+    DecodedLogprobs,
+    TextDelta,
+    Usage,
+)
 
 SLICE = 64  # tokens' log-probabilities written at once: other threads stand still meanwhile
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's stand-in for "impossible"
@@ -119,9 +125,9 @@ class Reply(Protocol):
     """One response being written: as chunks (opening, piece..., usage) or at once (whole)."""
 
     def opening(self, index: int) -> bytes: ...
-    def piece(self, index: int, piece: AnswerPiece) -> bytes: ...
+    def piece(self, index: int, piece: TextDelta) -> bytes: ...
     def usage(self, usage: Usage) -> bytes: ...
-    def whole(self, choices: Iterable[tuple[int, Choice]], usage: Usage) -> bytes: ...
+    def whole(self, choices: Iterable[tuple[int, CompletionOutput]], usage: Usage) -> bytes: ...
 
 
 def event(data: bytes) -> bytes:
@@ -174,7 +180,7 @@ class ChatReply(_Writer):
         delta = ChatDelta(role="assistant", content="")
         return self._chunk([ChatChunkChoice(index, delta)])
 
-    def piece(self, index: int, piece: AnswerPiece) -> bytes:
+    def piece(self, index: int, piece: TextDelta) -> bytes:
         chunks = b""
         if piece.text or piece.logprobs:
             delta = ChatDelta(content=piece.text)
@@ -183,7 +189,7 @@ class ChatReply(_Writer):
             chunks += self._chunk([ChatChunkChoice(index, ChatDelta(), None, piece.finish)])
         return chunks
 
-    def whole(self, choices: Iterable[tuple[int, Choice]], usage: Usage) -> bytes:
+    def whole(self, choices: Iterable[tuple[int, CompletionOutput]], usage: Usage) -> bytes:
         body = self._envelope(
             self.whole_object,
             [
@@ -213,14 +219,14 @@ class TextReply(_Writer):
     def opening(self, index: int) -> bytes:
         return b""
 
-    def piece(self, index: int, piece: AnswerPiece) -> bytes:
+    def piece(self, index: int, piece: TextDelta) -> bytes:
         if not (piece.text or piece.logprobs or piece.finish):
             return b""
         return self._chunk(
             [TextChoice(index, piece.text, self._logprobs(index, piece.logprobs), piece.finish)]
         )
 
-    def whole(self, choices: Iterable[tuple[int, Choice]], usage: Usage) -> bytes:
+    def whole(self, choices: Iterable[tuple[int, CompletionOutput]], usage: Usage) -> bytes:
         body = self._envelope(
             self.whole_object,
             [
@@ -231,7 +237,7 @@ class TextReply(_Writer):
         body.usage = _usage(usage)
         return _encode(body)
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenChoice]) -> TextLogprobs | None:
+    def _logprobs(self, index: int, tokens: Sequence[DecodedLogprobs]) -> TextLogprobs | None:
         if not tokens:
             return None
         at = self._offsets.get(index, 0)
@@ -254,11 +260,11 @@ def _finite(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB)
 
 
-def _spelled(token: TokenText) -> TokenLogprob:
+def _spelled(token: DecodedLogprob) -> TokenLogprob:
     return TokenLogprob(token.text, _finite(token.logprob), list(token.bytes))
 
 
-def _chat_logprobs(tokens: Sequence[TokenChoice]) -> ChatLogprobs | None:
+def _chat_logprobs(tokens: Sequence[DecodedLogprobs]) -> ChatLogprobs | None:
     if not tokens:
         return None
     slices = (tokens[place : place + SLICE] for place in range(0, len(tokens), SLICE))
@@ -266,7 +272,7 @@ def _chat_logprobs(tokens: Sequence[TokenChoice]) -> ChatLogprobs | None:
     return ChatLogprobs(msgspec.Raw(b"[" + written + b"]"))
 
 
-def _content(one: TokenChoice) -> ContentLogprob:
+def _content(one: DecodedLogprobs) -> ContentLogprob:
     sampled = one.sampled
     others = [_spelled(other) for other in one.top]
     return ContentLogprob(sampled.text, _finite(sampled.logprob), list(sampled.bytes), others)

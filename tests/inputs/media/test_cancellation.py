@@ -12,8 +12,8 @@ import pytest
 from saccade.config import MediaLimits
 from saccade.errors import Overloaded
 from saccade.inputs.media import video
-from saccade.inputs.media.cancellation import Budget, Halt, Halted
-from saccade.inputs.media.fetch import Network, load
+from saccade.inputs.media.cancellation import CancelToken, FairSemaphore, LoadingCancelled
+from saccade.inputs.media.fetch import Network, fetch_bytes
 from tests.inputs.media.test_video import encoded, frames
 from tests.inputs.test_image_processor import video as processing
 
@@ -66,12 +66,12 @@ def tarpit(say: bytes = b"") -> Iterator[tuple[int, threading.Event]]:
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"])
 def test_a_halt_ends_a_fetch_that_waits_for_its_server(scheme: str, said: bytes) -> None:
-    halt = Halt()
+    cancel = CancelToken()
     with tarpit(said if scheme == "http" else b"") as (port, connected):
-        worker = Worker(lambda: load(f"{scheme}://127.0.0.1:{port}/a.png", OPEN, halt=halt))
+        worker = Worker(lambda: fetch_bytes(f"{scheme}://127.0.0.1:{port}/a.png", OPEN, cancel=cancel))
         assert connected.wait(20)
-        halt.halt()
-        assert isinstance(worker.end(), Halted)
+        cancel.cancel()
+        assert isinstance(worker.end(), LoadingCancelled)
 
 
 @pytest.mark.parametrize("where", ["resolving", "connecting"])
@@ -92,12 +92,12 @@ def test_a_halt_ends_a_fetch_that_waits_for_the_system(where: str) -> None:
         stuck()
         return late
 
-    halt = Halt()
+    cancel = CancelToken()
     network = Network(resolve, connect)
-    worker = Worker(lambda: load("http://slow.example/a.png", OPEN, network=network, halt=halt))
+    worker = Worker(lambda: fetch_bytes("http://slow.example/a.png", OPEN, network=network, cancel=cancel))
     assert waiting.wait(20)
-    halt.halt()
-    assert isinstance(worker.end(), Halted)
+    cancel.cancel()
+    assert isinstance(worker.end(), LoadingCancelled)
     go_on.set()
     if where == "connecting":  # nobody is left to use the connection
         for thread in threading.enumerate():
@@ -108,16 +108,21 @@ def test_a_halt_ends_a_fetch_that_waits_for_the_system(where: str) -> None:
 
 
 def test_a_halt_said_before_lets_nothing_begin() -> None:
-    halt = Halt()
-    halt.halt()
+    cancel = CancelToken()
+    cancel.cancel()
 
     def connect(address: str, port: int, seconds: float) -> socket.socket:
         raise AssertionError("connected for nobody")
 
-    with pytest.raises(Halted):
-        load("http://x.example/", OPEN, network=Network(lambda host, port: ["127.0.0.1"], connect), halt=halt)
-    with pytest.raises(Halted):
-        video.decode_video(encoded(frames(4)), processing(), MediaLimits(), halt)
+    with pytest.raises(LoadingCancelled):
+        fetch_bytes(
+            "http://x.example/",
+            OPEN,
+            network=Network(lambda host, port: ["127.0.0.1"], connect),
+            cancel=cancel,
+        )
+    with pytest.raises(LoadingCancelled):
+        video.decode_video(encoded(frames(4)), processing(), MediaLimits(), cancel)
 
 
 def test_a_halt_ends_the_decoder_of_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,56 +130,56 @@ def test_a_halt_ends_the_decoder_of_a_video(tmp_path: Path, monkeypatch: pytest.
     program = tmp_path / "worker.py"
     program.write_text(f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep({LONG})\n")
     monkeypatch.setattr(video, "WORKER", program)
-    halt = Halt()
+    cancel = CancelToken()
     data = encoded(frames(4))
-    worker = Worker(lambda: video.decode_video(data, processing(), MediaLimits(), halt))
+    worker = Worker(lambda: video.decode_video(data, processing(), MediaLimits(), cancel))
     pause = threading.Event()
     while not started.exists() and worker.error is None:
         pause.wait(0.01)
-    halt.halt()
-    assert isinstance(worker.end(), Halted)
+    cancel.cancel()
+    assert isinstance(worker.end(), LoadingCancelled)
     assert video._PLACES.free == video.DECODERS
 
 
 def test_a_halt_ends_waiting_for_a_turn_and_leaves_the_budget_whole() -> None:
-    budget, halt = Budget(10), Halt()
+    budget, cancel = FairSemaphore(10), CancelToken()
 
     def take() -> None:
-        with budget.holding(5, halt, LONG):
+        with budget.holding(5, cancel, LONG):
             raise AssertionError("there was nothing to take")
 
-    with budget.holding(6, Halt(), LONG):
+    with budget.holding(6, CancelToken(), LONG):
         worker = Worker(take)
-        halt.halt()
-        assert isinstance(worker.end(), Halted)
+        cancel.cancel()
+        assert isinstance(worker.end(), LoadingCancelled)
         assert budget.free == 4
     assert budget.free == 10
 
 
 def test_a_turn_that_does_not_come_in_time_is_an_overload() -> None:
-    budget = Budget(10)
+    budget = FairSemaphore(10)
     with (
-        budget.holding(99, Halt(), LONG),
+        budget.holding(99, CancelToken(), LONG),
         pytest.raises(Overloaded, match="try again"),
-        budget.holding(1, Halt(), 0.0),
+        budget.holding(1, CancelToken(), 0.0),
     ):
         raise AssertionError("all of it was taken")
     assert budget.free == 10
 
 
 def test_who_waits_for_much_is_not_overtaken_by_who_wants_little() -> None:
-    budget = Budget(10)
+    budget = FairSemaphore(10)
     order: list[str] = []
 
     def take(name: str, units: int) -> Callable[[], None]:
         def work() -> None:
-            with budget.holding(units, Halt(), 20):
+            with budget.holding(units, CancelToken(), 20):
                 order.append(name)
 
         return work
 
     pause = threading.Event()
-    with budget.holding(5, Halt(), LONG):
+    with budget.holding(5, CancelToken(), LONG):
         much = Worker(take("much", 10))
         while len(budget._waiting) < 1:
             pause.wait(0.001)

@@ -17,7 +17,7 @@ from PIL import Image
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.inputs.media import fetch
-from saccade.inputs.media.fetch import Network, load
+from saccade.inputs.media.fetch import Network, fetch_bytes
 
 
 def png(size: tuple[int, int] = (3, 2)) -> bytes:
@@ -34,8 +34,8 @@ def data_uri(data: bytes, mime: str = "image/png") -> str:
 
 
 def test_a_data_uri_gives_its_bytes() -> None:
-    assert load(data_uri(png()), MediaLimits()) == png()
-    assert load(data_uri(png(), "IMAGE/PNG;charset=x"), MediaLimits()) == png()
+    assert fetch_bytes(data_uri(png()), MediaLimits()) == png()
+    assert fetch_bytes(data_uri(png(), "IMAGE/PNG;charset=x"), MediaLimits()) == png()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_data_uri_gives_its_bytes() -> None:
 )
 def test_data_uris_that_are_junk_or_contradict_themselves_are_refused(url: str) -> None:
     with pytest.raises(MediaRefused):
-        load(url, MediaLimits())
+        fetch_bytes(url, MediaLimits())
 
 
 def test_a_data_uri_is_decoded_in_slices_and_padded_only_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,19 +72,19 @@ def test_a_data_uri_is_decoded_in_slices_and_padded_only_at_its_end(monkeypatch:
     monkeypatch.setattr(fetch, "_SLICE", 8)
     monkeypatch.setattr(base64, "b64decode", noted)
     for rest in (b"", b"a", b"ab"):
-        assert load(data_uri(png() + rest), MediaLimits()) == png() + rest
+        assert fetch_bytes(data_uri(png() + rest), MediaLimits()) == png() + rest
     assert max(sizes) == 8
     encoded = base64.b64encode(png()[:6] + b"a").decode()  # padded, at the end of a slice
     with pytest.raises(MediaRefused, match="base64"):
-        load("data:image/png;base64," + encoded[:8] + "AA==AAAA" + encoded[8:], MediaLimits())
+        fetch_bytes("data:image/png;base64," + encoded[:8] + "AA==AAAA" + encoded[8:], MediaLimits())
     with pytest.raises(MediaRefused, match="base64"):
-        load("data:image/png;base64," + "AAAAAA==" * 2, MediaLimits())
+        fetch_bytes("data:image/png;base64," + "AAAAAA==" * 2, MediaLimits())
 
 
 def test_a_data_uri_over_the_limit_is_refused_before_and_after_decoding() -> None:
     for size in (101, 5000):
         with pytest.raises(MediaRefused, match="100 bytes"):
-            load(data_uri(png() + b"\0" * size), MediaLimits(max_bytes=100))
+            fetch_bytes(data_uri(png() + b"\0" * size), MediaLimits(max_bytes=100))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_data_uri_over_the_limit_is_refused_before_and_after_decoding() -> Non
 )
 def test_other_schemes_and_bare_paths_are_refused(url: str) -> None:
     with pytest.raises(MediaRefused):
-        load(url, MediaLimits())
+        fetch_bytes(url, MediaLimits())
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -113,8 +113,8 @@ def allowed(tmp_path: Path) -> MediaLimits:
 
 
 def test_files_under_the_allowed_folder_are_read(allowed: MediaLimits) -> None:
-    assert load(f"file://{allowed.allowed_local_path}/sub/a%20b.png", allowed) == png()
-    assert load(f"file://localhost{allowed.allowed_local_path}/near.png", allowed) == png()
+    assert fetch_bytes(f"file://{allowed.allowed_local_path}/sub/a%20b.png", allowed) == png()
+    assert fetch_bytes(f"file://localhost{allowed.allowed_local_path}/near.png", allowed) == png()
 
 
 @pytest.mark.parametrize(
@@ -132,20 +132,20 @@ def test_files_under_the_allowed_folder_are_read(allowed: MediaLimits) -> None:
 )
 def test_nothing_outside_the_allowed_folder_is_read(allowed: MediaLimits, rest: str) -> None:
     with pytest.raises(MediaRefused, match="may not be read"):
-        load(f"file://{allowed.allowed_local_path}{rest}", allowed)
+        fetch_bytes(f"file://{allowed.allowed_local_path}{rest}", allowed)
 
 
 def test_files_are_not_read_at_all_unless_allowed(allowed: MediaLimits) -> None:
     with pytest.raises(MediaRefused, match="may not be read"):
-        load(f"file://{allowed.allowed_local_path}/sub/a%20b.png", MediaLimits())
+        fetch_bytes(f"file://{allowed.allowed_local_path}/sub/a%20b.png", MediaLimits())
     with pytest.raises(MediaRefused):
-        load(f"file://elsewhere{allowed.allowed_local_path}/near.png", allowed)
+        fetch_bytes(f"file://elsewhere{allowed.allowed_local_path}/near.png", allowed)
 
 
 def test_files_over_the_limit_are_refused(allowed: MediaLimits) -> None:
     small = MediaLimits(allowed_local_path=allowed.allowed_local_path, max_bytes=10)
     with pytest.raises(MediaRefused, match="10 bytes"):
-        load(f"file://{allowed.allowed_local_path}/near.png", small)
+        fetch_bytes(f"file://{allowed.allowed_local_path}/near.png", small)
 
 
 # --- the network: servers on this machine, names resolved by the test --------------------------------------
@@ -206,7 +206,7 @@ def sends(body: bytes, status: int = 200, **headers: str) -> Callable[[BaseHTTPR
 
 def test_a_url_gives_its_body_and_the_server_sees_the_right_host(server: Server) -> None:
     server.routes["/a.png?x=1"] = sends(png())
-    assert load(server.url("/a.png?x=1"), OPEN, network=LOCAL) == png()
+    assert fetch_bytes(server.url("/a.png?x=1"), OPEN, network=LOCAL) == png()
     path, headers = server.asked[0]
     assert path == "/a.png?x=1"
     assert headers["Host"] == f"pictures.example:{server.port}"
@@ -223,7 +223,7 @@ def test_a_chunked_body_is_read(server: Server) -> None:
             handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
 
     server.routes["/c"] = answer
-    assert load(server.url("/c"), OPEN, network=LOCAL) == png()
+    assert fetch_bytes(server.url("/c"), OPEN, network=LOCAL) == png()
 
 
 @pytest.mark.parametrize(
@@ -243,14 +243,14 @@ def test_a_chunked_body_is_read(server: Server) -> None:
 def test_private_addresses_are_refused_and_never_connected_to(server: Server, host: str) -> None:
     server.routes["/canary"] = sends(png())
     with pytest.raises(MediaRefused) as caught:
-        load(server.url("/canary", host), MediaLimits(fetch_timeout=5.0))
+        fetch_bytes(server.url("/canary", host), MediaLimits(fetch_timeout=5.0))
     assert server.asked == []
     assert "127" not in caught.value.message
 
 
 def test_a_name_that_resolves_to_a_private_address_is_refused(server: Server) -> None:
     with pytest.raises(MediaRefused, match="not public"):
-        load(server.url("/canary"), MediaLimits(), network=LOCAL)
+        fetch_bytes(server.url("/canary"), MediaLimits(), network=LOCAL)
     assert server.asked == []
 
 
@@ -272,7 +272,7 @@ class Rebinding:
 def test_only_the_address_that_was_checked_is_connected_to() -> None:
     wire = Rebinding()
     with pytest.raises(MediaRefused, match="could not be fetched"):
-        load("http://rebind.example/x", MediaLimits(), network=Network(wire.resolve, wire.connect))
+        fetch_bytes("http://rebind.example/x", MediaLimits(), network=Network(wire.resolve, wire.connect))
     assert wire.connected == ["93.184.216.34"]
 
 
@@ -288,7 +288,7 @@ def test_a_redirect_to_a_private_address_is_refused(server: Server) -> None:
         return socket.create_connection(("127.0.0.1", server.port), seconds)
 
     with pytest.raises(MediaRefused, match="not public"):
-        load("http://outside.example/go", MediaLimits(), network=Network(resolve, connect))
+        fetch_bytes("http://outside.example/go", MediaLimits(), network=Network(resolve, connect))
     assert [path for path, _ in server.asked] == ["/go"]
 
 
@@ -298,7 +298,7 @@ def test_a_redirect_to_a_private_address_is_refused(server: Server) -> None:
 def test_a_redirect_to_something_else_is_refused(server: Server, location: str) -> None:
     server.routes["/go"] = sends(b"", 301, Location=location)
     with pytest.raises(MediaRefused):
-        load(server.url("/go"), OPEN, network=LOCAL)
+        fetch_bytes(server.url("/go"), OPEN, network=LOCAL)
 
 
 def test_a_redirect_must_stay_within_the_allowed_domains(server: Server) -> None:
@@ -306,8 +306,8 @@ def test_a_redirect_must_stay_within_the_allowed_domains(server: Server) -> None
     server.routes["/a"] = sends(png())
     limits = MediaLimits(allow_private_addresses=True, allowed_domains=("pictures.example",))
     with pytest.raises(MediaRefused, match="this host"):
-        load(server.url("/go"), limits, network=LOCAL)
-    assert load(server.url("/a"), limits, network=LOCAL) == png()
+        fetch_bytes(server.url("/go"), limits, network=LOCAL)
+    assert fetch_bytes(server.url("/a"), limits, network=LOCAL) == png()
 
 
 def test_three_redirects_are_followed_and_loops_are_not(server: Server) -> None:
@@ -315,10 +315,10 @@ def test_three_redirects_are_followed_and_loops_are_not(server: Server) -> None:
         server.routes[f"/{number}"] = sends(b"", 302, Location=f"/{number + 1}")
     server.routes["/3"] = sends(png())
     server.routes["/loop"] = sends(b"", 302, Location="/loop")
-    assert load(server.url("/0"), OPEN, network=LOCAL) == png()
+    assert fetch_bytes(server.url("/0"), OPEN, network=LOCAL) == png()
     server.asked.clear()
     with pytest.raises(MediaRefused, match="3 times"):
-        load(server.url("/loop"), OPEN, network=LOCAL)
+        fetch_bytes(server.url("/loop"), OPEN, network=LOCAL)
     assert len(server.asked) == 4
 
 
@@ -326,13 +326,13 @@ def test_three_redirects_are_followed_and_loops_are_not(server: Server) -> None:
 def test_any_other_status_is_refused(server: Server, status: int) -> None:
     server.routes["/s"] = sends(b"", status)
     with pytest.raises(MediaRefused, match=str(status)):
-        load(server.url("/s"), OPEN, network=LOCAL)
+        fetch_bytes(server.url("/s"), OPEN, network=LOCAL)
 
 
 def test_a_body_announced_too_large_is_refused_unread(server: Server) -> None:
     server.routes["/big"] = sends(b"x" * 100, Content_Length=str(1 << 40))
     with pytest.raises(MediaRefused, match="10000 bytes"):
-        load(server.url("/big"), OPEN, network=LOCAL)
+        fetch_bytes(server.url("/big"), OPEN, network=LOCAL)
 
 
 def forever(piece: bytes, pause: float, stop: threading.Event) -> Callable[[BaseHTTPRequestHandler], None]:
@@ -360,25 +360,25 @@ def stop() -> Iterator[threading.Event]:
 def test_an_endless_body_is_cut_at_the_limit(server: Server, stop: threading.Event) -> None:
     server.routes["/endless"] = forever(b"x" * 4096, 0.0, stop)
     with pytest.raises(MediaRefused, match="10000 bytes"):
-        load(server.url("/endless"), OPEN, network=LOCAL)
+        fetch_bytes(server.url("/endless"), OPEN, network=LOCAL)
 
 
 def test_a_body_that_trickles_ends_at_the_deadline(server: Server, stop: threading.Event) -> None:
     server.routes["/drip"] = forever(b"x", 0.05, stop)  # every read succeeds; only the sum is too long
     with pytest.raises(MediaRefused, match=r"0\.4 seconds"):
-        load(server.url("/drip"), HASTY, network=LOCAL)
+        fetch_bytes(server.url("/drip"), HASTY, network=LOCAL)
 
 
 def test_a_body_shorter_than_announced_is_refused(server: Server) -> None:
     server.routes["/short"] = sends(png(), Content_Length=str(len(png()) + 50))
     with pytest.raises(MediaRefused):
-        load(server.url("/short"), OPEN, network=LOCAL)
+        fetch_bytes(server.url("/short"), OPEN, network=LOCAL)
 
 
 def test_compressed_content_is_refused(server: Server) -> None:
     server.routes["/gz"] = sends(b"x", Content_Encoding="gzip")
     with pytest.raises(MediaRefused, match="compressed"):
-        load(server.url("/gz"), OPEN, network=LOCAL)
+        fetch_bytes(server.url("/gz"), OPEN, network=LOCAL)
 
 
 def raw_server(talk: Callable[[socket.socket], None]) -> int:
@@ -403,16 +403,16 @@ def test_headers_that_trickle_end_at_the_deadline() -> None:
             time.sleep(0.05)
 
     with pytest.raises(MediaRefused, match="seconds"):
-        load(f"http://slow.example:{raw_server(talk)}/", HASTY, network=LOCAL)
+        fetch_bytes(f"http://slow.example:{raw_server(talk)}/", HASTY, network=LOCAL)
 
 
 def test_a_server_that_says_nothing_ends_at_the_deadline() -> None:
     port = raw_server(lambda visitor: time.sleep(3))
     with pytest.raises(MediaRefused, match="seconds"):
-        load(f"http://mute.example:{port}/", HASTY, network=LOCAL)
+        fetch_bytes(f"http://mute.example:{port}/", HASTY, network=LOCAL)
     port = raw_server(lambda visitor: time.sleep(3))
     with pytest.raises(MediaRefused):
-        load(f"https://mute.example:{port}/", HASTY, network=LOCAL)
+        fetch_bytes(f"https://mute.example:{port}/", HASTY, network=LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,9 @@ def test_a_server_that_says_nothing_ends_at_the_deadline() -> None:
 )
 def test_garbage_is_refused(said: bytes) -> None:
     with pytest.raises(MediaRefused):
-        load(f"http://odd.example:{raw_server(lambda visitor: visitor.sendall(said))}/", OPEN, network=LOCAL)
+        fetch_bytes(
+            f"http://odd.example:{raw_server(lambda visitor: visitor.sendall(said))}/", OPEN, network=LOCAL
+        )
 
 
 def test_a_name_look_up_that_hangs_ends_at_the_deadline(stop: threading.Event) -> None:
@@ -429,7 +431,7 @@ def test_a_name_look_up_that_hangs_ends_at_the_deadline(stop: threading.Event) -
         return ["127.0.0.1"]
 
     with pytest.raises(MediaRefused, match="seconds"):
-        load("http://hang.example/", HASTY, network=Network(resolve=hang))
+        fetch_bytes("http://hang.example/", HASTY, network=Network(resolve=hang))
 
 
 def test_tls_names_the_host_and_an_unproven_server_is_refused() -> None:
@@ -440,5 +442,5 @@ def test_tls_names_the_host_and_an_unproven_server_is_refused() -> None:
         visitor.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
     with pytest.raises(MediaRefused, match="could not be fetched"):
-        load(f"https://named.example:{raw_server(talk)}/", OPEN, network=LOCAL)
+        fetch_bytes(f"https://named.example:{raw_server(talk)}/", OPEN, network=LOCAL)
     assert b"named.example" in heard[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from saccade.inputs.media import parallel as spread
-from saccade.inputs.media.hashing import content_hash, for_tenant, part_hash, picture_hash
+from saccade.inputs.media.hashing import content_hash, frames_hash, media_hash, tenant_hash
 
 BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
 
@@ -26,11 +26,11 @@ def test_every_part_is_in_the_hash() -> None:
 def test_hashing_by_all_cores_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("PNG", "RGB", (4, 6), bytes(range(256)) * 8192)
     monkeypatch.setattr(spread, "LEAST_BYTES", 1 << 30)
-    alone = picture_hash(*given)
+    alone = media_hash(*given)
     monkeypatch.setattr(spread, "LEAST_BYTES", 1)
-    assert picture_hash(*given) == alone
+    assert media_hash(*given) == alone
     with spread._spreading:  # somebody else has the cores
-        assert picture_hash(*given) == alone
+        assert media_hash(*given) == alone
 
 
 def test_tenants_do_not_share_hashes() -> None:
@@ -40,17 +40,22 @@ def test_tenants_do_not_share_hashes() -> None:
 
 def test_what_an_owner_is_told_names_nothing_of_anybody_elses() -> None:
     """The digest is the same for all, the identity made of it is the tenant's own."""
-    digest = picture_hash(*BASE)
-    assert for_tenant(digest, b"a") == content_hash(*BASE, b"a")
-    assert len({for_tenant(digest, salt) for salt in (b"", b"a", b"b")}) == 3
-    assert for_tenant(for_tenant(digest, b"a"), b"b") != for_tenant(digest, b"b")
+    digest = media_hash(*BASE)
+    assert tenant_hash(digest, b"a") == content_hash(*BASE, b"a")
+    assert len({tenant_hash(digest, salt) for salt in (b"", b"a", b"b")}) == 3
+    assert tenant_hash(tenant_hash(digest, b"a"), b"b") != tenant_hash(digest, b"b")
 
 
 def test_pairs_of_frames_have_hashes_of_their_own() -> None:
     one, other = content_hash(*BASE), content_hash(*BASE, b"a")
     assert (
         len(
-            {part_hash(one, [0, 1]), part_hash(one, [1, 0]), part_hash(one, [2, 3]), part_hash(other, [0, 1])}
+            {
+                frames_hash(one, [0, 1]),
+                frames_hash(one, [1, 0]),
+                frames_hash(one, [2, 3]),
+                frames_hash(other, [0, 1]),
+            }
         )
         == 4
     )

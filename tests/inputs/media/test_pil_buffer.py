@@ -9,9 +9,9 @@ from PIL import Image
 from saccade.config import MediaLimits
 from saccade.inputs.media import parallel as spread
 from saccade.inputs.media import pil_buffer as arrow
-from saccade.inputs.media.loader import load_picture
-from saccade.inputs.media.pil_buffer import copied_words
-from saccade.inputs.media.rgbx import OPAQUE, Words, contiguous, shown, words_of
+from saccade.inputs.media.loader import load_image
+from saccade.inputs.media.pil_buffer import copy_rgbx
+from saccade.inputs.media.rgbx import OPAQUE, RgbxWords, contiguous, rgb_of_words, words_of_rgb
 from saccade.request import Pixels
 
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 36, 3), dtype=np.uint8)
@@ -43,12 +43,12 @@ def scattered() -> Image.Image:
 @pytest.mark.parametrize("make", [plain, resized, cropped, scattered])
 def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
     image = make()
-    words = copied_words(image)
-    pixels = shown(words)
+    words = copy_rgbx(image)
+    pixels = rgb_of_words(words)
     np.testing.assert_array_equal(pixels[0], np.asarray(image))
     assert bool((words >> 24 == 255).all())
     assert not pixels.flags.writeable
-    assert words_of(pixels) is words
+    assert words_of_rgb(pixels) is words
     packed = contiguous(pixels)
     assert packed.flags.c_contiguous
     np.testing.assert_array_equal(packed, pixels)
@@ -57,17 +57,17 @@ def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
 @pytest.mark.parametrize("height", [1, 2, 3, 17])
 def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
     image = plain().resize((31, height))
-    one = copied_words(image)
+    one = copy_rgbx(image)
     monkeypatch.setattr(spread, "LEAST_BYTES", 1)
     monkeypatch.setattr(spread, "COPIERS", 4)
-    several = copied_words(image)
+    several = copy_rgbx(image)
     np.testing.assert_array_equal(several, one)
     for array in (NOISE[:height], NOISE[:height, ::2], NOISE[:height, :, ::-1]):
         copy = spread.copied(array)
         assert copy.flags.c_contiguous
         assert not np.shares_memory(copy, array)
         np.testing.assert_array_equal(copy, array)
-    assert words_of(shown(several)) is several
+    assert words_of_rgb(rgb_of_words(several)) is several
     with spread.alone(1 << 30) as granted, spread.alone(1 << 30) as another:  # one picture at a time
         assert (granted, another) == (True, False)
     with spread.alone(1 << 30) as granted:
@@ -79,7 +79,7 @@ def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: in
 
 def test_the_copy_stays_as_it_was_when_the_picture_changes_or_goes() -> None:
     image = plain()
-    pixels = shown(copied_words(image))
+    pixels = rgb_of_words(copy_rgbx(image))
     image.paste("red", (0, 0, *image.size))
     del image
     np.testing.assert_array_equal(pixels[0], NOISE)
@@ -92,9 +92,9 @@ def test_a_picture_has_one_identity_however_it_lies_in_memory(
     image = make()
     again = Image.fromarray(np.asarray(image))  # its fourth bytes are 255
     limits = MediaLimits()
-    names = {load_picture(one, limits, trusted=True).digest for one in (image, again)}
+    names = {load_image(one, limits, trusted=True).digest for one in (image, again)}
     monkeypatch.setattr(arrow, "_lent", lambda image: None)
-    names.add(load_picture(image, limits, trusted=True).digest)
+    names.add(load_image(image, limits, trusted=True).digest)
     assert len(names) == 1
 
 
@@ -103,33 +103,33 @@ def test_every_pixel_band_and_the_shape_are_in_the_identity() -> None:
     for place in [(0, 0, 0), (0, 0, 2), (0, 35, 1), (12, 17, 2), (23, 35, 2), (23, 0, 0)]:
         other = NOISE.copy()
         other[place] ^= 1
-        names |= {load_picture(one, limits, trusted=True).digest for one in (other, Image.fromarray(other))}
+        names |= {load_image(one, limits, trusted=True).digest for one in (other, Image.fromarray(other))}
     for same in (NOISE, NOISE.reshape(36, 24, 3)):
-        names |= {load_picture(one, limits, trusted=True).digest for one in (same, Image.fromarray(same))}
+        names |= {load_image(one, limits, trusted=True).digest for one in (same, Image.fromarray(same))}
     assert len(names) == 2 * 8
 
 
 def test_an_array_of_the_library_is_copied() -> None:
     given = NOISE.copy()
-    picture = load_picture(given, MediaLimits(), trusted=True)
+    picture = load_image(given, MediaLimits(), trusted=True)
     given[:] = 0
     np.testing.assert_array_equal(picture.pixels[0], NOISE)
 
 
-def part(words: Words) -> Pixels:
-    return shown(words)[:, 1:]
+def part(words: RgbxWords) -> Pixels:
+    return rgb_of_words(words)[:, 1:]
 
 
-def bands(words: Words) -> Pixels:
+def bands(words: RgbxWords) -> Pixels:
     return words.view(np.uint8).reshape(1, *words.shape, 4)[..., 1:]
 
 
-def pixels_alone(words: Words) -> Pixels:
-    return contiguous(shown(words))
+def pixels_alone(words: RgbxWords) -> Pixels:
+    return contiguous(rgb_of_words(words))
 
 
 @pytest.mark.parametrize("make", [part, bands, pixels_alone])
-def test_other_arrays_are_not_taken_for_words(make: Callable[[Words], Pixels]) -> None:
+def test_other_arrays_are_not_taken_for_words(make: Callable[[RgbxWords], Pixels]) -> None:
     """Who takes them for that would read beside them."""
     words = np.arange(20, dtype=OPAQUE.dtype).reshape(4, 5)
-    assert words_of(make(words)) is None
+    assert words_of_rgb(make(words)) is None

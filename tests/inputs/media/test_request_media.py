@@ -16,8 +16,8 @@ from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
 from saccade.inputs.media import decode, video
 from saccade.inputs.media import request_media as visual
-from saccade.inputs.media.cancellation import Halt, Halted
-from saccade.inputs.processor import Front
+from saccade.inputs.media.cancellation import CancelToken, LoadingCancelled
+from saccade.inputs.processor import InputProcessor
 from saccade.sampling_params import SamplingParams
 from tests.inputs.media.test_cancellation import Worker, tarpit
 from tests.inputs.media.test_video import encoded, frames
@@ -31,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def front(folder: Path) -> Iterator[Front]:
-    one = Front(
+def front(folder: Path) -> Iterator[InputProcessor]:
+    one = InputProcessor(
         open_checkpoint(str(folder)), 2048, MediaLimits(allow_private_addresses=True, fetch_timeout=3600.0)
     )
     yield one
@@ -43,7 +43,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("decoded in vain")
 
-    for room, name in ((decode, "decode"), (decode, "normalise"), (decode, "copied_words"), (video, "_fill")):
+    for room, name in ((decode, "decode"), (decode, "normalise"), (decode, "copy_rgbx"), (video, "_fill")):
         monkeypatch.setattr(room, name, refuse)
 
 
@@ -58,7 +58,7 @@ def chat(*parts: Any) -> list[dict[str, Any]]:
 def test_pictures_beyond_the_context_are_not_decoded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
-    small = Front(open_checkpoint(str(folder)), 100)
+    small = InputProcessor(open_checkpoint(str(folder)), 100)
     image = picture(512, 512)
     path = tmp_path / "a"
     given: Any = {"object": image, "array": np.asarray(image)}.get(form, path)
@@ -70,7 +70,7 @@ def test_pictures_beyond_the_context_are_not_decoded(
 
 
 def test_a_video_beyond_the_context_is_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Front(open_checkpoint(str(folder)), 10)
+    small = InputProcessor(open_checkpoint(str(folder)), 10)
     no_decoding(monkeypatch)
     for form in (encoded(frames(20)), frames(20)):
         with pytest.raises(ContextTooLong, match="visual"):
@@ -81,7 +81,7 @@ def test_all_pixels_of_a_request_have_a_limit_and_are_not_decoded_beyond_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = MediaLimits(max_request_pixels=3 * 64 * 64 - 1)
-    one = Front(open_checkpoint(str(folder)), 2048, limits)
+    one = InputProcessor(open_checkpoint(str(folder)), 2048, limits)
     no_decoding(monkeypatch)
     same = part(picture(64, 64))
     for parts in ([same] * 3, [part(picture(64, 64, seed)) for seed in range(3)]):
@@ -92,7 +92,7 @@ def test_all_pixels_of_a_request_have_a_limit_and_are_not_decoded_beyond_it(
         one.prepare_prompt(MOVIE, ASK, "r", videos=[encoded(frames(20))], trusted=True)
 
 
-def test_a_turned_picture_costs_what_was_counted(front: Front) -> None:
+def test_a_turned_picture_costs_what_was_counted(front: InputProcessor) -> None:
     image = picture(200, 71)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -113,7 +113,7 @@ def io_png(image: Image.Image, exif: Image.Exif) -> bytes:
 
 def test_only_so_many_pixels_are_decoded_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visual, "DECODING_PIXELS", 100 * 100)
-    one = Front(open_checkpoint(str(folder)), 2048, MediaLimits(max_pixels=100 * 100))
+    one = InputProcessor(open_checkpoint(str(folder)), 2048, MediaLimits(max_pixels=100 * 100))
     lock, now, most = threading.Lock(), 0, 0
     real = decode.decode
 
@@ -140,7 +140,9 @@ def test_only_so_many_pixels_are_decoded_at_once(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_a_lazily_opened_image_may_be_used_by_many_at_once(front: Front, tmp_path: Path, form: str) -> None:
+def test_a_lazily_opened_image_may_be_used_by_many_at_once(
+    front: InputProcessor, tmp_path: Path, form: str
+) -> None:
     picture(700, 700).save(tmp_path / "a", form)
     lazy = Image.open(tmp_path / "a")
     expected = np.asarray(Image.open(tmp_path / "a").convert("RGB"))
@@ -157,7 +159,9 @@ def test_a_lazily_opened_image_may_be_used_by_many_at_once(front: Front, tmp_pat
     assert len({media.view.key for request in requests for media in request.media}) == 1
 
 
-def test_what_stands_twice_in_a_prompt_is_loaded_once(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_twice_in_a_prompt_is_loaded_once(
+    front: InputProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     real = decode.decode
 
@@ -176,7 +180,7 @@ def test_what_stands_twice_in_a_prompt_is_loaded_once(front: Front, monkeypatch:
 # --- errors ------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_picture_or_video_is_named_by_its_place(front: Front) -> None:
+def test_a_refused_picture_or_video_is_named_by_its_place(front: InputProcessor) -> None:
     bad = {"type": "image_url", "image_url": {"url": data_uri(png(picture(8, 8))[:60])}}
     movie = {"type": "video_url", "video_url": {"url": data_uri(b"\0\0\0\x18ftypmp42", "video/mp4")}}
     for wrong in (bad, movie):
@@ -189,7 +193,7 @@ def test_a_refused_picture_or_video_is_named_by_its_place(front: Front) -> None:
 
 
 def test_limits_name_the_field_the_caller_used(folder: Path) -> None:
-    one = Front(open_checkpoint(str(folder)), 2048, MediaLimits(images_per_prompt=1))
+    one = InputProcessor(open_checkpoint(str(folder)), 2048, MediaLimits(images_per_prompt=1))
     with pytest.raises(MediaRefused) as caught:
         one.prepare_chat(chat(*[part(picture(8, 8))] * 2), ASK, "r")
     assert caught.value.param == "messages"
@@ -199,7 +203,7 @@ def test_limits_name_the_field_the_caller_used(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("images", [picture(8, 8), "a.png", None, {"a": 1}, np.zeros((8, 8, 3), np.uint8)])
-def test_one_picture_that_is_not_in_a_list_is_refused(front: Front, images: Any) -> None:
+def test_one_picture_that_is_not_in_a_list_is_refused(front: InputProcessor, images: Any) -> None:
     with pytest.raises(InvalidValue, match="give a list") as caught:
         front.prepare_prompt(PLACE, ASK, "r", images=images, trusted=True)
     assert caught.value.param == "images"
@@ -210,20 +214,20 @@ def test_one_picture_that_is_not_in_a_list_is_refused(front: Front, images: Any)
 
 @pytest.mark.parametrize("who", ["request", "front"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_halt_ends_preparing_a_request(front: Front, who: str, count: int) -> None:
-    halt = Halt()
+def test_a_halt_ends_preparing_a_request(front: InputProcessor, who: str, count: int) -> None:
+    cancel = CancelToken()
     with tarpit() as (port, connected):
         parts = [
             {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/{number}.png"}}
             for number in range(count)
         ]
-        worker = Worker(lambda: front.prepare_chat(chat(*parts), SamplingParams(), "r", halt=halt))
+        worker = Worker(lambda: front.prepare_chat(chat(*parts), SamplingParams(), "r", cancel=cancel))
         assert connected.wait(20)
-        halt.halt() if who == "request" else front.close()
-        assert isinstance(worker.end(), Halted)
+        cancel.cancel() if who == "request" else front.close()
+        assert isinstance(worker.end(), LoadingCancelled)
 
 
-def test_one_bad_picture_ends_fetching_the_others(front: Front) -> None:
+def test_one_bad_picture_ends_fetching_the_others(front: InputProcessor) -> None:
     """All threads of a request are over when it is refused; here one would wait for an hour."""
     with tarpit() as (port, _):
         slow = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}

@@ -10,7 +10,7 @@ from bench.shapes import config, write
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, VisionCache
 from saccade.errors import ConfigError
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.tools.bench.anchors import ANCHORS, anchored_scale, anchors_apply, chosen_scale
 from saccade.tools.bench.options import ON_CPU, ON_GPU, BenchOptions, default_workloads, parse_workload
 from saccade.tools.bench.server import engine_flags
@@ -94,7 +94,7 @@ def test_the_shapes_folder_is_a_checkpoint_whose_every_plain_token_is_visible(tm
     checkpoint = open_checkpoint(str(tmp_path))
     assert checkpoint.vocab_size == 151_936
     assert checkpoint.image is not None
-    tokens = Tokens.load(checkpoint)
+    tokens = Tokenizer.load(checkpoint)
     assert tokens.id_of("<|image_pad|>") == checkpoint.image_token_id == 151_655
     assert tokens.encode("<|im_end|>") == [151_645] == [checkpoint.eos_ids[0]]
     assert all(tokens.decode([index]) for index in (300, 75_000, 151_642))

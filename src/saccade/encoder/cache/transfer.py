@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.encoder.cache.transfer_api import Arriving, Mover, Slab
-from saccade.host.allocator import apart, blank
+from saccade.host.allocator import copy_to_own_mapping, empty_in_own_mapping
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
@@ -47,10 +47,10 @@ class HostMover:
     """For a CPU."""
 
     def down(self, features: Tensor) -> Kept:
-        return Kept(apart(features))
+        return Kept(copy_to_own_mapping(features))
 
     def up(self, kept: Kept) -> Tensor | Arriving[Tensor]:
-        return apart(kept.tensor)
+        return copy_to_own_mapping(kept.tensor)
 
     def weigh(self, nbytes: int) -> int:
         return nbytes
@@ -61,7 +61,7 @@ class HostMover:
         return Slab(_NAMES[kept.tensor.dtype], tuple(kept.tensor.shape), _bytes_of(kept.tensor))
 
     def blank(self, dtype: str, shape: tuple[int, ...]) -> tuple[Kept, memoryview]:
-        tensor = blank(shape, _DTYPES[dtype])
+        tensor = empty_in_own_mapping(shape, _DTYPES[dtype])
         return Kept(tensor), _bytes_of(tensor)
 
 

@@ -1,8 +1,8 @@
 """How threads that load media are stopped, and how they wait for their turn.
 
 takes   one thread's word that nobody wants the result any more
-gives   `Halt`, which ends what another thread waits for; `Budget`, units that threads hold for a while
-never   leaves a thread waiting after its halt
+gives   `CancelToken`, which ends what another thread waits for; `FairSemaphore`
+never   leaves a thread waiting after its cancel
 
 A thread cannot be interrupted, but what it waits for can: a socket is shut down, a process is killed, a
 condition is notified.
@@ -16,41 +16,41 @@ from contextlib import contextmanager
 from saccade.errors import Overloaded
 
 
-class Halted(Overloaded):
+class LoadingCancelled(Overloaded):
     """The work was given up by who asked for it."""
 
 
-class Halt:
-    """Said once, from any thread; everything registered is called, and what checks it raises `Halted`."""
+class CancelToken:
+    """Cancelled once, from any thread: registered callbacks run, checks raise `LoadingCancelled`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._halted = False
+        self._cancelled = False
         self._ways: dict[object, Callable[[], None]] = {}
 
     @property
-    def halted(self) -> bool:
-        return self._halted
+    def cancelled(self) -> bool:
+        return self._cancelled
 
-    def halt(self) -> None:
+    def cancel(self) -> None:
         with self._lock:
-            ways = [] if self._halted else list(self._ways.values())
-            self._halted = True
+            ways = [] if self._cancelled else list(self._ways.values())
+            self._cancelled = True
         for way in ways:
             way()
 
-    def check(self) -> None:
-        if self._halted:
-            raise Halted("The request was given up while its media were being loaded.")
+    def raise_if_cancelled(self) -> None:
+        if self._cancelled:
+            raise LoadingCancelled("The request was given up while its media were being loaded.")
 
     @contextmanager
-    def ending(self, way: Callable[[], None]) -> Iterator[None]:
-        """While inside, a halt calls `way`, which must not block; raises at once if it was said before."""
+    def on_cancel(self, way: Callable[[], None]) -> Iterator[None]:
+        """While inside, a cancel calls `way`, which must not block; raises at once if it was said before."""
         mark = object()
         with self._lock:
-            if not self._halted:
+            if not self._cancelled:
                 self._ways[mark] = way
-        self.check()
+        self.raise_if_cancelled()
         try:
             yield
         finally:
@@ -58,7 +58,7 @@ class Halt:
                 self._ways.pop(mark, None)
 
 
-class Budget:
+class FairSemaphore:
     """`total` units; who waits longest is served first, so that much is not starved by little."""
 
     def __init__(self, total: int) -> None:
@@ -72,10 +72,10 @@ class Budget:
         return self._free
 
     @contextmanager
-    def holding(self, units: int, halt: Halt, seconds: float) -> Iterator[None]:
+    def holding(self, units: int, cancel: CancelToken, seconds: float) -> Iterator[None]:
         """Waits for `units` (of more than there are, for all) and keeps them while inside."""
         units = min(units, self.total)
-        self._take(units, halt, seconds)
+        self._take(units, cancel, seconds)
         try:
             yield
         finally:
@@ -83,17 +83,17 @@ class Budget:
                 self._free += units
                 self._changed.notify_all()
 
-    def _take(self, units: int, halt: Halt, seconds: float) -> None:
+    def _take(self, units: int, cancel: CancelToken, seconds: float) -> None:
         ticket = object()
 
         def ready() -> bool:
-            return halt.halted or (self._waiting[0] is ticket and self._free >= units)
+            return cancel.cancelled or (self._waiting[0] is ticket and self._free >= units)
 
-        with halt.ending(self._wake), self._changed:
+        with cancel.on_cancel(self._wake), self._changed:
             self._waiting.append(ticket)
             try:
                 served = self._changed.wait_for(ready, seconds)
-                halt.check()
+                cancel.raise_if_cancelled()
                 if not served:
                     raise Overloaded("Too many pictures or videos are being decoded; try again later.")
                 self._free -= units

@@ -28,8 +28,8 @@ from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.inputs.image_processor import check_size
 from saccade.inputs.media.parallel import copied
-from saccade.inputs.media.pil_buffer import copied_words
-from saccade.inputs.media.rgbx import shown
+from saccade.inputs.media.pil_buffer import copy_rgbx
+from saccade.inputs.media.rgbx import rgb_of_words
 from saccade.request import Pixels
 
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
@@ -201,7 +201,7 @@ def normalise(image: Image.Image) -> Pixels:
 
 def _pixels(image: Image.Image) -> Pixels:
     """The same, as words where they are Pillow's (raster.py): other threads go on while they are copied."""
-    return normalise(image) if _sixteen_bits(image) else shown(copied_words(_rgb(image)))
+    return normalise(image) if _sixteen_bits(image) else rgb_of_words(copy_rgbx(_rgb(image)))
 
 
 def _sixteen_bits(image: Image.Image) -> bool:

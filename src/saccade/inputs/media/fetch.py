@@ -3,7 +3,7 @@
 takes   a data:, http(s): or file: URL; `MediaLimits`
 gives   the encoded bytes, never more than the limit
 never   connects to an address that was not checked; follows a redirect unchecked; waits past the deadline
-        or a halt; tells the caller which addresses, ports or files exist
+        or a cancel; tells the caller which addresses, ports or files exist
 
 Blocks; call it in a worker thread.
 """
@@ -30,7 +30,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
-from saccade.inputs.media.cancellation import Halt, Halted
+from saccade.inputs.media.cancellation import CancelToken, LoadingCancelled
 from saccade.inputs.media.decode import sniff
 from saccade.inputs.media.part import MediaKind
 from saccade.inputs.media.ssrf import Resolve, Target, addresses, check_domain, parse, system_resolve
@@ -72,20 +72,20 @@ class Network:
     connect: Connect = _connect
 
 
-def load(
+def fetch_bytes(
     url: str,
     limits: MediaLimits,
     kind: MediaKind = "image",
     network: Network | None = None,
-    halt: Halt | None = None,
+    cancel: CancelToken | None = None,
 ) -> bytes:
-    """The bytes a URL stands for; a halt ends it, wherever it waits."""
+    """The bytes a URL stands for; a cancel ends it, wherever it waits."""
     scheme = url[:8].partition(":")[0].lower()
     most = limits.max_bytes if kind == "image" else limits.max_video_bytes
     if scheme == "data":
         return _from_data(url, kind, most)
     if scheme in ("http", "https"):
-        return _from_network(url, limits, most, network or Network(), halt or Halt())
+        return _from_network(url, limits, most, network or Network(), cancel or CancelToken())
     if scheme == "file":
         return _from_file(url, limits, most)
     raise MediaRefused(f"The {kind} is neither a data URI nor an http or https URL.")
@@ -167,19 +167,19 @@ def _read_within(file: Path, folder: Path, most: int, refused: MediaRefused) -> 
 # --- the network -------------------------------------------------------------------------------------------
 
 
-def _from_network(url: str, limits: MediaLimits, most: int, network: Network, halt: Halt) -> bytes:
+def _from_network(url: str, limits: MediaLimits, most: int, network: Network, cancel: CancelToken) -> bytes:
     deadline = time.monotonic() + limits.fetch_timeout
     for _ in range(limits.max_redirects + 1):
         target = parse(url)
         check_domain(target.host, limits)
         try:
-            answer = _ask(target, limits, most, network, _Wait(deadline, halt))
+            answer = _ask(target, limits, most, network, _Wait(deadline, cancel))
         except TimeoutError:
             raise MediaRefused(
                 f"The URL did not give everything within {limits.fetch_timeout:g} seconds."
             ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            halt.check()  # what was shut down looks like a connection that broke
+            cancel.raise_if_cancelled()  # what was shut down looks like a connection that broke
             raise MediaRefused(_UNREACHED) from error
         if isinstance(answer, bytes):
             return answer
@@ -194,13 +194,13 @@ class _Redirect:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How long may be waited: until a time of the monotonic clock, or a halt."""
+    """How long may be waited: until a time of the monotonic clock, or a cancel."""
 
     deadline: float
-    halt: Halt
+    cancel: CancelToken
 
     def left(self) -> float:
-        self.halt.check()
+        self.cancel.raise_if_cancelled()
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -224,12 +224,12 @@ class _Wait:
         outcome.add_done_callback(lambda done: over.set())
         threading.Thread(target=run, daemon=True, name="fetch").start()
         try:
-            with self.halt.ending(over.set):
+            with self.cancel.on_cancel(over.set):
                 over.wait(self.left())
             if not outcome.done():
-                self.halt.check()
+                self.cancel.raise_if_cancelled()
                 raise TimeoutError
-        except (TimeoutError, Halted):
+        except (TimeoutError, LoadingCancelled):
             outcome.add_done_callback(late)
             raise
         return outcome.result()
@@ -238,7 +238,10 @@ class _Wait:
 def _ask(target: Target, limits: MediaLimits, most: int, network: Network, wait: _Wait) -> bytes | _Redirect:
     """One request to one checked address; the body, or where to go instead."""
     found = wait.result(lambda: addresses(target, limits, network.resolve))
-    with contextlib.closing(_open(target, found, network, wait)) as sock, wait.halt.ending(_breaker(sock)):
+    with (
+        contextlib.closing(_open(target, found, network, wait)) as sock,
+        wait.cancel.on_cancel(_breaker(sock)),
+    ):
         connection = _Connection(target, sock, wait)
         connection.putrequest("GET", target.path, skip_host=True, skip_accept_encoding=True)
         connection.putheader("Host", target.authority)
@@ -282,7 +285,7 @@ def _open(target: Target, found: Sequence[str], network: Network, wait: _Wait) -
     secure = _tls().wrap_socket(raw, server_hostname=target.host, do_handshake_on_connect=False)
     try:
         secure.settimeout(wait.left())
-        with wait.halt.ending(_breaker(secure)):
+        with wait.cancel.on_cancel(_breaker(secure)):
             secure.do_handshake()
         return secure
     except BaseException:

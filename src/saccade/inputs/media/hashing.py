@@ -13,7 +13,7 @@ from saccade.inputs.media.parallel import alone
 _CONTEXT = "saccade 2026 media content hash, keyed per tenant"
 
 
-def picture_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview) -> bytes:
+def media_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview) -> bytes:
     """Hash of one source, the same for everybody: what its owner may be told, and call it by.
 
     kind: how `data` is to be read ("jpeg", "array", ...); mode: its colour mode; size: every dimension, so
@@ -32,7 +32,7 @@ def _digest(header: bytes, data: bytes | bytearray | memoryview, threads: int) -
     return hasher.digest(length=32)
 
 
-def for_tenant(digest: bytes, salt: bytes = b"") -> bytes:
+def tenant_hash(digest: bytes, salt: bytes = b"") -> bytes:
     """The identity of a picture for one tenant: nobody else's, though they send the same bytes or name the
     same digest."""
     return blake3(digest, key=tenant_key(salt)).digest(length=32) if salt else digest
@@ -46,10 +46,10 @@ def content_hash(
     salt: bytes = b"",
 ) -> bytes:
     """The identity of one source for one tenant."""
-    return for_tenant(picture_hash(kind, mode, size, data), salt)
+    return tenant_hash(media_hash(kind, mode, size, data), salt)
 
 
-def part_hash(content: bytes, indices: Sequence[int]) -> bytes:
+def frames_hash(content: bytes, indices: Sequence[int]) -> bytes:
     """Hash of some frames of a video whose own hash is `content` (already keyed)."""
     numbers = b"".join(index.to_bytes(8, "little") for index in indices)
     return blake3(_framed(b"frames") + _framed(content) + _framed(numbers)).digest(length=32)

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from saccade.errors import ImageNotFound, InvalidValue
 
 MOST_IDS = 1 << 16
-MOST_LETTERS = 256  # of an id
+MAX_UUID_LENGTH = 256  # of an id
 _FORM = re.compile(r"([0-9a-f]{64})-([1-9][0-9]{0,6})x([1-9][0-9]{0,6})")
 
 
-class Reference(NamedTuple):
+class ImageReference(NamedTuple):
     digest: bytes  # `hashing.picture_hash`
     width: int  # of the picture, turned as its EXIF orientation says
     height: int
@@ -31,35 +31,35 @@ class Reference(NamedTuple):
         return f"{self.digest.hex()}-{self.width}x{self.height}"
 
 
-def parse_reference(text: str) -> Reference | None:
+def parse_reference(text: str) -> ImageReference | None:
     """None if it does not look like one."""
     found = _FORM.fullmatch(text)
-    return Reference(bytes.fromhex(found[1]), int(found[2]), int(found[3])) if found else None
+    return ImageReference(bytes.fromhex(found[1]), int(found[2]), int(found[3])) if found else None
 
 
-class Named(NamedTuple):
+class ImageName(NamedTuple):
     """A picture whose bytes were left out: the source of a `MediaPart`."""
 
     hash: str | None = None
     uuid: str | None = None
 
 
-def unknown(name: str, param: str | None = None) -> ImageNotFound:
+def image_not_found(name: str, param: str | None = None) -> ImageNotFound:
     return ImageNotFound(
         f"The picture {name[:80]!r} is not kept here, or no longer; send the request again with its bytes.",
         param=param,
     )
 
 
-class Names:
+class ImageNames:
     """Thread-safe."""
 
     def __init__(self, most: int = MOST_IDS) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[bytes, str], Reference] = OrderedDict()  # by salt and id
+        self._known: OrderedDict[tuple[bytes, str], ImageReference] = OrderedDict()  # by salt and id
 
-    def learn(self, salt: bytes, uuid: str, reference: Reference) -> None:
+    def learn(self, salt: bytes, uuid: str, reference: ImageReference) -> None:
         """The id names this picture from here on, whatever it named before."""
         with self._lock:
             self._known[salt, uuid] = reference
@@ -73,7 +73,7 @@ class Names:
             if str(self._known.get((salt, uuid))) == reference:
                 del self._known[salt, uuid]
 
-    def find(self, salt: bytes, named: Named, param: str | None = None) -> Reference:
+    def find(self, salt: bytes, named: ImageName, param: str | None = None) -> ImageReference:
         """What a name stands for; ImageNotFound if this tenant has given it to nothing."""
         if named.hash is not None:
             reference = parse_reference(named.hash)
@@ -90,20 +90,20 @@ class Names:
             if reference is not None:
                 self._known.move_to_end((salt, uuid))
         if reference is None:
-            raise unknown(uuid, param)
+            raise image_not_found(uuid, param)
         return reference
 
-    def find_any(self, salt: bytes, name: str) -> Reference:
+    def find_any(self, salt: bytes, name: str) -> ImageReference:
         """A name that may be either; an id comes first."""
         with self._lock:
             reference = self._known.get((salt, name))
         reference = reference or parse_reference(name)
         if reference is None:
-            raise unknown(name)
+            raise image_not_found(name)
         return reference
 
 
 def check_uuid(uuid: Any, param: str) -> str:
-    if not isinstance(uuid, str) or not 0 < len(uuid) <= MOST_LETTERS:
-        raise InvalidValue(f"a picture's uuid is a text of 1 to {MOST_LETTERS} letters", param=param)
+    if not isinstance(uuid, str) or not 0 < len(uuid) <= MAX_UUID_LENGTH:
+        raise InvalidValue(f"a picture's uuid is a text of 1 to {MAX_UUID_LENGTH} letters", param=param)
     return uuid

@@ -19,10 +19,10 @@ from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.inputs.image_processor import VideoProcessing
 from saccade.inputs.media import decode, fetch, video
-from saccade.inputs.media.cancellation import Halt
-from saccade.inputs.media.hashing import content_hash, for_tenant, picture_hash
+from saccade.inputs.media.cancellation import CancelToken
+from saccade.inputs.media.hashing import content_hash, media_hash, tenant_hash
 from saccade.inputs.media.part import MediaKind
-from saccade.inputs.media.rgbx import words_of
+from saccade.inputs.media.rgbx import words_of_rgb
 from saccade.request import NO_PIXELS, Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
@@ -32,40 +32,40 @@ Admit = Callable[[int, int, int], None]  # told count, width and height of frame
 
 
 @dataclass(frozen=True)
-class Picture:
+class LoadedImage:
     pixels: Pixels  # [1, height, width, 3]
     digest: bytes  # `hashing.picture_hash`
     content: bytes  # that digest for its tenant
 
 
 @dataclass(frozen=True)
-class Sighted:
+class OpenedImage:
     """A picture whose size is known and of which nothing is decoded."""
 
     size: tuple[int, int]  # width, height as stored; an EXIF orientation may still swap them
-    decode: Callable[[], Picture]
-    absent: bool = False  # there is nothing to decode: it was only named
+    decode: Callable[[], LoadedImage]
+    without_pixels: bool = False  # there is nothing to decode: it was only named
 
     @property
     def pixels(self) -> int:
         """To be decoded."""
-        return 0 if self.absent else self.size[0] * self.size[1]
+        return 0 if self.without_pixels else self.size[0] * self.size[1]
 
 
-class Shared:
+class SharedImage:
     """A picture the library's user gave in several prompts of one call: whoever comes first reads and hashes
     it. Only for the time of that call: what was given may be changed afterwards."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
         self._lock = threading.Lock()
-        self._picture: Picture | None = None
+        self._picture: LoadedImage | None = None
 
-    def sighted(self, limits: MediaLimits) -> Sighted:
-        plain = sight_picture(self.given, limits, trusted=True)
-        return Sighted(plain.size, lambda: self._once(plain))
+    def sighted(self, limits: MediaLimits) -> OpenedImage:
+        plain = open_image(self.given, limits, trusted=True)
+        return OpenedImage(plain.size, lambda: self._once(plain))
 
-    def _once(self, plain: Sighted) -> Picture:
+    def _once(self, plain: OpenedImage) -> LoadedImage:
         with self._lock:
             if self._picture is None:
                 self._picture = plain.decode()
@@ -73,53 +73,58 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Video:
+class LoadedVideo:
     frames: Pixels  # [count, height, width, 3]
     indices: tuple[int, ...]
     fps: float
     content: bytes  # of the whole video
 
 
-def sight_picture(
-    source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False, halt: Halt | None = None
-) -> Sighted:
+def open_image(
+    source: Any,
+    limits: MediaLimits,
+    salt: bytes = b"",
+    *,
+    trusted: bool = False,
+    cancel: CancelToken | None = None,
+) -> OpenedImage:
     """One picture: fetched, its size read and checked."""
-    if trusted and isinstance(source, Shared) and not salt:
+    if trusted and isinstance(source, SharedImage) and not salt:
         return source.sighted(limits)
     if trusted and isinstance(source, Image.Image):
         decode.check_area(source.size, limits)
-        return Sighted(source.size, lambda: _from_image(source, limits, salt))
+        return OpenedImage(source.size, lambda: _from_image(source, limits, salt))
     if trusted and isinstance(source, np.ndarray):
-        return Sighted(decode.array_size(source, limits), lambda: _from_array(source, limits, salt))
-    data = _bytes(source, limits, "image", trusted, halt)
-    return Sighted(decode.stored_size(data, limits), lambda: _from_bytes(data, limits, salt))
+        return OpenedImage(decode.array_size(source, limits), lambda: _from_array(source, limits, salt))
+    data = _bytes(source, limits, "image", trusted, cancel)
+    return OpenedImage(decode.stored_size(data, limits), lambda: _from_bytes(data, limits, salt))
 
 
-def recall_picture(digest: bytes, width: int, height: int, salt: bytes) -> Sighted:
+def open_named_image(digest: bytes, width: int, height: int, salt: bytes) -> OpenedImage:
     """One picture of which there is only the name."""
-    picture = Picture(NO_PIXELS, digest, for_tenant(digest, salt))
-    return Sighted((width, height), lambda: picture, absent=True)
+    picture = LoadedImage(NO_PIXELS, digest, tenant_hash(digest, salt))
+    return OpenedImage((width, height), lambda: picture, without_pixels=True)
 
 
-def load_picture(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> Picture:
+def load_image(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> LoadedImage:
     """One picture, decoded."""
-    return sight_picture(source, limits, salt, trusted=trusted).decode()
+    return open_image(source, limits, salt, trusted=trusted).decode()
 
 
-def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> Picture:
+def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> LoadedImage:
     pixels = decode.from_image(image, limits)
-    words = words_of(pixels)
+    words = words_of_rgb(pixels)
     data = pixels if words is None else words
-    digest = picture_hash("pil" if words is None else "pil words", image.mode, image.size, _flat(data))
-    return Picture(pixels, digest, for_tenant(digest, salt))
+    digest = media_hash("pil" if words is None else "pil words", image.mode, image.size, _flat(data))
+    return LoadedImage(pixels, digest, tenant_hash(digest, salt))
 
 
-def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> Picture:
+def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> LoadedImage:
     pixels = decode.from_array(array, limits)
     # Of three bands the pixels are a copy of it, and nobody changes that.
     data = pixels if array.shape == pixels.shape[1:] else np.ascontiguousarray(array)
-    digest = picture_hash("array", str(array.dtype), array.shape, _flat(data))
-    return Picture(pixels, digest, for_tenant(digest, salt))
+    digest = media_hash("array", str(array.dtype), array.shape, _flat(data))
+    return LoadedImage(pixels, digest, tenant_hash(digest, salt))
 
 
 def _flat(array: NDArray[np.generic]) -> memoryview:
@@ -127,10 +132,10 @@ def _flat(array: NDArray[np.generic]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> Picture:
+def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> LoadedImage:
     found = decode.decode(data, limits)
-    digest = picture_hash(found.format, found.mode, found.size, data)
-    return Picture(found.pixels, digest, for_tenant(digest, salt))
+    digest = media_hash(found.format, found.mode, found.size, data)
+    return LoadedImage(found.pixels, digest, tenant_hash(digest, salt))
 
 
 def load_video(
@@ -140,19 +145,19 @@ def load_video(
     salt: bytes = b"",
     *,
     trusted: bool = False,
-    halt: Halt | None = None,
+    cancel: CancelToken | None = None,
     admit: Admit | None = None,
-) -> Video:
+) -> LoadedVideo:
     """One video. The library's user may give frames: an array, a list, or a mapping of `frames` and `fps`."""
     frames, fps = _given_frames(source) if trusted else (None, None)
     if frames is not None:
         sampled = video.from_frames(frames, fps, processing, limits, admit)
         content = content_hash("frames", str(fps), sampled.frames.shape, sampled.frames.tobytes(), salt)
     else:
-        data = _bytes(source, limits, "video", trusted, halt)
-        sampled = video.decode_video(data, processing, limits, halt, admit)
+        data = _bytes(source, limits, "video", trusted, cancel)
+        sampled = video.decode_video(data, processing, limits, cancel, admit)
         content = content_hash("video", "RGB", sampled.frames.shape, data, salt)
-    return Video(sampled.frames, sampled.indices, sampled.fps, content)
+    return LoadedVideo(sampled.frames, sampled.indices, sampled.fps, content)
 
 
 def _given_frames(source: Any) -> tuple[Any, float | None]:
@@ -167,9 +172,11 @@ def _given_frames(source: Any) -> tuple[Any, float | None]:
     return None, None
 
 
-def _bytes(source: Any, limits: MediaLimits, kind: MediaKind, trusted: bool, halt: Halt | None) -> bytes:
+def _bytes(
+    source: Any, limits: MediaLimits, kind: MediaKind, trusted: bool, cancel: CancelToken | None
+) -> bytes:
     if isinstance(source, str) and (not trusted or source.lower().startswith(_URL_SCHEMES)):
-        return fetch.load(source, limits, kind, halt=halt)
+        return fetch.fetch_bytes(source, limits, kind, cancel=cancel)
     if trusted and isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if trusted and isinstance(source, str | Path):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.inputs.media.rgbx import OPAQUE, Words
+from saccade.inputs.media.rgbx import OPAQUE, RgbxWords
 
 CORES = os.cpu_count() or 1
 LEAST_BYTES = 1 << 20 if CORES >= 4 else sys.maxsize
@@ -43,7 +43,7 @@ def alone(size: int) -> Iterator[bool]:
             _spreading.release()
 
 
-def opaque(padded: Words) -> Words:
+def opaque(padded: RgbxWords) -> RgbxWords:
     """A copy of words [height, width], the fourth byte of each 255."""
     words = np.empty_like(padded)
     _by_rows(partial(np.bitwise_or, OPAQUE), padded, words)

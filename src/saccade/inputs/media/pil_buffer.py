@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from saccade.inputs.media.parallel import opaque
-from saccade.inputs.media.rgbx import OPAQUE, Words
+from saccade.inputs.media.rgbx import OPAQUE, RgbxWords
 
 _FORMAT = b"+w:4"  # lists of four, each a pixel
 
@@ -58,11 +58,11 @@ class _Lent:
         }
 
 
-def copied_words(image: Image.Image) -> Words:
+def copy_rgbx(image: Image.Image) -> RgbxWords:
     """A copy of the pixels, the fourth byte of each 255."""
     lent = _lent(image)
     if lent is not None:
-        padded: Words = np.asarray(lent)
+        padded: RgbxWords = np.asarray(lent)
     else:
         padded = np.frombuffer(image.tobytes("raw", "RGBX"), dtype=np.uint32)
     return opaque(padded.reshape(image.height, image.width))

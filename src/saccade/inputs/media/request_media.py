@@ -1,7 +1,7 @@
 """The pictures and videos of a request, from what was given to views and pixels.
 
 takes   `MediaPart`s; how the checkpoint processes them; what the context still holds
-gives   one `Visual` per part: its views, their pixels, and the text before each
+gives   one `LoadedMedia` per part: its views, their pixels, and the text before each
 owns    the threads that fetch and decode; budgets of the pixels being decoded
 never   decodes a picture before it is known that all pictures of the request fit: into the context, into
         `max_request_pixels`, and into what all requests may have decoded at the same time
@@ -23,8 +23,8 @@ from saccade.inputs import image_processor as geometry
 from saccade.inputs.image_processor import ImageProcessing, VideoProcessing
 from saccade.inputs.media import hashing, video
 from saccade.inputs.media import loader as source
-from saccade.inputs.media.cancellation import Budget, Halt
-from saccade.inputs.media.image_names import Named, Names, Reference
+from saccade.inputs.media.cancellation import CancelToken, FairSemaphore
+from saccade.inputs.media.image_names import ImageName, ImageNames, ImageReference
 from saccade.inputs.media.part import MediaPart
 from saccade.request import Pixels, View
 from saccade.request_timing import RequestTiming
@@ -39,7 +39,7 @@ WAIT_SECONDS = 120.0  # for a part of those budgets
 
 
 @dataclass(frozen=True)
-class Visual:
+class LoadedMedia:
     """What stands for one picture or video in the prompt: text between views, and the views' pixels."""
 
     kind: str
@@ -47,16 +47,16 @@ class Visual:
     views: tuple[View, ...]
     pixels: tuple[Pixels, ...]
     name: str = ""  # of a picture: its reference
-    absent: bool = False  # it was only named
+    without_pixels: bool = False  # it was only named
 
 
 @dataclass(frozen=True)
-class Terms:
+class LoadContext:
     """For whom media are loaded."""
 
     salt: bytes
     trusted: bool  # paths and objects are taken, not only URLs
-    halt: Halt
+    cancel: CancelToken
     field: str  # what the caller's words are called in errors
     room: Callable[[int], object]  # told how many visual tokens there are; raises when they do not fit
     timing: RequestTiming  # told where the time goes
@@ -67,7 +67,7 @@ class Terms:
 class _Tally:
     """Tokens and pixels of one request as they become known."""
 
-    def __init__(self, limits: MediaLimits, terms: Terms) -> None:
+    def __init__(self, limits: MediaLimits, terms: LoadContext) -> None:
         self._lock = threading.Lock()
         self._limits = limits
         self._terms = terms
@@ -91,7 +91,7 @@ class _Tally:
         self._terms.room(self.tokens)
 
 
-class Loader:
+class MediaLoader:
     """Loads the media of one checkpoint's requests, several at once. Thread-safe."""
 
     def __init__(
@@ -101,30 +101,30 @@ class Loader:
         self._video = video
         self._limits = limits
         self._pool = ThreadPoolExecutor(LOADERS, thread_name_prefix="media")
-        self._halt = Halt()
-        self._decoding = Budget(max(DECODING_PIXELS, limits.max_pixels))
-        self._held = Budget(REQUESTS_AT_ONCE * limits.max_request_pixels)
-        self.names = Names()
+        self._closed = CancelToken()
+        self._decoding = FairSemaphore(max(DECODING_PIXELS, limits.max_pixels))
+        self._held = FairSemaphore(REQUESTS_AT_ONCE * limits.max_request_pixels)
+        self.names = ImageNames()
 
     def close(self) -> None:
         """Ends the threads; requests whose media are being loaded fail."""
-        self._halt.halt()
+        self._closed.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def load(self, parts: Sequence[MediaPart], terms: Terms) -> list[Visual]:
+    def load(self, parts: Sequence[MediaPart], terms: LoadContext) -> list[LoadedMedia]:
         """The visuals of a request, in order. What was given twice is loaded once."""
         if not parts:
             return []
-        halt = Halt()  # of this request's threads: one part that fails ends the others
-        inner = replace(terms, halt=halt)
+        cancel = CancelToken()  # of this request's threads: one part that fails ends the others
+        inner = replace(terms, cancel=cancel)
         distinct = {_identity(part): part for part in parts}
-        with terms.halt.ending(halt.halt), self._halt.ending(halt.halt):
+        with terms.cancel.on_cancel(cancel.cancel), self._closed.on_cancel(cancel.cancel):
             loaded = self._load(distinct, [_identity(part) for part in parts], inner)
         return [loaded[_identity(part)] for part in parts]
 
     def _load(
-        self, parts: dict[Hashable, MediaPart], order: Sequence[Hashable], terms: Terms
-    ) -> dict[Hashable, Visual]:
+        self, parts: dict[Hashable, MediaPart], order: Sequence[Hashable], terms: LoadContext
+    ) -> dict[Hashable, LoadedMedia]:
         pictures = {key: part for key, part in parts.items() if part.kind == "image"}
         videos = {key: part for key, part in parts.items() if part.kind == "video"}
         with terms.timing.measure("fetch"):
@@ -137,7 +137,7 @@ class Loader:
         tally.check()
         # A video's frames are counted at the most they may be: their number is not known yet.
         held = tally.pixels + len(videos) * (video.FRAME_BYTES // 3)
-        with terms.timing.measure("unpack"), _unless_free(self._held, held, terms.halt):
+        with terms.timing.measure("unpack"), _unless_free(self._held, held, terms.cancel):
             sized = {key: (part, found[key]) for key, part in pictures.items()}
             decoded = self._spread(lambda one: self._picture(*one, terms), sized, terms)
             times = {key: order.count(key) for key in videos}
@@ -149,30 +149,30 @@ class Loader:
         view = geometry.plain_view(b"", size, self._image_processing())
         return view.tokens
 
-    def _sight(self, part: MediaPart, terms: Terms) -> source.Sighted:
+    def _sight(self, part: MediaPart, terms: LoadContext) -> source.OpenedImage:
         with _naming(part):
             self._image_processing()
-            if isinstance(part.source, Named):
+            if isinstance(part.source, ImageName):
                 reference = self.names.find(terms.salt, part.source, part.where or None)
                 geometry.check_size(reference.width, reference.height)
-                return source.recall_picture(*reference, terms.salt)
-            return source.sight_picture(
-                part.source, self._limits, terms.salt, trusted=terms.trusted, halt=terms.halt
+                return source.open_named_image(*reference, terms.salt)
+            return source.open_image(
+                part.source, self._limits, terms.salt, trusted=terms.trusted, cancel=terms.cancel
             )
 
-    def _picture(self, part: MediaPart, sighted: source.Sighted, terms: Terms) -> Visual:
+    def _picture(self, part: MediaPart, sighted: source.OpenedImage, terms: LoadContext) -> LoadedMedia:
         width, height = sighted.size
-        with _naming(part), _unless_free(self._decoding, sighted.pixels, terms.halt):
+        with _naming(part), _unless_free(self._decoding, sighted.pixels, terms.cancel):
             picture = sighted.decode()
-            if not sighted.absent:
+            if not sighted.without_pixels:
                 height, width = picture.pixels.shape[1:3]
             view = geometry.plain_view(picture.content, (width, height), self._image_processing())
-        reference = Reference(picture.digest, width, height)
+        reference = ImageReference(picture.digest, width, height)
         if part.uuid is not None:
             self.names.learn(terms.salt, part.uuid, reference)
-        return Visual("image", ("",), (view,), (picture.pixels,), str(reference), sighted.absent)
+        return LoadedMedia("image", ("",), (view,), (picture.pixels,), str(reference), sighted.without_pixels)
 
-    def _movie(self, part: MediaPart, times: int, tally: _Tally, terms: Terms) -> Visual:
+    def _movie(self, part: MediaPart, times: int, tally: _Tally, terms: LoadContext) -> LoadedMedia:
         processing = self._video
         if processing is None:
             raise MediaRefused("This model takes no videos.", param=part.where or None)
@@ -189,7 +189,7 @@ class Loader:
                 self._limits,
                 terms.salt,
                 trusted=terms.trusted,
-                halt=terms.halt,
+                cancel=terms.cancel,
                 admit=admit,
             )
         return _video_visual(loaded, processing)
@@ -200,7 +200,7 @@ class Loader:
         return self._image
 
     def _spread(
-        self, work: Callable[[Item], Result], items: dict[Hashable, Item], terms: Terms
+        self, work: Callable[[Item], Result], items: dict[Hashable, Item], terms: LoadContext
     ) -> dict[Hashable, Result]:
         """`work` on every item, several at once; the first failure in their order is the one raised."""
         if len(items) <= 1:
@@ -211,23 +211,23 @@ class Loader:
                 futures[key] = self._pool.submit(work, item)
             return {key: future.result() for key, future in futures.items()}
         except BaseException as error:
-            terms.halt.halt()
+            terms.cancel.cancel()
             begun = [future for future in futures.values() if not future.cancel()]
             wait(begun)  # what they hold in memory is accounted for until they are over
             if isinstance(error, RuntimeError):
-                self._halt.check()  # closed before all were begun
+                self._closed.raise_if_cancelled()  # closed before all were begun
             raise
 
 
 def _identity(part: MediaPart) -> Hashable:
     """What was given twice is loaded once; under each of its names, if it is given several."""
     given = part.source
-    return part.kind, given if isinstance(given, str | bytes | Named) else id(given), part.uuid
+    return part.kind, given if isinstance(given, str | bytes | ImageName) else id(given), part.uuid
 
 
-def _unless_free(budget: Budget, units: int, halt: Halt) -> AbstractContextManager[None]:
+def _unless_free(budget: FairSemaphore, units: int, cancel: CancelToken) -> AbstractContextManager[None]:
     """A part of the budget, once it is there; whoever needs nothing waits for nobody."""
-    return budget.holding(units, halt, WAIT_SECONDS) if units else nullcontext()
+    return budget.holding(units, cancel, WAIT_SECONDS) if units else nullcontext()
 
 
 @contextmanager
@@ -241,14 +241,14 @@ def _naming(part: MediaPart) -> Iterator[None]:
         raise
 
 
-def _video_visual(loaded: source.Video, processing: VideoProcessing) -> Visual:
+def _video_visual(loaded: source.LoadedVideo, processing: VideoProcessing) -> LoadedMedia:
     frames, height, width = loaded.frames.shape[:3]
     groups = processing.groups(frames)
     views = []
     for group in groups:
-        content = hashing.part_hash(loaded.content, [loaded.indices[place] for place in group])
+        content = hashing.frames_hash(loaded.content, [loaded.indices[place] for place in group])
         views.append(geometry.video_view(content, (width, height), frames, processing))
-    return Visual(
+    return LoadedMedia(
         "video",
         tuple(
             f"<{seconds:.1f} seconds>" for seconds in processing.timestamps(list(loaded.indices), loaded.fps)

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from saccade.request import Pixels
 
-Words = NDArray[np.uint32]
+RgbxWords = NDArray[np.uint32]
 OPAQUE = np.array(0xFF000000, dtype="<u4")  # the fourth byte, which some of Pillow's operations leave at 0
 
 
-def shown(words: Words) -> Pixels:
+def rgb_of_words(words: RgbxWords) -> Pixels:
     """The pixels of words [height, width], which are the caller's alone: nobody may write them any more."""
     words.flags.writeable = False
     return words.view(np.uint8).reshape(1, *words.shape, 4)[..., :3]
 
 
-def words_of(pixels: Pixels) -> Words | None:
+def words_of_rgb(pixels: Pixels) -> RgbxWords | None:
     """What pixels are shown of; None if they are an array of their own."""
     base = pixels.base
     if not isinstance(base, np.ndarray) or base.dtype != OPAQUE.dtype:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.inputs.image_processor import DEFAULT_FPS, VideoProcessing
-from saccade.inputs.media.cancellation import Budget, Halt
+from saccade.inputs.media.cancellation import CancelToken, FairSemaphore
 from saccade.inputs.media.decode import sniff
 from saccade.request import Pixels
 
@@ -41,11 +41,11 @@ FRAME_BYTES = 256 << 20  # frames kept at the video's own size; beyond, they are
 _LINE = 1 << 16  # bytes of the worker's first line, at most
 # Nothing of ours; and on machines with many cores, no address space for threads that are not used.
 _ENVIRONMENT = {"PATH": os.defpath, "MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
-_PLACES = Budget(DECODERS)
+_PLACES = FairSemaphore(DECODERS)
 
 
 @dataclass(frozen=True)
-class Frames:
+class SampledFrames:
     """Sampled frames of one video."""
 
     frames: Pixels  # [count, height, width, 3]
@@ -74,20 +74,20 @@ def decode_video(
     data: bytes,
     processing: VideoProcessing,
     limits: MediaLimits,
-    halt: Halt | None = None,
+    cancel: CancelToken | None = None,
     admit: Callable[[int, int, int], None] | None = None,
-) -> Frames:
+) -> SampledFrames:
     """Frames of an encoded video, sampled by the checkpoint's rule.
 
     `admit` is told their number, width and height before they are decoded, and may refuse them.
     """
-    halt = halt or Halt()
+    cancel = cancel or CancelToken()
     if len(data) > limits.max_video_bytes:
         raise MediaRefused(f"The video has {len(data)} bytes; at most {limits.max_video_bytes} are allowed.")
     container = "gif" if sniff(data) == "GIF" else sniff_video(data)
     if container is None:
         raise MediaRefused("The video is of no known format; send MP4, MOV, WebM, Matroska or GIF.")
-    with _PLACES.holding(1, halt, WORKER_SECONDS), _worker(data, container, halt) as worker:
+    with _PLACES.holding(1, cancel, WORKER_SECONDS), _worker(data, container, cancel) as worker:
         facts = _facts(_line(worker))
         _check(facts, limits)
         indices = processing.sample(facts.frames, facts.fps, limits.max_frames)
@@ -97,7 +97,7 @@ def decode_video(
         _tell(worker, {"indices": indices, "size": [width, height]})
         frames = np.empty((len(indices), height, width, 3), dtype=np.uint8)
         _fill(worker, frames.reshape(-1).data)
-    return Frames(frames, tuple(indices), facts.fps)
+    return SampledFrames(frames, tuple(indices), facts.fps)
 
 
 def from_frames(
@@ -106,7 +106,7 @@ def from_frames(
     processing: VideoProcessing,
     limits: MediaLimits,
     admit: Callable[[int, int, int], None] | None = None,
-) -> Frames:
+) -> SampledFrames:
     """Frames somebody decoded already, [count, height, width, 3] of uint8, sampled by the same rule."""
     array = frames if isinstance(frames, np.ndarray) else _stacked(frames)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
@@ -122,7 +122,7 @@ def from_frames(
     indices = processing.sample(facts.frames, rate, limits.max_frames)
     if admit is not None:
         admit(len(indices), facts.width, facts.height)
-    return Frames(np.ascontiguousarray(array[indices]), tuple(indices), rate)
+    return SampledFrames(np.ascontiguousarray(array[indices]), tuple(indices), rate)
 
 
 def _stacked(frames: Sequence[Any]) -> NDArray[np.generic]:
@@ -166,7 +166,7 @@ _DAMAGED = "The video is damaged, or takes more memory or time to decode than it
 
 
 @contextlib.contextmanager
-def _worker(data: bytes, container: Container, halt: Halt) -> Iterator[_Worker]:
+def _worker(data: bytes, container: Container, cancel: CancelToken) -> Iterator[_Worker]:
     """A decoder for these bytes, ended when we are done with it or its time is over."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
@@ -186,10 +186,10 @@ def _worker(data: bytes, container: Container, halt: Halt) -> Iterator[_Worker]:
         try:
             if process.stdin is None or process.stdout is None:
                 raise MediaRefused(_DAMAGED)
-            with halt.ending(process.kill):
+            with cancel.on_cancel(process.kill):
                 yield _Worker(process, process.stdin, process.stdout)
         except MediaRefused:
-            halt.check()  # a decoder that was ended looks like one that failed
+            cancel.raise_if_cancelled()  # a decoder that was ended looks like one that failed
             raise
         finally:
             alarm.cancel()

@@ -15,7 +15,7 @@ from PIL import Image
 
 from saccade.checkpoint import Checkpoint
 from saccade.errors import ConfigError
-from saccade.inputs.tokenizer import Tokens
+from saccade.inputs.tokenizer import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 COARSE = 16  # a smooth picture is this many random colours along each side, enlarged
@@ -25,7 +25,7 @@ GRAIN = 12  # and noise of up to this many levels, so that it weighs what a phot
 class Inputs:
     """One stream of inputs; every call draws new ones."""
 
-    def __init__(self, checkpoint: Checkpoint, tokens: Tokens, seed: int | Sequence[int]) -> None:
+    def __init__(self, checkpoint: Checkpoint, tokens: Tokenizer, seed: int | Sequence[int]) -> None:
         self._checkpoint = checkpoint
         self._tokens = tokens
         self._rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ class Inputs:
         return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def plain_ids(checkpoint: Checkpoint, tokens: Tokens) -> NDArray[np.int64]:
+def plain_ids(checkpoint: Checkpoint, tokens: Tokenizer) -> NDArray[np.int64]:
     """Every id of the vocabulary that neither ends, begins nor marks anything."""
     marks = {
         *tokens.control.values(),

@@ -23,9 +23,9 @@ from rich.progress import Progress, TaskID
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, SaccadeError
-from saccade.host.event_loop_lag import watched
-from saccade.host.garbage_collection import nothing_older
-from saccade.inputs.tokenizer import Tokens
+from saccade.host.event_loop_lag import measure_event_loop_lag
+from saccade.host.garbage_collection import existing_objects_frozen
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.tools.bench.anchors import Scale, chosen_scale
 from saccade.tools.bench.client import Client, ConnectionBroke
 from saccade.tools.bench.figures import Row, percentile
@@ -280,8 +280,10 @@ async def _phases(
             phase = f"+ {rate:g} images/s" if rate else "text only"
             bar.update(task, description=f"{workload.name} {phase}")
             before, own = await asyncio.to_thread(lateness, url), [0.0]
-            with nothing_older():  # a search of all that torch has loaded takes longer than any wait
-                async with watched(own.append):
+            with (
+                existing_objects_frozen()
+            ):  # a search of all that torch has loaded takes longer than any wait
+                async with measure_event_loop_lag(own.append):
                     streams = await run_phase(client, arrivals, ready, bar, task)
             late = latest(before, await asyncio.to_thread(lateness, url))
             found = summarise(
@@ -304,6 +306,6 @@ def mixed_load(
     if checkpoint.chat_template is None:
         raise ConfigError(f"mixed_load asks over the chat route; {checkpoint.name} has no chat template")
     scale = chosen_scale(workload, options)
-    bodies = Bodies(Inputs(checkpoint, Tokens.load(checkpoint), options.seed), scale)
+    bodies = Bodies(Inputs(checkpoint, Tokenizer.load(checkpoint), options.seed), scale)
     with serving(config) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_phases(url, bodies, workload, options, bar, tell))

@@ -55,7 +55,7 @@ class Session:
         self.llm = llm
         self.checkpoint = checkpoint
         self.options = options
-        self.inputs = Inputs(checkpoint, llm.front.tokens, options.seed)
+        self.inputs = Inputs(checkpoint, llm.front.tokenizer, options.seed)
         self._bar = bar
 
     @property

@@ -58,7 +58,7 @@ class Workbench:
         self._llm = llm
         self._options = options
         self._floors = floors
-        self._inputs = Inputs(llm.front.checkpoint, llm.front.tokens, 0)
+        self._inputs = Inputs(llm.front.checkpoint, llm.front.tokenizer, 0)
         self._names = (f"profile-{number}" for number in count())
         self._running: list[str] = []
         self._next: list[Request] = []
