@@ -14,14 +14,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from saccade import LLM, pictures
+from saccade import LLM
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.engine.model_size import read_network
 from saccade.lod.checkpoint_views import read_views
 from saccade.tools.evaluation.ask import greedy
 from saccade.tools.evaluation.command import fingerprint
-from saccade.tools.evaluation.draw import chosen_tasks, chunks, places
 from saccade.tools.evaluation.methods import BALANCED, FULL, Bench
+from saccade.tools.evaluation.question_set import SEED, chosen_tasks, chunks, correct, sample_keys
 from saccade.tools.evaluation.score import wilson
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def ask(name: str, limit: int, share: float | None) -> dict[str, Any]:
     if processing is None:
         raise RuntimeError("the embedded model sees no pictures")
     bench = Bench(processing, read_views(llm.front.checkpoint.config, processing.factor).rule)
-    wanted = [(task, index, pictures.SEED) for task, index in places(chosen_tasks(()), 200, limit)]
+    wanted = [(task, index, SEED) for task, index in sample_keys(chosen_tasks(()), 200, limit)]
     found = []
     for examples in chunks(wanted, BATCH, 0):
         method = FULL if share is None else BALANCED
@@ -51,7 +51,7 @@ def ask(name: str, limit: int, share: float | None) -> dict[str, Any]:
                            lod=[trial.lod for trial in trials], progress=False)  # fmt: skip
         for example, output in zip(examples, outputs, strict=True):
             text = output.outputs[0].text
-            right = pictures.correct(example, text)
+            right = correct(example, text)
             found.append({"text": text, "right": right, "visual": output.usage.visual_tokens})
     stats = llm.engine.stats()
     # Nothing was given up: the blocks kept are those the questions filled, each once.

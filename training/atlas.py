@@ -1,9 +1,9 @@
-"""Makes `src/saccade/pictures/atlas.npz`: one signed-distance cell per glyph and per shape.
+"""Makes `src/saccade/tools/evaluation/data/atlas.npz`: one signed-distance cell per glyph and per shape.
 
     python -m training.atlas FOLDER_WITH_FONT_FILES
 
 Needs scipy (for the distance transform) and Pillow; run once, the result is shipped. Every font is
-redistributable: see src/saccade/pictures/FONTS.md."""
+redistributable: see src/saccade/tools/evaluation/data/FONTS.md."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def main() -> None:
         cells.append(glyphs)
         advances.append(advance)
     shapes = np.stack([distance(shape_mask(name)) for name in SHAPES])
-    out = Path(__file__).parents[1] / "src/saccade/pictures/atlas.npz"
+    out = Path(__file__).parents[1] / "src/saccade/tools/evaluation/data/atlas.npz"
     np.savez_compressed(
         out,
         glyphs=np.concatenate(cells),

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade import pictures
 from saccade.lod.types import Grid, Map
-from saccade.pictures.scene import Ask, Scene
+from saccade.tools.evaluation.question_set import TASKS
 
+from .scenes.generate import make_scene, pack
+from .scenes.scene import Ask, Scene
+from .scenes.words import TRAIN
 from .tokens import IM_END, MIDDLE, START, VISION_END, VISION_START, encode
 from .views import UNIT, Chooser, a_price, frame_of, ink
 
@@ -93,7 +95,7 @@ class Packer:
         self.branch = np.full((b, t), -1, np.int8)
         self.asked = np.zeros((b, ASKS), np.int16)  # where each question's last token stands
         self.parts = np.zeros((b, ASKS, PARTS, 5), np.float32)  # evidence: boxes in pixels, share of each
-        self.task = np.full((b, ASKS), -1, np.int8)  # index into pictures.TASKS
+        self.task = np.full((b, ASKS), -1, np.int8)  # index into TASKS
         self.crops = np.zeros((b, spec.crops, 4), np.float32)  # left, top, width, height in the source
         self.after = len(START) + max(frame_of(spec.width, spec.height))  # first position after the picture
         self.unit = unit_of(spec)
@@ -113,7 +115,7 @@ class Packer:
         places[:, :here] = place + np.arange(here)
         place += here
         self.asked[row, number] = at + here - 1
-        self.task[row, number] = pictures.TASKS.index(ask.task)
+        self.task[row, number] = TASKS.index(ask.task)
         for i, (box, share) in enumerate(ask.parts):
             self.parts[row, number, i] = (*box, share)
         for zoom in zooms:
@@ -186,7 +188,7 @@ class Packer:
         return sorted(zooms, key=lambda i: (boxes[i][1] + boxes[i][3], boxes[i]))
 
 
-def build(spec: Spec, seed: int, split: str = pictures.TRAIN) -> Arrays:
+def build(spec: Spec, seed: int, split: str = TRAIN) -> Arrays:
     """One batch as arrays."""
     rng = Random(f"{split}/{seed}")
     names, weights = list(spec.kinds), list(spec.kinds.values())
@@ -194,11 +196,11 @@ def build(spec: Spec, seed: int, split: str = pictures.TRAIN) -> Arrays:
     while len(scenes) < spec.batch:
         kind = rng.choices(names, weights)[0]
         level = min(1.0, max(0.0, rng.uniform(spec.level - 0.4, spec.level + 0.1)))
-        scene = pictures.make_scene(kind, split, spec.width, spec.height, level, rng.getrandbits(62))
+        scene = make_scene(kind, split, spec.width, spec.height, level, rng.getrandbits(62))
         if scene.asks:
             scenes.append(scene)
     packer = Packer(spec)
-    marks = pictures.pack(scenes)
+    marks = pack(scenes)
     look: Grid = spec.look[1] // UNIT, spec.look[0] // UNIT
     chooser = Chooser(spec.width, spec.height, look, spec.left) if spec.views else None
     for row, scene in enumerate(scenes):

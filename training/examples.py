@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from saccade import pictures
+from saccade.tools.evaluation.renderer import paint
 
+from .scenes.generate import make_scene, pack
+from .scenes.words import EVAL
 from .shape import FOLDER
 
 # name, kind, width, height, level, seed, task to show
@@ -54,9 +56,9 @@ def main() -> None:
     oracle = Oracle()
     (FOLDER / "examples").mkdir(exist_ok=True)
     for name, kind, width, height, level, seed, tasks in EXAMPLES:
-        scene = pictures.make_scene(kind, pictures.EVAL, width, height, level, seed)
-        marks = pictures.pack([scene])
-        image = Image.fromarray(pictures.paint(marks.rows[0], marks.ground[0], width, height))
+        scene = make_scene(kind, EVAL, width, height, level, seed)
+        packed = pack([scene])
+        image = Image.fromarray(paint(packed.rows[0], packed.ground[0], width, height))
         image.save(FOLDER / "examples" / f"{name}.png", optimize=True)
         for ask in scene.asks:
             if ask.task in tasks:

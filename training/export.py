@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from saccade.pictures.atlas import SHAPES
-from saccade.pictures.scene import COLOUR_NAMES
+from saccade.tools.evaluation.renderer import SHAPES
 
 from . import ROOT
 from .model import Heads, Model, initialise
+from .scenes.scene import COLOUR_NAMES
 from .shape import FOLDER, Shape, config, token_ids
 from .views import GLOBAL, UNIT, ZOOMS
 

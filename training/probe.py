@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from saccade import pictures
-
 from . import raster
 from .data import Spec, build
 from .model import Heads, Model, compile_parts, initialise
 from .optim import Optimiser
+from .scenes.generate import KINDS as SCENE_KINDS
 from .shape import Shape
 from .steps import losses, to_batch
 
-KINDS = dict.fromkeys(pictures.KINDS, 1.0)
+KINDS = dict.fromkeys(SCENE_KINDS, 1.0)
 SPECS = (
     Spec(224, 224, 384, 192, 0.3, KINDS),
     Spec(448, 448, 136, 256, 0.9, KINDS),

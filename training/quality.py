@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from saccade import pictures
+from saccade.tools.evaluation.question_set import TASKS, Example, correct, example
 
 from .data import Arrays, Spec, build, grid_places
 from .model import Batch, Model
 from .raster import Painter
+from .scenes.words import EVAL
 from .shape import Shape
 from .sketch import plan_views
 from .steps import branch_right, to_batch
@@ -54,7 +55,7 @@ def quick_jobs(small: bool = False) -> list[Job]:
 
 def quick_batch(job: Job) -> tuple[str, Spec, Arrays]:
     name, spec, seed = job
-    return name, spec, build(spec, seed, pictures.EVAL)
+    return name, spec, build(spec, seed, EVAL)
 
 
 @torch.no_grad()
@@ -69,7 +70,7 @@ def quick(
             right = branch_right(data, batch, model)
         for task, ok in zip(data["task"].flatten().tolist(), right.flatten().tolist(), strict=True):
             if task >= 0:
-                hits = tables[name][pictures.TASKS[task]]
+                hits = tables[name][TASKS[task]]
                 hits[0] += int(ok)
                 hits[1] += 1
     return {
@@ -93,13 +94,13 @@ def resized(image: np.ndarray, least: int = 224 * 224, most: int = 1344 * 1344) 
     return np.asarray(Image.fromarray(image).resize((w, h), Image.Resampling.BICUBIC))
 
 
-def _draw(job: tuple[str, int, int]) -> pictures.Example:
+def _draw(job: tuple[str, int, int]) -> Example:
     task, index, most = job
-    asked = pictures.example(task, index)
+    asked = example(task, index)
     image = asked.image
     if most:  # shrink to at most this many visual tokens
         image = resized(image, least=32 * 32, most=most * 1024)
-    return pictures.Example(
+    return Example(
         asked.task,
         resized(image) if not most else image,
         asked.question,
@@ -111,16 +112,14 @@ def _draw(job: tuple[str, int, int]) -> pictures.Example:
     )
 
 
-def drawn(
-    count: int, workers: int, most: int = 0, tasks: tuple[str, ...] = pictures.TASKS
-) -> Iterator[pictures.Example]:
+def drawn(count: int, workers: int, most: int = 0, tasks: tuple[str, ...] = TASKS) -> Iterator[Example]:
     jobs = [(task, index, most) for task in tasks for index in range(count)]
     with mp.get_context("fork").Pool(workers) as pool:
         yield from pool.imap(_draw, jobs, chunksize=4)
 
 
 @torch.no_grad()
-def answer(model: Model, asked: pictures.Example, device: torch.device, steps: int = 48) -> str:
+def answer(model: Model, asked: Example, device: torch.device, steps: int = 48) -> str:
     """Greedy answer. The reference is fed first: where it is the greedy answer itself, one pass is enough."""
     image = torch.from_numpy(np.array(asked.image)).to(device)[None]
     rows, columns = asked.image.shape[0] // 32, asked.image.shape[1] // 32
@@ -164,15 +163,15 @@ def measure(model: Model, device: torch.device, count: int, workers: int, most: 
     wrong: list[list[str]] = []
     for asked in drawn(count, workers, most):
         text = answer(model, asked, device)
-        good = pictures.correct(asked, text)
+        good = correct(asked, text)
         hits[asked.task] += good
         if asked.index == count - 1:
             print(f"{asked.task:12s} {hits[asked.task] / count:.3f}", flush=True)
         if not good:
             wrong.append([asked.task, str(asked.index), asked.question, asked.answer, text])
-    table = {task: round(hits[task] / count, 4) for task in pictures.TASKS}
+    table = {task: round(hits[task] / count, 4) for task in TASKS}
     return {
-        "overall": round(sum(hits.values()) / count / len(pictures.TASKS), 4),
+        "overall": round(sum(hits.values()) / count / len(TASKS), 4),
         "tasks": table,
         "wrong": wrong,
     }

@@ -2,7 +2,7 @@
 touch it.
 
 Signed distance d (inside positive) of each mark at the pixel's middle; coverage = clip(d + 1/2, 0, 1);
-colour = lerp by coverage. The twin that defines the meaning is saccade/pictures/draw.py; `python -m
+colour = lerp by coverage. The reference implementation is saccade/tools/evaluation/renderer.py; `python -m
 training.raster` compares both."""
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade import pictures
-from saccade.pictures import atlas
-from saccade.pictures.draw import paint
+from saccade.tools.evaluation import renderer as atlas
+from saccade.tools.evaluation.renderer import paint
 
-ROW = 18  # the columns of pictures.scene, then left, top, right, bottom of a box that surely holds the mark
+from .scenes.generate import KINDS, make_scene, pack
+from .scenes.words import EVAL
+
+ROW = 18  # the columns of a primitive, then left, top, right, bottom of a box that surely holds the mark
 TILE_X, TILE_Y = 32, 16
 
 
@@ -181,9 +183,9 @@ def dense_targets(rows: Tensor, labels: Tensor, width: int, height: int) -> tupl
 def main() -> None:
     """Largest difference between kernel and twin over some scenes of every kind."""
     painter = Painter(torch.device("cuda"))
-    for kind in pictures.KINDS:
-        scenes = [pictures.make_scene(kind, pictures.EVAL, 448, 320, 0.9, seed) for seed in range(4)]
-        marks = pictures.pack(scenes)
+    for kind in KINDS:
+        scenes = [make_scene(kind, EVAL, 448, 320, 0.9, seed) for seed in range(4)]
+        marks = pack(scenes)
         ours = (
             painter(*(torch.from_numpy(t).cuda() for t in (marks.rows, marks.counts, marks.ground)), 448, 320)
             .cpu()

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from saccade.pictures.atlas import SHAPES
-from saccade.pictures.scene import COLOUR_NAMES
+from saccade.tools.evaluation.renderer import SHAPES
 
 from . import ROOT
 from .data import Spec
@@ -32,6 +31,7 @@ from .model import Heads, Model, compile_parts, initialise
 from .optim import Optimiser
 from .quality import quick, quick_batch, quick_jobs
 from .raster import Painter
+from .scenes.scene import COLOUR_NAMES
 from .shape import Shape
 from .sketch import plan_views
 from .steps import losses, to_batch

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from random import Random
 
-from saccade import pictures
-
 from .data import Spec
+from .scenes.generate import SIDES, make_scene, pack
+from .scenes.words import TRAIN
 from .views import SHARES, SOURCES, UNIT, Chooser, a_price, first_look, ink
 
 SMALL = (224, 672)  # shortest and longest side of kinds that have no sides of their own
@@ -21,7 +21,7 @@ def fitting(kinds: dict[str, float], width: int, height: int) -> dict[str, float
     """The kinds of scene that come in such a size."""
     found = {}
     for kind, weight in kinds.items():
-        low, high = pictures.SIDES.get(kind, SMALL)
+        low, high = SIDES.get(kind, SMALL)
         if low <= min(width, height) and max(width, height) <= high + UNIT:
             found[kind] = weight
     return found
@@ -45,8 +45,8 @@ def plan_views(
         if not some or not chooser.windows:
             continue
         kind = rng.choices(list(some), list(some.values()))[0]
-        scene = pictures.make_scene(kind, pictures.TRAIN, width, height, min(1.0, level), rng.getrandbits(62))
-        marks = pictures.pack([scene])
+        scene = make_scene(kind, TRAIN, width, height, min(1.0, level), rng.getrandbits(62))
+        marks = pack([scene])
         fine = ink(marks.rows[0, :, 1], marks.rows[0, :, 2], width, height, look)
         asks = [ask for ask in scene.asks if ask.parts]
         if not asks:

@@ -15,10 +15,10 @@ from collections import Counter
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import ByteLevel as ByteLevelProcessor
 
-from saccade import pictures
-from saccade.pictures import charts, pages, words
-
 from . import ROOT
+from .scenes import charts, pages, words
+from .scenes.generate import KINDS as ALL_KINDS
+from .scenes.generate import make_scene
 
 FOLDER = ROOT / "src/saccade/embedded"
 SPECIAL = (
@@ -31,7 +31,7 @@ SPECIAL = (
     "<|video_pad|>",
 )
 # Kinds of scene the word list was taken from. It stays as it is: shipped weights depend on the ids.
-KINDS = tuple(kind for kind in pictures.KINDS if kind != "scenery")
+KINDS = tuple(kind for kind in ALL_KINDS if kind != "scenery")
 PIECES = r" ?[A-Z]?[a-z]+|[\s\S]"
 EXTRA = [
     "user",
@@ -100,7 +100,7 @@ def question_words() -> list[str]:
     seen: Counter[str] = Counter()
     for kind in KINDS:
         for seed in range(1500):
-            scene = pictures.make_scene(kind, pictures.TRAIN, 640, 512, 0.8, seed)
+            scene = make_scene(kind, words.TRAIN, 640, 512, 0.8, seed)
             for ask in scene.asks:
                 text = (
                     re.sub(r'"[^"]*"', "", ask.question)

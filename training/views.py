@@ -15,7 +15,8 @@ from saccade.lod.balance import finer
 from saccade.lod.choose import PRICE
 from saccade.lod.global_view import glance
 from saccade.lod.types import FINE, Grid, LodParams, Map, Region, ViewRule, in_tokens
-from saccade.pictures.scene import Ask, Box
+
+from .scenes.scene import Ask, Box
 
 UNIT = 32  # pixels along a token's side
 LEAST = 49  # tokens: the processor makes no picture smaller, and no budget of a share is

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from saccade import pictures
 from saccade.lod import scorers as relevance
 from saccade.lod.texture import (
     CHANNELS,
@@ -17,6 +16,7 @@ from saccade.lod.texture import (
     TEXT,
     texture,
 )
+from saccade.tools.evaluation.question_set import example
 
 
 def plain(height: int, width: int, colour: tuple[int, int, int] = (200, 200, 200)) -> torch.Tensor:
@@ -77,7 +77,7 @@ def test_entropy_counts_shades() -> None:
 
 def test_propositional_and_lost_find_the_small_print_on_an_empty_page() -> None:
     page = plain(512, 512)
-    text = pictures.example("small_print", 0).image
+    text = example("small_print", 0).image
     page[256:384, 256:384] = torch.from_numpy(text[20:148, 40:168].copy())
     found = relevance.still(texture(page), (8, 8))
     for name in ("propositional", "lost"):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from saccade import pictures
 from saccade.checkpoint import open_checkpoint
 from saccade.encoder.preprocess import patches
 from saccade.encoder.prompt_layout import lay_out, zoomed
@@ -14,11 +13,13 @@ from saccade.lod.allocate import SCALES
 from saccade.lod.checkpoint_views import read_views
 from saccade.lod.global_view import glance
 from saccade.lod.types import LodParams, Region
-from saccade.pictures.scene import Scene
 from saccade.request import Media, Request, View, ZoomRequest
 from saccade.tools.evaluation.resize import least_tokens
 from training.data import Spec, build
 from training.raster import Painter
+from training.scenes.generate import KINDS as SCENE_KINDS
+from training.scenes.generate import make_scene
+from training.scenes.words import TRAIN
 from training.sketch import plan_views
 from training.steps import to_batch
 from training.tokens import IMAGE_PAD, MIDDLE, START, VISION_END, VISION_START
@@ -114,8 +115,8 @@ def test_windows_have_the_pixels_of_the_engines(seed: int) -> None:
 
 
 def test_evidence_has_parts_that_sum_to_one() -> None:
-    for kind in pictures.KINDS:
-        scene: Scene = pictures.make_scene(kind, pictures.TRAIN, 512, 512, 0.8, 7)
+    for kind in SCENE_KINDS:
+        scene = make_scene(kind, TRAIN, 512, 512, 0.8, 7)
         for ask in scene.asks:
             assert bool(ask.parts) == (ask.box is not None)
             assert not ask.parts or abs(sum(share for _, share in ask.parts) - 1) < 1e-9

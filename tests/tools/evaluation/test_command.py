@@ -8,11 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from saccade import pictures
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError, SaccadeError
-from saccade.tools.evaluation import command
+from saccade.tools.evaluation import ask, command, question_set
 from saccade.tools.evaluation.options import CURVE_LIMITS, EvalOptions
 from tests import checkpoints
 
@@ -43,7 +42,7 @@ def test_every_question_is_asked_once_and_stands_in_the_json(
     asked = [(one["task"], one["index"]) for one in document["questions"]]
     assert asked == [("shape", 0), ("shape", 100), ("position", 0), ("position", 100)]
     for one in document["questions"]:
-        example = pictures.example(one["task"], one["index"])
+        example = question_set.example(one["task"], one["index"])
         assert (one["question"], one["answer"], one["kind"]) == (
             example.question,
             example.answer,
@@ -53,7 +52,7 @@ def test_every_question_is_asked_once_and_stands_in_the_json(
         assert set(answer) == {"text", "right", "visual_tokens", "size", "output_tokens", "finish"}
         assert answer["size"] == [example.image.shape[1], example.image.shape[0]]
         assert 4 <= answer["visual_tokens"] <= 64  # the tiny checkpoint's limits
-        assert answer["right"] is pictures.correct(example, answer["text"])
+        assert answer["right"] is question_set.correct(example, answer["text"])
     (level,) = document["levels"]
     assert level["limit"] is None
     assert [one["name"] for one in level["tasks"]] == list(TASKS)
@@ -75,11 +74,11 @@ def test_the_answers_scored_are_the_engines_own(
     """A random model is never right; an oracle put in place of the scoring shows what is passed to it."""
     seen: list[tuple[str, str]] = []
 
-    def score(example: pictures.Example, text: str) -> bool:
+    def score(example: question_set.Example, text: str) -> bool:
         seen.append((example.task, text))
         return example.task == "shape"
 
-    monkeypatch.setattr(pictures, "correct", score)
+    monkeypatch.setattr(ask, "correct", score)
     document = evaluate(model, tmp_path / "out.json")
     assert [one["accuracy"] for one in document["levels"][0]["tasks"]] == [1.0, 0.0]
     texts = [(one["task"], one["answers"]["full"]["text"]) for one in document["questions"]]

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from saccade import pictures
 from saccade.errors import ConfigError
 from saccade.inputs.image_processor import ImageProcessing
 from saccade.lod.global_view import glance
 from saccade.lod.types import LodParams, Region, ViewRule
+from saccade.tools.evaluation import question_set
 from saccade.tools.evaluation.channels import Channels, area, evidence
 from saccade.tools.evaluation.lod_report import (
     LodReport,
@@ -48,9 +48,9 @@ RULE = ViewRule(global_tokens=(80, 256), zoom_tokens=(16, 64, 196), most_views=2
 BENCH = Bench(PROCESSING, RULE)
 
 
-def example(width: int, height: int, box: tuple[float, float, float, float]) -> pictures.Example:
+def example(width: int, height: int, box: tuple[float, float, float, float]) -> question_set.Example:
     blank = np.zeros((height, width, 3), np.uint8)
-    return pictures.Example("needle", blank, "What?", "that", (), box, "needle", 0)
+    return question_set.Example("needle", blank, "What?", "that", (), box, "needle", 0)
 
 
 @pytest.mark.parametrize("method", [*METHODS, *ABLATIONS])
@@ -144,7 +144,7 @@ def test_what_is_lost_is_laid_to_the_stage_that_loses_it() -> None:
 def test_the_texture_finds_a_word_on_an_empty_page_and_its_channels_are_worth_something() -> None:
     found = Channels(PROCESSING)
     for index in range(2):
-        found.add(pictures.example("word", index))
+        found.add(question_set.example("word", index))
     areas = {(one.group, one.map): one.area for one in found.found()}
     assert areas["all", "propositional"] > 0.7
     assert areas["without place", "propositional"] == areas["all", "propositional"]  # no map uses place

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from saccade import pictures
+from saccade.tools.evaluation import question_set
 from saccade.tools.evaluation.comparison import Pair, PeerAnswer, agreement
 from saccade.tools.evaluation.score import GROUPS, Outcome, at_level, by_group, by_task, tally, wilson
 
@@ -66,7 +66,7 @@ def test_levels_are_told_apart() -> None:
 
 def test_every_task_of_the_set_stands_in_exactly_one_group() -> None:
     grouped = [task for tasks in GROUPS.values() for task in tasks]
-    assert sorted(grouped) == sorted(pictures.TASKS)
+    assert sorted(grouped) == sorted(question_set.TASKS)
 
 
 def test_groups_add_up_their_tasks_and_unknown_tasks_are_not_lost() -> None:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saccade import pictures
 from saccade.inputs.image_processor import ImageProcessing
 from saccade.llm import LLM, Output
 from saccade.request import Pixels
 from saccade.sampling_params import SamplingParams
+from saccade.tools.evaluation.question_set import Example, correct
 from saccade.tools.evaluation.resize import shrink, size_within
 from saccade.tools.evaluation.score import Outcome
 
@@ -22,7 +22,7 @@ from saccade.tools.evaluation.score import Outcome
 class Asked:
     """One request: an example with its picture at some size, for the levels that come to that size."""
 
-    example: pictures.Example
+    example: Example
     image: Pixels  # [height, width, 3]
     limits: tuple[int | None, ...]
     text: str  # the question as it is sent
@@ -42,7 +42,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def at_sizes(
-    example: pictures.Example,
+    example: Example,
     limits: Sequence[int | None],
     processing: ImageProcessing,
     instruction: str | None,
@@ -89,7 +89,7 @@ class Asker:
                 text=choice.text,
                 token_ids=without_end(choice.token_ids, self._ends),
                 finish=choice.finish_reason,
-                right=pictures.correct(asked.example, choice.text),
+                right=correct(asked.example, choice.text),
             )
             for limit in asked.limits
         ]

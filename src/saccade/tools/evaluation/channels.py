@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saccade import pictures
 from saccade.inputs.image_processor import ImageProcessing
 from saccade.lod.global_view import shrink
 from saccade.lod.scorers import lost, perspectival, propositional
 from saccade.lod.texture import CHANNELS, texture
 from saccade.lod.types import Grid
 from saccade.tools.evaluation.methods import EVERYWHERE
+from saccade.tools.evaluation.question_set import Example
 
 LOOK = 64  # tokens of the global view the maps are made for
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -52,7 +52,7 @@ class Channels:
             (group, name): [] for group in GROUPS for name in MAPS
         }
 
-    def add(self, example: pictures.Example) -> None:
+    def add(self, example: Example) -> None:
         height, width = example.image.shape[:2]
         x0, y0, x1, y1 = example.box
         if (x1 - x0) * (y1 - y0) > EVERYWHERE * width * height:

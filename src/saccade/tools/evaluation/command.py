@@ -31,8 +31,8 @@ from saccade.tools.bench.machine import commit, describe, versions
 from saccade.tools.evaluation.ask import Asked, Asker, at_sizes
 from saccade.tools.evaluation.comparison import Pair, PeerEngine, agreement
 from saccade.tools.evaluation.curve import write_curve
-from saccade.tools.evaluation.draw import chosen_tasks, chunks, default_workers, places
 from saccade.tools.evaluation.options import CURVE_FOLDER, EvalOptions
+from saccade.tools.evaluation.question_set import chosen_tasks, chunks, default_workers, sample_keys
 from saccade.tools.evaluation.report import Asking, Report, asking, print_report, write_json
 from saccade.tools.evaluation.resize import least_tokens
 from saccade.tools.evaluation.score import Outcome
@@ -93,7 +93,7 @@ class Evaluation:
 
     def ask(self, tasks: tuple[str, ...], bar: Progress) -> None:
         options = self._options
-        wanted = places(tasks, options.count, options.limit)
+        wanted = sample_keys(tasks, options.count, options.limit)
         workers = default_workers() if options.workers is None else options.workers
         shown = bar.add_task("answering", total=len(wanted))
         for examples in chunks(wanted, options.batch, workers):

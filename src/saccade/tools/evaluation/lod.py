@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from saccade import pictures
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.memory import resolve_device, resolve_dtype
@@ -23,10 +22,18 @@ from saccade.tools.bench.machine import commit, describe
 from saccade.tools.evaluation.ask import greedy
 from saccade.tools.evaluation.channels import Channels
 from saccade.tools.evaluation.command import fingerprint, progress_bar, running
-from saccade.tools.evaluation.draw import chosen_tasks, chunks, default_workers, places
 from saccade.tools.evaluation.lod_report import LodReport, Result, print_lod, write_lod
 from saccade.tools.evaluation.methods import ABLATIONS, BALANCED, FULL, METHODS, RESIZE, Bench, Trial, covered
 from saccade.tools.evaluation.options import LodEvalOptions
+from saccade.tools.evaluation.question_set import (
+    SEED,
+    Example,
+    chosen_tasks,
+    chunks,
+    correct,
+    default_workers,
+    sample_keys,
+)
 
 
 def run(engine: EngineConfig, options: LodEvalOptions) -> int:
@@ -69,8 +76,8 @@ class Comparison:
 
     def ask(self, tasks: tuple[str, ...], bar: Progress) -> None:
         options = self._options
-        fixed = places(tasks, options.count, options.limit)
-        seed = pictures.SEED if options.scenes is None else options.scenes
+        fixed = sample_keys(tasks, options.count, options.limit)
+        seed = SEED if options.scenes is None else options.scenes
         wanted = [(task, index, seed) for task, index in fixed]
         workers = default_workers() if options.workers is None else options.workers
         shown = bar.add_task("answering", total=len(wanted))
@@ -86,7 +93,7 @@ class Comparison:
             told = f"{examples[-1].task}, {sum(best) / len(best):.0%} right when balanced"
             bar.update(shown, advance=len(examples), description=told)
 
-    def _trials(self, example: pictures.Example) -> Iterator[Trial]:
+    def _trials(self, example: Example) -> Iterator[Trial]:
         yield self._bench.trial(example, FULL, None)
         methods: Sequence[str] = tuple(ABLATIONS) if self._options.ablate else METHODS
         for share in self._options.levels:
@@ -146,7 +153,7 @@ def _result(trial: Trial, output: Output) -> Result:
         full_tokens=trial.full,
         visual_tokens=output.usage.visual_tokens,
         text=text,
-        right=pictures.correct(trial.example, text),
+        right=correct(trial.example, text),
         regions=regions,
         covered=covered(trial.example.box, regions),
         gated=gated,

@@ -10,13 +10,13 @@ from random import Random
 
 import numpy as np
 
-from saccade import pictures
 from saccade.inputs.image_processor import ImageProcessing
 from saccade.lod.allocate import Field, allocate, windows
 from saccade.lod.choose import PRICE
 from saccade.lod.global_view import glance
 from saccade.lod.types import SCORERS, Box, Grid, LodParams, Map, Region, ViewRule
 from saccade.request import Pixels
+from saccade.tools.evaluation.question_set import Example
 from saccade.tools.evaluation.resize import least_tokens, shrink, size_within
 
 FULL, RESIZE, RANDOM, BALANCED, ORACLE = "full detail", "resize", "random", "balanced", "oracle"
@@ -37,7 +37,7 @@ EVERYWHERE = 0.5  # of the picture: evidence that takes more is in no place
 class Trial:
     """One request. `share` is of the tokens of full detail; None: as `detail: auto` has it."""
 
-    example: pictures.Example
+    example: Example
     method: str
     share: float | None
     image: Pixels
@@ -52,7 +52,7 @@ class Bench:
     processing: ImageProcessing
     rule: ViewRule
 
-    def trial(self, example: pictures.Example, method: str, share: float | None) -> Trial:
+    def trial(self, example: Example, method: str, share: float | None) -> Trial:
         height, width = example.image.shape[:2]
         frame = self.processing.token_grid(width, height)
         full = frame[0] * frame[1]
@@ -72,15 +72,13 @@ class Bench:
             lod = LodParams(budget=budget, **ABLATIONS[method])  # type: ignore[arg-type]
         return Trial(example, method, share, image, lod, full)
 
-    def resized(self, example: pictures.Example, tokens: int, share: float | None, full: int) -> Trial:
+    def resized(self, example: Example, tokens: int, share: float | None, full: int) -> Trial:
         """The picture made smaller as a whole, to at most `tokens`."""
         height, width = example.image.shape[:2]
         size = size_within((width, height), max(tokens, least_tokens(self.processing)), self.processing)
         return Trial(example, RESIZE, share, shrink(example.image, size), None, full)
 
-    def _zooms(
-        self, example: pictures.Example, method: str, frame: Grid, lod: LodParams
-    ) -> tuple[Region, ...]:
+    def _zooms(self, example: Example, method: str, frame: Grid, lod: LodParams) -> tuple[Region, ...]:
         first = glance([frame], lod, self.rule)
         grid = first.grids[0]
         left = first.budget - grid[0] * grid[1]

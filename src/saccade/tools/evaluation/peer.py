@@ -12,12 +12,12 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
-from saccade import pictures
 from saccade.checkpoint import Checkpoint
 from saccade.engine.memory import DTYPES
 from saccade.errors import ConfigError
 from saccade.tools.evaluation.ask import Asked, without_end
 from saccade.tools.evaluation.comparison import PeerAnswer
+from saccade.tools.evaluation.question_set import correct
 
 
 class Peer:
@@ -61,7 +61,7 @@ class Peer:
             visual_tokens=visual,
             token_ids=tokens,
             text=said,
-            right=pictures.correct(asked.example, said),
+            right=correct(asked.example, said),
         )
 
     def _prompt(self, asked: Asked) -> str:

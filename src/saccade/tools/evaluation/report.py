@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade import pictures
 from saccade.tools.evaluation.comparison import Agreement, Pair
 from saccade.tools.evaluation.options import EvalOptions
+from saccade.tools.evaluation.question_set import Example
 from saccade.tools.evaluation.score import Outcome, Tally, at_level, by_group, by_task, tally, wilson
 
 TABLE_WIDTH = 120  # where stdout is no terminal
@@ -37,7 +37,7 @@ class Asking:
     accepted: tuple[str, ...]
 
 
-def asking(example: pictures.Example) -> Asking:
+def asking(example: Example) -> Asking:
     return Asking(
         example.task, example.index, example.kind, example.question, example.answer, example.accepted
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .atlas import SHAPES
+from saccade.tools.evaluation.renderer import SHAPES
+
 from .scene import COLOUR_NAMES, COLOURS, Colour, Scene
 
 CANNOT = "I cannot tell."

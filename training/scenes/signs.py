@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from . import atlas, words
+from . import words
+from .fonts import text_width
 from .scene import COLOUR_NAMES, COLOURS, Box, Colour, Scene, place_of
 
 DARK, LIGHT = (20, 20, 30), (245, 245, 240)
@@ -65,7 +66,7 @@ def put_sign(
     rng = scene.rng
     font = scene.font()
     size = text_size(rng, level, high=max(26.0, min(64.0, scene.width / 6)))
-    unit = atlas.width(text, font, 1.0)
+    unit = text_width(text, font, 1.0)
     size = min(size, scene.width * 0.86 / unit)
     if size < 10.5:
         return None

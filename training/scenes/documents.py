@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from . import atlas, words
+from . import words
+from .fonts import text_width
 from .scene import Box, Colour, Scene, around
 from .signs import ink_on, text_size
 
@@ -93,14 +94,14 @@ def form(scene: Scene, level: float) -> None:
     missing = keys.pop()
     left, right = scene.width * rng.uniform(0.04, 0.1), scene.width * rng.uniform(0.9, 0.96)
     column = max(
-        left + max(atlas.width(k + separator, font, size) for k in keys) + size,
+        left + max(text_width(k + separator, font, size) for k in keys) + size,
         scene.width * rng.uniform(0.35, 0.45),
     )
     pairs: list[tuple[str, str, Box]] = []
     for i, key in enumerate(keys):
         y = top + (i + 0.5) * step
         text = value(scene, key)
-        if column + atlas.width(text, font, size) > right:
+        if column + text_width(text, font, size) > right:
             text = str(rng.randint(10, 999))
         if frame == "lines":
             scene.line(left, y + step / 2, right, y + step / 2, 1.0, grey(scene, ink))
@@ -231,7 +232,7 @@ def _priced(
     end = named[2]
     box = scene.text(right, y, size, price, font, ink, align="right")
     if dotted and box[0] - end > size:
-        dot = atlas.width(".", font, size)
+        dot = text_width(".", font, size)
         scene.text(end + size * 0.2, y, size, "." * int((box[0] - end - size * 0.5) / dot), font, ink)
     return scene.hold(around(named, box), named, box)
 

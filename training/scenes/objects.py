@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from .atlas import SHAPES
+from saccade.tools.evaluation.renderer import SHAPES
+
 from .scene import COLOUR_NAMES, Box, Scene, place_of
 
 PLURAL = {"cross": "crosses"}

@@ -3,8 +3,10 @@ neighbour."""
 
 from __future__ import annotations
 
-from . import atlas, words
-from .atlas import SHAPES
+from saccade.tools.evaluation.renderer import SHAPES
+
+from . import words
+from .fonts import text_width
 from .scene import COLOUR_NAMES, Box, Scene, place_of
 from .signs import ink_on, text_size
 
@@ -55,7 +57,7 @@ def _card(
     rng = scene.rng
     font = scene.font()
     code = words.code(rng, scene.split)
-    wide = atlas.width(code, font, size)
+    wide = text_width(code, font, size)
     marked = rng.random() < 0.45 and bool(shapes)
     badge = size * 0.75 if marked else 0.0
     half_w, half_h = wide / 2 + size * 0.6 + badge * 1.3, size * 0.95
@@ -111,7 +113,7 @@ def _clutter(scene: Scene, taken: list[Box], count: int) -> None:
         elif draw < 0.85:
             size, font = rng.uniform(11, 22), scene.font()
             text = words.thing(rng, scene.split)
-            box = _free(scene, atlas.width(text, font, size) / 2 + 2, size * 0.55, taken)
+            box = _free(scene, text_width(text, font, size) / 2 + 2, size * 0.55, taken)
             if box:
                 scene.text(box[0] + 2, (box[1] + box[3]) / 2, size, text, font, ink_on(rng, scene.first))
         else:

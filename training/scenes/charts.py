@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from . import atlas, words
+from . import words
 from .documents import grey, paper
+from .fonts import text_width
 from .scene import COLOUR_NAMES, Box, Scene
 from .signs import text_size
 
@@ -162,7 +163,7 @@ def bars(scene: Scene, level: float) -> None:
 
 
 def _fit(name: str, font: int, size: float, wide: float) -> str:
-    while len(name) > 2 and atlas.width(name, font, size) > wide:
+    while len(name) > 2 and text_width(name, font, size) > wide:
         name = name[:-1]
     return name
 
@@ -190,7 +191,7 @@ def _bars_across(
     scene: Scene, labels: list[str], values: list[int], colours: list[str], size: float, font: int
 ) -> list[Box]:
     ink = (20, 20, 30) if sum(scene.first) > 300 else (240, 240, 240)
-    left = max(atlas.width(label, font, size) for label in labels) + size
+    left = max(text_width(label, font, size) for label in labels) + size
     right = scene.width - size * 2.2
     slot = scene.height * 0.94 / len(labels)
     half = min(slot * scene.rng.uniform(0.28, 0.42), size * 1.6)
@@ -236,7 +237,7 @@ def lines(scene: Scene, level: float) -> None:
         scene.box(
             x - thick * 1.4, y - thick * 1.4, x + thick * 1.4, y + thick * 1.4, shade, corner=thick * 1.4
         )
-        half = atlas.width(str(value), font, size) / 2 + 1
+        half = text_width(str(value), font, size) / 2 + 1
         scene.box(
             x - half, y - size * 1.4, x + half, y - size * 0.45, scene.first, opacity=0.85
         )  # the line stays behind the figure

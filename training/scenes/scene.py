@@ -1,6 +1,6 @@
-"""A scene: what a picture shows, as marks to draw and questions with known answers. No pixels here.
+"""A scene: what an image shows, as primitives to draw and questions with known answers. No pixels here.
 
-Coordinates are pixels, x right, y down. Marks are drawn in the order they were added, all text last.
+Coordinates are pixels, x right, y down. Primitives are drawn in the order they were added, all text last.
 """
 
 from __future__ import annotations
@@ -9,9 +9,20 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-from . import atlas
+from saccade.tools.evaluation.renderer import (
+    BOX,
+    COS,
+    FIRST_SHAPE,
+    SECTOR,
+    SHAPE_SIDE,
+    SIN,
+    SPRITE,
+    Colour,
+    TextRun,
+)
 
-Colour = tuple[int, int, int]
+from .fonts import fonts, text_width
+
 Box = tuple[float, float, float, float]
 
 COLOURS: dict[str, Colour] = {
@@ -31,17 +42,12 @@ COLOURS: dict[str, Colour] = {
 COLOUR_NAMES = tuple(COLOURS)
 PLACES = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
 
-BOX, SPRITE, SECTOR = 0, 1, 2
 ANSWER, ALSO = 0.6, 0.2  # of the evidence: what says the answer beside what names it; what stands elsewhere
-COLUMNS = 14  # kind, cx, cy, cos, sin, p0..p4, r, g, b, opacity
-# cosine and sine of whole degrees, rounded so that every platform has the same bits
-COS = [round(math.cos(math.radians(d)) * 65536) / 65536 for d in range(360)]
-SIN = [round(math.sin(math.radians(d)) * 65536) / 65536 for d in range(360)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question about a scene. `box` is where the evidence lies; None where it is the whole picture or
+    """A question about a scene. `box` is where the evidence lies; None where it is the whole image or
     nowhere."""
 
     task: str
@@ -52,21 +58,8 @@ class Ask:
     parts: tuple[tuple[Box, float], ...] = ()  # what of the box says it, and how much of the evidence each is
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A line of text: left end and middle height, size in pixels per em, whole degrees of rotation."""
-
-    x: float
-    y: float
-    size: float
-    font: int
-    colour: Colour
-    degrees: int
-    text: bytes
-
-
 class Scene:
-    """Builder of one picture. Owns its marks; never draws."""
+    """Builder of one image; it draws no pixels."""
 
     __slots__ = (
         "asks",
@@ -75,7 +68,7 @@ class Scene:
         "grain_seed",
         "height",
         "held",
-        "marks",
+        "primitives",
         "rng",
         "runs",
         "second",
@@ -89,13 +82,15 @@ class Scene:
         self.second: Colour = (255, 255, 255)
         self.grain = 0  # amplitude of the background's noise, grey levels
         self.grain_seed = rng.getrandbits(31)
-        self.marks: list[tuple[float, ...]] = []  # COLUMNS values, then the shape's and the colour's label
-        self.runs: list[Run] = []
+        self.primitives: list[
+            tuple[float, ...]
+        ] = []  # COLUMNS values, then the shape's and the colour's label
+        self.runs: list[TextRun] = []
         self.asks: list[Ask] = []
         self.held: dict[Box, tuple[Box, Box]] = {}  # by the box around them: a name, and what it has
 
     def font(self) -> int:
-        return self.rng.choice(atlas.fonts(self.split))
+        return self.rng.choice(fonts(self.split))
 
     def background(self, dark: float = 0.25, grain: int = 10) -> bool:
         """A light or dark, plain or graded, perhaps grainy ground; True when it is dark."""
@@ -147,7 +142,7 @@ class Scene:
         corner: float = 0.0,
         opacity: float = 1.0,
     ) -> None:
-        self.marks.append(
+        self.primitives.append(
             (
                 BOX,
                 (x0 + x1) / 2,
@@ -169,7 +164,7 @@ class Scene:
     def line(self, x0: float, y0: float, x1: float, y1: float, thick: float, colour: Colour) -> None:
         length = math.sqrt((x1 - x0) ** 2 + (y1 - y0) ** 2) or 1.0
         cos, sin = (x1 - x0) / length, (y1 - y0) / length
-        self.marks.append(
+        self.primitives.append(
             (
                 BOX,
                 (x0 + x1) / 2,
@@ -190,15 +185,15 @@ class Scene:
 
     def shape(self, shape: int, cx: float, cy: float, radius: float, colour: str, degrees: int = 0) -> None:
         degrees %= 360
-        self.marks.append(
+        self.primitives.append(
             (
                 SPRITE,
                 cx,
                 cy,
                 COS[degrees],
                 SIN[degrees],
-                atlas.SHAPE_SIDE / 2 / radius,
-                atlas.FIRST_SHAPE + shape,
+                SHAPE_SIDE / 2 / radius,
+                FIRST_SHAPE + shape,
                 0.0,
                 0.0,
                 0.0,
@@ -213,7 +208,7 @@ class Scene:
         """A slice of a pie from `start` to `stop` degrees, clockwise on the screen."""
         big = 1.0 if stop - start > 180 else 0.0
         a, b = start % 360, stop % 360
-        self.marks.append(
+        self.primitives.append(
             (SECTOR, cx, cy, big, 0.0, radius, COS[a], SIN[a], COS[b], SIN[b], *colour, 1.0, 0, 0)
         )
 
@@ -229,11 +224,11 @@ class Scene:
         align: str = "left",
     ) -> Box:
         """Writes a line whose anchor is (x, y at mid height); gives the box around it."""
-        width = atlas.width(text, font, size)
+        width = text_width(text, font, size)
         cos, sin = COS[degrees % 360], SIN[degrees % 360]
         back = 0.0 if align == "left" else width / 2 if align == "center" else width
         x, y = x - back * cos, y - back * sin
-        self.runs.append(Run(x, y, size, font, colour, degrees % 360, text.encode()))
+        self.runs.append(TextRun(x, y, size, font, colour, degrees % 360, text.encode()))
         ex, ey, half = x + width * cos, y + width * sin, size * 0.55
         return (min(x, ex) - 2, min(y, ey) - half, max(x, ex) + 2, max(y, ey) + half)
 
@@ -271,7 +266,7 @@ def around(a: Box, b: Box) -> Box:
 
 
 def place_of(x: float, y: float, width: float, height: float) -> str | None:
-    """The ninth of the picture a point lies in, or None near a border between two."""
+    """The ninth of the image a point lies in, or None near a border between two."""
     column, row = x / width * 3, y / height * 3
     for edge in (1.0, 2.0):
         if abs(column - edge) < 0.16 or abs(row - edge) < 0.16:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from . import atlas, words
+from . import words
 from .documents import paper
+from .fonts import text_width
 from .scene import Box, Scene
 from .signs import text_size
 
@@ -104,6 +105,6 @@ def _fine_line(scene: Scene, font: int, size: float, wide: float) -> str:
     limit = wide * rng.uniform(0.6, 1.0)
     while True:
         more = f"{line} {rng.choice(NOTICE) if rng.random() < 0.6 else words.thing(rng, scene.split)}"
-        if atlas.width(more, font, size) > limit:
+        if text_width(more, font, size) > limit:
             return line
         line = more

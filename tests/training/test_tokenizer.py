@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-import saccade.pictures
+import saccade
 
-FOLDER = Path(saccade.pictures.__file__).parents[1] / "embedded"
+FOLDER = Path(saccade.__file__).parent / "embedded"
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 
 
