@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from saccade.tools.evaluation.renderer import Colour
+
 from . import words
 from .fonts import text_width
-from .scene import Box, Colour, Scene, around
+from .scene import Box, Scene, around
 from .signs import ink_on, text_size
 
 # layouts by split: (separator after the key, alignment of values, frame)

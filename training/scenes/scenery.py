@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from saccade.tools.evaluation.renderer import SHAPES
+from saccade.tools.evaluation.renderer import SHAPES, Colour
 
-from .scene import COLOUR_NAMES, COLOURS, Colour, Scene
+from .scene import COLOUR_NAMES, COLOURS, Scene
 
 CANNOT = "I cannot tell."
 UNKNOWN = (

@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from saccade.tools.evaluation.renderer import Colour
+
 from . import words
 from .fonts import text_width
-from .scene import COLOUR_NAMES, COLOURS, Box, Colour, Scene, place_of
+from .scene import COLOUR_NAMES, COLOURS, Box, Scene, place_of
 
 DARK, LIGHT = (20, 20, 30), (245, 245, 240)
 
