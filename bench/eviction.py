@@ -2,7 +2,7 @@
 
 A trace asks for pictures of different sizes; a cache of a share of all their bytes answers some. Told is the
 share of bytes found there: encoding a picture takes time in proportion to its bytes, so this is the share of
-the work saved. `worth` is the rule of `saccade.encoder.cache.tier`, run by that very code.
+the work saved. `worth` is the rule of `saccade.encoder.cache.tiers`, run by that very code.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.random import Generator
 
-from saccade.encoder.cache.tier import Tier
+from saccade.encoder.cache.tiers import CacheTier
 
 LENGTH = 60_000
 PICTURES = 4000
@@ -69,7 +69,7 @@ def _requests(trace: str, count: int) -> list[tuple[bytes, int]]:
 
 
 def _by_worth(asked: list[tuple[bytes, int]], budget: int) -> int:
-    tier: Tier[None] = Tier(budget)
+    tier: CacheTier[None] = CacheTier(budget)
     found = 0
     for key, size in asked:
         if key in tier:
@@ -77,7 +77,7 @@ def _by_worth(asked: list[tuple[bytes, int]], budget: int) -> int:
             found += size
         else:
             tier.put(key, None, size)
-            tier.overflow()
+            tier.evict()
     return found
 
 

@@ -23,7 +23,7 @@ from bench.lod_asking import prepare
 from bench.questions import Questions, Scope
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, size_in_bytes, with_options
 from saccade.config import EngineConfig, VisionCache
-from saccade.encoder import pixel_uploads as uploads
+from saccade.encoder import upload
 from saccade.llm import LLM
 from saccade.sampling_params import SamplingParams
 
@@ -75,7 +75,7 @@ def fill(llm: LLM, seed: int) -> None:
         return
     large = Questions(llm, seed, Scope(sides=(LARGE, LARGE), pictures=1.0))
     llm.generate(
-        large.take(uploads.MOST_BYTES // (3 * LARGE**2) + 1), SamplingParams(max_tokens=1), progress=False
+        large.take(upload.UPLOADED_BYTES // (3 * LARGE**2) + 1), SamplingParams(max_tokens=1), progress=False
     )
 
 

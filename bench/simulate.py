@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.encoder.partial_views import unit
+from saccade.encoder.partial_views import segment_layers
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, Network, coefficients
 from saccade.scheduler.policy import Limits
@@ -75,7 +75,7 @@ def machine(scene: Scene) -> Machine:
         max_queue=1 << 30,
         itl_target=20.0,
         encode_layers=QWEN3_VL_8B.vision_depth,
-        encode_unit=unit(QWEN3_VL_8B.vision_depth),
+        encode_unit=segment_layers(QWEN3_VL_8B.vision_depth),
     )
     return Machine(
         limits=limits,

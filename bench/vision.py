@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from saccade.encoder.encoder_graphs import MOST_PATCHES, PACKED_PATCHES, Captured, tower_graphs
-from saccade.encoder.encoder_runner import Encoder, Halfway
-from saccade.encoder.partial_views import Unfinished, unit
+from saccade.encoder.encoder_graphs import MOST_PATCHES, PACKED_PATCHES, TowerGraph, build_encoder_graphs
+from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
+from saccade.encoder.partial_views import PartialViews, segment_layers
 from saccade.encoder.preprocess import Preprocessor
 from saccade.inputs.image_processor import ImageProcessing, plain_view
 from saccade.kernels.dispatch import Mode, running
@@ -57,9 +57,11 @@ class Lab(NamedTuple):
     device: torch.device
     dtype: torch.dtype
 
-    def encoder(self, *, captured: bool, unfinished: Unfinished[Halfway] | None = None) -> Encoder:
-        graphs = tower_graphs(self.tower, self.device, self.dtype) if captured else None
-        return Encoder(self.tower, self.processing, self.device, self.dtype, unfinished, graphs)
+    def encoder(
+        self, *, captured: bool, unfinished: PartialViews[PartialEncoding] | None = None
+    ) -> EncoderRunner:
+        graphs = build_encoder_graphs(self.tower, self.device, self.dtype) if captured else None
+        return EncoderRunner(self.tower, self.processing, self.device, self.dtype, unfinished, graphs)
 
     def picture(self, size: tuple[int, int], seed: int = 0) -> Encode:
         """Noise: every pixel matters."""
@@ -102,9 +104,9 @@ def build(tiny: bool, device: torch.device) -> Lab:
 
 def sliced(lab: Lab, encode: Encode, *, captured: bool) -> Tensor:
     """The features after slices of one unit of layers each."""
-    unfinished: Unfinished[Halfway] = Unfinished(1 << 30)
+    unfinished: PartialViews[PartialEncoding] = PartialViews(1 << 30)
     encoder = lab.encoder(captured=captured, unfinished=unfinished)
-    first, step = 0, unit(lab.tower.depth)
+    first, step = 0, segment_layers(lab.tower.depth)
     for stop in range(step, lab.tower.depth, step):
         unfinished.advance(encode.key, encode.patches, stop)
         encoder.encode([Encode(encode.view, encode.key, encode.pixels, first, stop)], capture=True)
@@ -206,7 +208,11 @@ def patches_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
             cut = partial(preprocessor.patches, frames, encode.view, lab.dtype)
             yield f"patches, {kernels}", seconds(cut, lab.device), moved / COPY
     encoder = lab.encoder(captured=False)
-    yield "pixels up", seconds(partial(encoder.send, encode.pixels), lab.device), encode.pixels.nbytes / 50e9
+    yield (
+        "pixels up",
+        seconds(partial(encoder.upload, encode.pixels), lab.device),
+        encode.pixels.nbytes / 50e9,
+    )
 
 
 def tower_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
@@ -226,8 +232,8 @@ def tower_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
             yield f"tower, {kernels}", seconds(partial(lab.tower, made, [grid]), lab.device), ceiling
             yield f"tower, {kernels}, planned", seconds(planned, lab.device), ceiling
             for views in (1, 2, 4):
-                graphs = tower_graphs(lab.tower, lab.device, lab.dtype)
-                found = graphs.find(graphs.shape(grid, views), now=True)
+                graphs = build_encoder_graphs(lab.tower, lab.device, lab.dtype)
+                found = graphs.find(graphs.shape_for(grid, views), now=True)
                 if found is None or (views > 1 and views * count > PACKED_PATCHES):
                     continue
                 packed = lab.tower.layout([grid] * views)
@@ -240,7 +246,7 @@ def tower_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
                     yield f"{name}, grids by turns", seconds(both, lab.device) / 2, ceiling
 
 
-def through(found: Captured, made: Tensor, layouts: list[Layout], depth: int) -> Tensor:
+def through(found: TowerGraph, made: Tensor, layouts: list[Layout], depth: int) -> Tensor:
     """A call for each layout; gives what the last gave."""
     for layout in layouts:
         stream, levels = found.carry(found.begin(made, layout), layout, 0, depth)

@@ -22,8 +22,8 @@ from itertools import count
 from random import Random
 
 from bench.simulate import QWEN3_VL_8B
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.request import Request, Sampling
@@ -91,7 +91,7 @@ class Player:
         )
         pool = BlockPool(tokens // block_size)
         prefix = PrefixCache(pool, block_size)
-        store: FeatureStore[None] = FeatureStore(0)
+        store: EncoderCache[None] = EncoderCache(0)
         self._truth = CostModel(costs, learning=False)
         self._drawn = count(2)
         self.scheduler = Scheduler(limits, pool, prefix, store, CostModel(costs), clock=lambda: self.now)
@@ -132,7 +132,7 @@ def run(requests: int, choices: int, block_size: int, seed: int, tokens: int = 6
     following = next(coming, None)
     while following is not None or not player.scheduler.idle:
         while following is not None and following.at <= player.now:
-            player.scheduler.add(following.request, lay_out(following.request))
+            player.scheduler.add(following.request, lay_out_prompt(following.request))
             following = next(coming, None)
         if not player.step():
             player.now = following.at if following is not None else player.now

@@ -34,7 +34,6 @@ TORCH_FREE = (
     "saccade.tools.evaluation.options",
     "saccade.tools.profiler.options",
     "saccade.kv_cache.block_pool",
-    "saccade.kv_cache.vision_blocks",
     "saccade.kv_cache.pool_sizing",
     "saccade.kv_cache.prefix_cache",
     "saccade.kv_cache.swap_space",
@@ -108,7 +107,7 @@ MAY_IMPORT = {
     "saccade.scheduler": (
         "saccade.scheduler",
         "saccade.kv_cache.block_pool",
-        "saccade.kv_cache.vision_blocks",
+        "saccade.kv_cache.pool_sizing",
         "saccade.kv_cache.prefix_cache",
         "saccade.kv_cache.pinned_prefixes",
         "saccade.kv_cache.swap_space",

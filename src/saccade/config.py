@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from saccade.errors import ConfigError
-from saccade.kv_cache.pool_sizing import KVDtype, KVWish, Views
+from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -132,7 +132,9 @@ class EngineConfig:
     kv_cache_dtype: KVDtype = "auto"  # of all KV blocks: fp8 and int8 are lossy; auto: the model's
     kv_vision_dtype: KVDtype = "auto"  # of the blocks of views, which then have a pool of their own
     kv_vision_share: float | None = None  # of the KV bytes, for views' own pool; None: half if there is one
-    kv_vision_views: Views | None = None  # whose blocks go there; None: all whole pictures', if there is one
+    kv_vision_views: VisionScope | None = (
+        None  # whose blocks go there; None: all whole pictures', if there is one
+    )
     vision_cache: VisionCache = field(default_factory=VisionCache)  # image features kept for reuse
     prefix_caching: bool = True
     pin_prefix: tuple[str, ...] = ()  # system prompts whose KV is never given up
@@ -154,8 +156,8 @@ class EngineConfig:
         """Everything but the model, as `LLM` and `AsyncEngine` take it."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
 
-    def kv_wish(self) -> KVWish:
-        return KVWish(
+    def kv_wish(self) -> KVCacheOptions:
+        return KVCacheOptions(
             cache_dtype=self.kv_cache_dtype,
             vision_dtype=self.kv_vision_dtype,
             vision_share=self.kv_vision_share,

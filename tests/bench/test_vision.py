@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from bench import vision
-from saccade.encoder.encoder_graphs import Captured
+from saccade.encoder.encoder_graphs import TowerGraph
 from saccade.models.layers import Place
 from saccade.models.vit import QwenVision
 
@@ -24,12 +24,12 @@ def test_its_checks_pass(lab: vision.Lab) -> None:
 def test_stretches_that_give_something_else_are_found(
     lab: vision.Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Captured.finish
+    honest = TowerGraph.finish
 
-    def off(self: Captured, stream: Tensor, levels: list[Tensor]) -> Tensor:
+    def off(self: TowerGraph, stream: Tensor, levels: list[Tensor]) -> Tensor:
         return honest(self, stream, levels) * 1.0001
 
-    monkeypatch.setattr(Captured, "finish", off)
+    monkeypatch.setattr(TowerGraph, "finish", off)
     assert any("captured stretches" in fault for fault in vision.check(lab, SIZE))
 
 

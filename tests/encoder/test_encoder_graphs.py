@@ -9,7 +9,13 @@ from torch import Tensor
 
 from saccade.checkpoint import open_checkpoint
 from saccade.encoder import partial_views as unfinished
-from saccade.encoder.encoder_graphs import Buffers, Captured, Shape, TowerGraphs, tower_graphs
+from saccade.encoder.encoder_graphs import (
+    EncoderBuffers,
+    EncoderGraphs,
+    TowerGraph,
+    TowerShape,
+    build_encoder_graphs,
+)
 from saccade.kernels.cuda_graph import PlainRecorder, Replay
 from saccade.models.layers import Layout, VisionTower
 from saccade.models.load_model import load
@@ -46,16 +52,16 @@ class Counting(PlainRecorder):
         return replay
 
 
-def graphs(tower: VisionTower, recorder: Counting, **options: int) -> TowerGraphs:
-    return TowerGraphs(tower, recorder, CPU, torch.float32, **options)
+def graphs(tower: VisionTower, recorder: Counting, **options: int) -> EncoderGraphs:
+    return EncoderGraphs(tower, recorder, CPU, torch.float32, **options)
 
 
-def patches(tower: VisionTower, shape: Shape, seed: int = 0) -> Tensor:
+def patches(tower: VisionTower, shape: TowerShape, seed: int = 0) -> Tensor:
     return torch.randn(shape.patches, tower.patch_dim, generator=torch.Generator().manual_seed(seed))
 
 
 def through(
-    carrier: Captured, tower: VisionTower, grids: Sequence[Grid], made: Tensor, ends: Sequence[int]
+    carrier: TowerGraph, tower: VisionTower, grids: Sequence[Grid], made: Tensor, ends: Sequence[int]
 ) -> Tensor:
     """Slices that end at these layers; what lies between them is copied out, as the encoder does it."""
     layout = tower.layout(grids)
@@ -81,9 +87,9 @@ def through(
 def test_stretches_give_what_the_tower_gives_bit_for_bit(
     tower: VisionTower, calls: list[list[Grid]], ends: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unfinished, "STRETCHES", 2)  # of two layers each: [1] and [1, 3] cut through them
+    monkeypatch.setattr(unfinished, "SEGMENTS", 2)  # of two layers each: [1] and [1, 3] cut through them
     recorder = Counting()
-    shape = Shape(calls[0][0][0] * calls[0][0][1], len(calls[0]))
+    shape = TowerShape(calls[0][0][0] * calls[0][0][1], len(calls[0]))
     found = graphs(tower, recorder).find(shape, now=True)
     assert found is not None
     for seed, grids in enumerate(calls):
@@ -109,11 +115,11 @@ def test_tables_are_copied_when_other_grids_lie_there_and_not_otherwise(
 
     monkeypatch.setattr(Layout, "copy_", counted)
     made = graphs(tower, Counting())
-    large, small = made.find(Shape(24, 1), now=True), made.find(Shape(16, 1), now=True)
+    large, small = made.find(TowerShape(24, 1), now=True), made.find(TowerShape(16, 1), now=True)
     assert large is not None
     assert small is not None
     wide, tall, square = (tower.layout([grid]) for grid in ((4, 6), (6, 4), (4, 4)))
-    cut, other = patches(tower, Shape(24, 1)), patches(tower, Shape(16, 1))
+    cut, other = patches(tower, TowerShape(24, 1)), patches(tower, TowerShape(16, 1))
     through(large, tower, [(4, 6)], cut, [1, 2])
     through(large, tower, [(4, 6)], cut, [])
     assert copied == [wide.grids], "once for all slices"
@@ -130,9 +136,9 @@ def test_a_copy_of_tables_that_fails_leaves_none_taken_for_there(
     tower: VisionTower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = graphs(tower, Counting())
-    found = made.find(Shape(24, 1), now=True)
+    found = made.find(TowerShape(24, 1), now=True)
     assert found is not None
-    cut = patches(tower, Shape(24, 1))
+    cut = patches(tower, TowerShape(24, 1))
     through(found, tower, [(4, 6)], cut, [])
     made.check()
 
@@ -149,21 +155,21 @@ def test_a_copy_of_tables_that_fails_leaves_none_taken_for_there(
 
 
 def test_views_of_another_size_are_refused(tower: VisionTower) -> None:
-    found = graphs(tower, Counting()).find(Shape(24, 2), now=True)
+    found = graphs(tower, Counting()).find(TowerShape(24, 2), now=True)
     assert found is not None
     with pytest.raises(RuntimeError, match="came to the graphs of"):
-        found.begin(patches(tower, Shape(24, 2)), tower.layout([(8, 4), (4, 4)]))
+        found.begin(patches(tower, TowerShape(24, 2)), tower.layout([(8, 4), (4, 4)]))
 
 
 def test_what_is_set_aside_for_the_buffers_is_what_they_take(tower: VisionTower) -> None:
-    made = Buffers(tower, CPU, torch.float32, 64)
+    made = EncoderBuffers(tower, CPU, torch.float32, 64)
     tensors = [made.patches, made.stream, made.features, *made._tables]
-    assert Buffers.nbytes(tower, torch.float32, 64) == sum(one.nbytes for one in tensors)
+    assert EncoderBuffers.nbytes(tower, torch.float32, 64) == sum(one.nbytes for one in tensors)
 
 
 def test_a_second_shape_does_not_disturb_what_the_first_gave(tower: VisionTower) -> None:
     made = graphs(tower, Counting())
-    one, other = Shape(16, 1), Shape(24, 2)
+    one, other = TowerShape(16, 1), TowerShape(24, 2)
     first, second = made.find(one, now=True), made.find(other, now=True)
     assert first is not None
     assert second is not None
@@ -176,7 +182,7 @@ def test_a_second_shape_does_not_disturb_what_the_first_gave(tower: VisionTower)
 def test_a_shape_is_captured_when_it_has_come_often_a_stretch_per_call(tower: VisionTower) -> None:
     recorder = Counting()
     made = graphs(tower, recorder, sightings=3)
-    shape = Shape(16, 1)
+    shape = TowerShape(16, 1)
     assert made.find(shape) is made.find(shape) is None
     for call in range(1, 8):
         found = made.find(shape)
@@ -189,7 +195,7 @@ def test_a_shape_is_captured_when_it_has_come_often_a_stretch_per_call(tower: Vi
 
 def test_least_recently_used_shapes_go_when_there_are_too_many(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), most_shapes=2)
-    a, b, c = (Shape(size, 1) for size in (4, 8, 12))
+    a, b, c = (TowerShape(size, 1) for size in (4, 8, 12))
     for shape in (a, b, a, c):
         assert made.find(shape, now=True) is not None
         made.check()
@@ -198,16 +204,16 @@ def test_least_recently_used_shapes_go_when_there_are_too_many(tower: VisionTowe
 
 def test_a_shape_beyond_the_bound_takes_the_ordinary_way(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), most_patches=16)
-    assert made.find(Shape(24, 1), now=True) is None
-    assert made.find(Shape(16, 2), now=True) is None
-    assert made.find(Shape(16, 1), now=True) is not None
+    assert made.find(TowerShape(24, 1), now=True) is None
+    assert made.find(TowerShape(16, 2), now=True) is None
+    assert made.find(TowerShape(16, 1), now=True) is not None
 
 
 @pytest.mark.parametrize("fail_at", [0, 2])
 def test_a_capture_that_fails_spoils_nothing_and_is_not_tried_again(tower: VisionTower, fail_at: int) -> None:
     recorder = Counting(fail_at=fail_at)
     made = graphs(tower, recorder)
-    shape = Shape(24, 1)
+    shape = TowerShape(24, 1)
     found = made.find(shape, now=True)
     assert found is not None
     given = through(found, tower, [(4, 6)], patches(tower, shape), [])
@@ -220,7 +226,7 @@ def test_a_capture_that_fails_spoils_nothing_and_is_not_tried_again(tower: Visio
 
 def test_patches_that_are_not_whole_views_are_refused(tower: VisionTower) -> None:
     made = graphs(tower, Counting())
-    shape = Shape(24, 4)
+    shape = TowerShape(24, 4)
     found = made.find(shape, now=True)
     assert found is not None
     whole = patches(tower, shape)
@@ -234,10 +240,18 @@ def test_patches_that_are_not_whole_views_are_refused(tower: VisionTower) -> Non
 
 def test_views_go_together_by_powers_of_two_up_to_what_a_call_gains_from(tower: VisionTower) -> None:
     made = graphs(tower, Counting())
-    assert [made.together(64 * 64, views) for views in (1, 2, 9)] == [1, 1, 1]
-    assert [made.together(28 * 28, views) for views in (1, 2, 3, 4, 5, 100)] == [1, 2, 2, 4, 4, 4]
-    assert [made.together(64, views) for views in (1, 3, 5, 9, 16, 17, 200)] == [1, 4, 8, 16, 16, 16, 64]
-    assert [made.together(64, views, blank=False) for views in (1, 3, 5, 9)] == [1, 2, 4, 8]
+    assert [made.views_per_call(64 * 64, views) for views in (1, 2, 9)] == [1, 1, 1]
+    assert [made.views_per_call(28 * 28, views) for views in (1, 2, 3, 4, 5, 100)] == [1, 2, 2, 4, 4, 4]
+    assert [made.views_per_call(64, views) for views in (1, 3, 5, 9, 16, 17, 200)] == [
+        1,
+        4,
+        8,
+        16,
+        16,
+        16,
+        64,
+    ]
+    assert [made.views_per_call(64, views, blank=False) for views in (1, 3, 5, 9)] == [1, 2, 4, 8]
 
 
 @pytest.mark.gpu
@@ -259,8 +273,8 @@ def test_graphs_on_a_device_give_what_the_uncaptured_tower_gives(
     folder = checkpoints.qwen3_vl(tmp_path)
     vision = load(open_checkpoint(str(folder)), "cuda", torch.bfloat16).vision
     assert vision is not None
-    made = tower_graphs(vision, device, torch.bfloat16)
-    shape = made.shape(calls[0][0], len(calls[0]))
+    made = build_encoder_graphs(vision, device, torch.bfloat16)
+    shape = made.shape_for(calls[0][0], len(calls[0]))
     found = made.find(shape, now=True)
     assert found is not None
     cuts = [patches(vision, shape, seed).to(device, torch.bfloat16) for seed in range(len(calls))]

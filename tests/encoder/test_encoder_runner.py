@@ -11,9 +11,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from saccade.checkpoint import open_checkpoint
-from saccade.encoder.encoder_graphs import Shape, TowerGraphs
-from saccade.encoder.encoder_runner import Encoder, Halfway
-from saccade.encoder.partial_views import Unfinished
+from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
+from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
+from saccade.encoder.partial_views import PartialViews
 from saccade.encoder.preprocess import patches
 from saccade.inputs.image_processor import ImageProcessing, plain_view
 from saccade.kernels.cuda_graph import PlainRecorder
@@ -98,7 +98,7 @@ def encode_of(pixels: Pixels, view: View | None = None) -> Encode:
     return Encode(view=view, key=view.key, pixels=pixels)
 
 
-def run(encoder: Encoder, encodes: Sequence[Encode]) -> list[Tensor]:
+def run(encoder: EncoderRunner, encodes: Sequence[Encode]) -> list[Tensor]:
     features = encoder.encode(encodes)
     assert len(features) == len(encodes)
     return [features[encode.key] for encode in encodes]
@@ -114,7 +114,7 @@ def test_each_view_gets_its_own_features_whatever_it_is_packed_with() -> None:
     encodes = [encode_of(picture(i, *size)) for i, size in enumerate(sizes)]
     encodes.append(encode_of(picture(9, 20, 30, frames=2)))
     tower = MeanTower()
-    features = run(Encoder(tower, PROCESSING, CPU, torch.float32), encodes)
+    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32), encodes)
     assert len(tower.calls) == 1
     for encode, feature in zip(encodes, features, strict=True):
         assert feature.shape == (encode.view.tokens, 2 * tower.out_dim)
@@ -125,7 +125,7 @@ def test_a_call_holds_no_more_patches_than_its_budget_except_one_view_alone() ->
     encodes = [encode_of(picture(i, 16, 16 * (1 + i % 3))) for i in range(20)]
     encodes.insert(7, encode_of(picture(99, 60, 60)))
     tower = MeanTower()
-    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, patches_per_call=64), encodes)
+    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32, patches_per_call=64), encodes)
     grids = [grid for call in tower.calls for grid in call]
     assert sorted(grids) == sorted(encode.view.grid for encode in encodes)
     assert grids == sorted(grids, key=lambda grid: grid[0] * grid[1])  # alike ones together
@@ -139,7 +139,7 @@ def test_a_call_holds_no_more_patches_than_its_budget_except_one_view_alone() ->
 
 def test_features_do_not_keep_their_neighbours_memory() -> None:
     encodes = [encode_of(picture(i, 16, 16)) for i in range(5)]
-    for feature in run(Encoder(MeanTower(), PROCESSING, CPU, torch.float32), encodes):
+    for feature in run(EncoderRunner(MeanTower(), PROCESSING, CPU, torch.float32), encodes):
         assert feature.untyped_storage().nbytes() == feature.nbytes
 
 
@@ -151,7 +151,7 @@ def test_two_views_of_one_picture_differ_and_a_read_only_array_is_fine() -> None
         pixels,
         View(content=bytes(16), box=(0, 0, 20, 20), grid=(4, 4), merge=2, processing=PROCESSING.digest),
     )
-    features = run(Encoder(MeanTower(), PROCESSING, CPU, torch.float32), [whole, corner])
+    features = run(EncoderRunner(MeanTower(), PROCESSING, CPU, torch.float32), [whole, corner])
     copied = encode_of(pixels.copy(), corner.view)
     assert torch.equal(features[1], expected(copied))
     assert features[0].shape != features[1].shape
@@ -161,15 +161,15 @@ def test_a_view_is_processed_as_it_names_and_a_stranger_is_refused() -> None:
     video = replace(PROCESSING, mean=(0.1, 0.2, 0.3))
     pixels = picture(4, 16, 16, frames=2)
     encode = encode_of(pixels, plain_view(bytes(16), (16, 16), video))
-    both = Encoder(MeanTower(), (PROCESSING, video), CPU, torch.float32)
+    both = EncoderRunner(MeanTower(), (PROCESSING, video), CPU, torch.float32)
     assert torch.equal(run(both, [encode])[0], expected(encode, video))
     with pytest.raises(ValueError, match=encode.view.processing.hex()):
-        run(Encoder(MeanTower(), PROCESSING, CPU, torch.float32), [encode])
+        run(EncoderRunner(MeanTower(), PROCESSING, CPU, torch.float32), [encode])
 
 
 def test_the_tower_gets_patches_of_its_own_precision() -> None:
     tower = MeanTower()
-    features = run(Encoder(tower, PROCESSING, CPU, torch.bfloat16), [encode_of(picture(5, 16, 16))])
+    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.bfloat16), [encode_of(picture(5, 16, 16))])
     assert tower.dtypes == {torch.bfloat16}
     assert features[0].dtype == torch.bfloat16
 
@@ -177,9 +177,9 @@ def test_the_tower_gets_patches_of_its_own_precision() -> None:
 @pytest.mark.parametrize("captured", [False, True])
 def test_in_the_deterministic_mode_every_view_goes_alone(captured: bool) -> None:
     tower = MeanTower()
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32) if captured else None
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32) if captured else None
     encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
-    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs)
+    encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs)
     with running(Mode(deterministic=True)):
         features = run(encoder, encodes)
     assert [len(call) for call in tower.calls] == [1, 1, 1]
@@ -191,10 +191,10 @@ def test_views_whose_number_has_no_graphs_go_in_parts_that_have(views: int, call
     """In up to four parts; beyond, one uncaptured call is better."""
     tower = MeanTower()
     encodes = [encode_of(picture(i, 16, 24)) for i in range(views)]
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
-    graphs.capture(Shape(encodes[0].patches, 1))
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
+    graphs.capture(TowerShape(encodes[0].patches, 1))
     tower.calls.clear()
-    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
     assert [len(call) for call in tower.calls] == calls
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
     graphs.check()
@@ -207,10 +207,10 @@ def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: Vision
     box = (0, 0, 90, 90)
     views = [View(bytes([i] * 16), box, grid, 2, VIT_PROCESSING.digest) for i, grid in enumerate(grids)]
     encodes = [encode_of(pixels, view) for view in views]
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
-    together = run(Encoder(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs), encodes)
-    assert set(graphs.shapes) == {Shape(24, 16), Shape(16, 2)}
-    plain = Encoder(tower, VIT_PROCESSING, CPU, torch.float32)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    together = run(EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    assert set(graphs.shapes) == {TowerShape(24, 16), TowerShape(16, 2)}
+    plain = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32)
     for encode, feature in zip(encodes, together, strict=True):
         assert torch.allclose(feature, run(plain, [encode])[0], atol=1e-5, rtol=1e-5)
     graphs.check()
@@ -219,8 +219,8 @@ def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: Vision
 @pytest.mark.parametrize(("views", "calls"), [(1, [1]), (3, [4]), (5, [8]), (8, [8]), (9, [16])])
 def test_blank_views_make_one_call_of_two(views: int, calls: list[int]) -> None:
     tower = MeanTower()
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
-    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs)
     for seed in (0, 20):  # what is blank the second time is what lay there the first
         tower.calls.clear()
         encodes = [encode_of(picture(seed + i, 16, 24)) for i in range(views)]
@@ -234,10 +234,10 @@ def test_a_part_that_is_not_full_is_filled_with_blank_views() -> None:
     """Three go by the graphs for two: two of them, then one and nothing."""
     tower = MeanTower()
     encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
-    graphs.capture(Shape(encodes[0].patches, 2))
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
+    graphs.capture(TowerShape(encodes[0].patches, 2))
     tower.calls.clear()
-    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
     assert [len(call) for call in tower.calls] == [2, 2]
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
 
@@ -250,24 +250,24 @@ def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(tower: Visio
         View(bytes([i] * 16), (0, 0, 90, 60), grid, 2, VIT_PROCESSING.digest) for i, grid in enumerate(grids)
     ]
     encodes = [encode_of(pixels, view) for view in views]
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
-    captured = Encoder(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs)
-    plain = Encoder(tower, VIT_PROCESSING, CPU, torch.float32)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
+    captured = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs)
+    plain = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32)
     with running(Mode(deterministic=True)):
         expected = run(plain, encodes)
         apart = [run(captured, [encode])[0] for encode in encodes]
         together = run(captured, encodes[::-1])[::-1]
-    assert set(graphs.shapes) == {Shape(24, 1), Shape(16, 1)}
+    assert set(graphs.shapes) == {TowerShape(24, 1), TowerShape(16, 1)}
     for one, again, feature in zip(apart, together, expected, strict=True):
         assert torch.equal(one, feature)
         assert torch.equal(again, feature)
 
 
 def test_slices_go_on_with_their_own_grids_where_others_went_in_between(tower: VisionTower) -> None:
-    unfinished: Unfinished[Halfway] = Unfinished(10_000)
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
-    encoder = Encoder(tower, VIT_PROCESSING, CPU, torch.float32, unfinished, graphs)
-    plain = Encoder(tower, VIT_PROCESSING, CPU, torch.float32)
+    unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    encoder = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, unfinished, graphs)
+    plain = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32)
     pixels = picture(3, 70, 100)
     encodes = [
         encode_of(pixels, View(bytes([i] * 16), (0, 0, 100, 70), grid, 2, VIT_PROCESSING.digest))
@@ -282,7 +282,7 @@ def test_slices_go_on_with_their_own_grids_where_others_went_in_between(tower: V
             unfinished.finish(encode.key)
             (feature,) = run(encoder, [replace_slice(encode, 3, None)])
             assert torch.equal(feature, run(plain, [encode])[0])
-    assert graphs.shapes == (Shape(24, 1),)
+    assert graphs.shapes == (TowerShape(24, 1),)
 
 
 class GridTower(MeanTower):
@@ -307,17 +307,23 @@ def test_a_tower_that_reads_grids_itself_has_graphs_of_one_grid_each() -> None:
     ]
     encodes = [encode_of(pixels, view) for view in views]
     tower = GridTower()
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
-    features = run(Encoder(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
-    assert set(graphs.shapes) == {Shape(24, 2, (4, 6)), Shape(24, 1, (6, 4)), Shape(24, 1, (2, 12))}
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
+    assert set(graphs.shapes) == {
+        TowerShape(24, 2, (4, 6)),
+        TowerShape(24, 1, (6, 4)),
+        TowerShape(24, 1, (2, 12)),
+    }
     for encode, feature in zip(encodes, features, strict=True):
         made = patches(torch.from_numpy(pixels), encode.view, PROCESSING)
         assert torch.equal(feature, GridTower().forward(made, [encode.view.grid]))
-    assert graphs.capture(graphs.shape((12, 2), 1))
+    assert graphs.capture(graphs.shape_for((12, 2), 1))
     graphs.check()
 
 
-def sliced(encoder: Encoder, unfinished: Unfinished[Halfway], encode: Encode, ends: Sequence[int]) -> Tensor:
+def sliced(
+    encoder: EncoderRunner, unfinished: PartialViews[PartialEncoding], encode: Encode, ends: Sequence[int]
+) -> Tensor:
     """The view's features after slices that end at these layers, planned as the scheduler does it."""
     first = 0
     for stop in ends:
@@ -336,8 +342,8 @@ def replace_slice(encode: Encode, first: int, stop: int | None) -> Encode:
 
 @pytest.mark.parametrize("ends", [[1], [2], [3], [1, 2, 3]])
 def test_slices_give_the_same_features_bit_for_bit(ends: list[int], tower: VisionTower) -> None:
-    unfinished: Unfinished[Halfway] = Unfinished(10_000)
-    encoder = Encoder(tower, VIT_PROCESSING, CPU, torch.float32, unfinished)
+    unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
+    encoder = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, unfinished)
     pixels = picture(1, 70, 100)
     view = plain_view(bytes(16), (100, 70), VIT_PROCESSING)
     encode = encode_of(pixels, view)
@@ -348,9 +354,9 @@ def test_slices_give_the_same_features_bit_for_bit(ends: list[int], tower: Visio
 
 
 def test_views_half_way_through_are_carried_on_together_or_apart() -> None:
-    unfinished: Unfinished[Halfway] = Unfinished(10_000)
+    unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
     tower = MeanTower()
-    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, unfinished)
+    encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, unfinished)
     encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
     for encode in encodes:
         unfinished.advance(encode.key, encode.patches, 2)
@@ -392,16 +398,16 @@ def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_na
 ) -> None:
     """Four of 24 patches and one of 100, which no call has memory for."""
     tower = ShortTower(10_000 if cut else 60)
-    unfinished: Unfinished[Halfway] = Unfinished(10_000)
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1) if captured else None
-    encoder = Encoder(tower, PROCESSING, CPU, torch.float32, unfinished, graphs)
+    unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1) if captured else None
+    encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, unfinished, graphs)
     encodes = [encode_of(picture(i, 16, 24)) for i in range(4)]
     large = encode_of(picture(9, 40, 40))
     asked = [*encodes, large]
     if cut:
         for encode in asked:
             unfinished.advance(encode.key, encode.patches, 2)
-        assert encoder.attempt([replace_slice(encode, 0, 2) for encode in asked]) == ({}, {})
+        assert encoder.try_encode([replace_slice(encode, 0, 2) for encode in asked]) == ({}, {})
         tower.most = 60
         unfinished.finish(encodes[0].key)
         unfinished.finish(encodes[1].key)
@@ -409,7 +415,7 @@ def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_na
             unfinished.advance(encode.key, encode.patches, 3)
         ends = [None, None, 3, 3, 3]
         asked = [replace_slice(encode, 2, end) for encode, end in zip(asked, ends, strict=True)]
-    features, failed = encoder.attempt(asked)
+    features, failed = encoder.try_encode(asked)
     assert failed == {large.key: "the device is short of memory"}
     unfinished.drop(large.key)
     if cut:
@@ -424,8 +430,8 @@ def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_na
 
 
 def test_a_slice_that_does_not_follow_the_one_before_is_refused() -> None:
-    unfinished: Unfinished[Halfway] = Unfinished(10_000)
-    encoder = Encoder(MeanTower(), PROCESSING, CPU, torch.float32, unfinished)
+    unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
+    encoder = EncoderRunner(MeanTower(), PROCESSING, CPU, torch.float32, unfinished)
     encode = encode_of(picture(1, 16, 24))
     unfinished.advance(encode.key, encode.patches, 1)
     encoder.encode([replace_slice(encode, 0, 1)])
@@ -435,13 +441,13 @@ def test_a_slice_that_does_not_follow_the_one_before_is_refused() -> None:
 
 
 def test_nothing_to_encode_gives_nothing() -> None:
-    assert Encoder(MeanTower(), PROCESSING, CPU, torch.float32).encode([]) == {}
+    assert EncoderRunner(MeanTower(), PROCESSING, CPU, torch.float32).encode([]) == {}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_gives_the_same_features() -> None:
     encodes = [encode_of(picture(i, 16 + i, 40 - i)) for i in range(6)]
-    features = run(Encoder(MeanTower(), PROCESSING, torch.device("cuda"), torch.float32), encodes)
+    features = run(EncoderRunner(MeanTower(), PROCESSING, torch.device("cuda"), torch.float32), encodes)
     for encode, feature in zip(encodes, features, strict=True):
         assert torch.allclose(feature.cpu(), expected(encode), atol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.encoder.merge_embeddings import splice
+from saccade.encoder.merge_embeddings import merge_embeddings
 from saccade.request import View
 from saccade.step_plan import Row, Span
 
@@ -48,7 +48,7 @@ def spliced(
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Embeddings after splicing zeros, and the deep levels [D, H] of each visual token."""
     embeds = torch.zeros(sum(part.count for part in rows), HIDDEN)
-    deep = splice(embeds, rows, features.__getitem__, levels)
+    deep = merge_embeddings(embeds, rows, features.__getitem__, levels)
     if deep is None:
         return embeds, {}
     assert deep.levels.shape == (levels, len(deep.index), HIDDEN)
@@ -92,7 +92,7 @@ def test_rows_of_a_step_stand_one_after_the_other() -> None:
 def test_text_alone_is_left_as_it_is() -> None:
     embeds = torch.randn(4, HIDDEN)
     before = embeds.clone()
-    assert splice(embeds, [row(0, 4, [])], features_of([], 2).__getitem__, 2) is None
+    assert merge_embeddings(embeds, [row(0, 4, [])], features_of([], 2).__getitem__, 2) is None
     assert torch.equal(embeds, before)
 
 
@@ -108,7 +108,7 @@ def test_features_take_the_precision_of_the_embeddings() -> None:
     part = span(0, 1, 2, 1)
     features = features_of([part], 1)
     embeds = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
-    deep = splice(embeds, [row(0, 2, [part])], features.__getitem__, 1)
+    deep = merge_embeddings(embeds, [row(0, 2, [part])], features.__getitem__, 1)
     assert deep is not None
     assert deep.levels.dtype == torch.bfloat16
 

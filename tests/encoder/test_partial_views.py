@@ -2,13 +2,13 @@
 
 import pytest
 
-from saccade.encoder.partial_views import Unfinished
+from saccade.encoder.partial_views import PartialViews
 
 A, B, C = b"a", b"b", b"c"
 
 
 def test_a_view_goes_on_from_what_its_slice_before_left() -> None:
-    views: Unfinished[str] = Unfinished(100)
+    views: PartialViews[str] = PartialViews(100)
     assert views.layers(A) == 0
     views.advance(A, 40, 3)
     views.keep(A, "three")
@@ -26,7 +26,7 @@ def test_a_view_goes_on_from_what_its_slice_before_left() -> None:
 
 
 def test_dropping_frees_what_was_kept_and_begins_again() -> None:
-    views: Unfinished[str] = Unfinished(100)
+    views: PartialViews[str] = PartialViews(100)
     views.advance(A, 40, 3)
     views.keep(A, "three")
     views.drop(A)
@@ -44,7 +44,7 @@ def test_dropping_frees_what_was_kept_and_begins_again() -> None:
 
 
 def test_what_a_slice_has_taken_is_not_there_for_another() -> None:
-    views: Unfinished[str] = Unfinished(100)
+    views: PartialViews[str] = PartialViews(100)
     views.advance(A, 40, 3)
     views.keep(A, "three")
     assert views.take(A) == "three"
@@ -53,7 +53,7 @@ def test_what_a_slice_has_taken_is_not_there_for_another() -> None:
 
 
 def test_layers_only_grow_and_the_order_is_that_of_the_last_slices() -> None:
-    views: Unfinished[str] = Unfinished(100)
+    views: PartialViews[str] = PartialViews(100)
     for key in (A, B, C):
         views.advance(key, 30, 2)
     views.advance(A, 30, 4)
@@ -63,7 +63,7 @@ def test_layers_only_grow_and_the_order_is_that_of_the_last_slices() -> None:
 
 
 def test_check_finds_more_than_there_is_room_for() -> None:
-    views: Unfinished[str] = Unfinished(50)
+    views: PartialViews[str] = PartialViews(50)
     views.advance(A, 400, 2)
     views.check()  # a single large one is allowed
     views.advance(B, 1, 2)

@@ -7,7 +7,7 @@ import torch
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from saccade.encoder.prompt_layout import lay_out, lengthen, zoomed
+from saccade.encoder.prompt_layout import extend_layout, insert_zoomed_views, lay_out_prompt
 from saccade.errors import InvalidValue
 from saccade.lod.types import LodParams, Region
 from saccade.request import Media, Request, View, ZoomRequest
@@ -91,21 +91,23 @@ def test_positions_and_delta_are_those_of_transformers(oracle: Qwen3VLModel, see
             text(1)
     if not prompt:
         text(1)
-    layout = lay_out(request(tuple(prompt), *items))
+    layout = lay_out_prompt(request(tuple(prompt), *items))
     positions, delta = reference(oracle, layout, grids)
     assert np.array_equal(layout.positions, positions.numpy())
     assert layout.delta == delta
 
 
 def test_a_prompt_that_ends_in_an_image_continues_behind_its_longer_side(oracle: Qwen3VLModel) -> None:
-    layout = lay_out(request((5, IMAGE_PAD), media(1, 2, 7)))
+    layout = lay_out_prompt(request((5, IMAGE_PAD), media(1, 2, 7)))
     _, delta = reference(oracle, layout, {IMAGE_PAD: [[1, 4, 14]], VIDEO_PAD: []})
     assert layout.delta == delta == (1 + 7) - (1 + 14)
 
 
 def test_every_placeholder_becomes_its_views_tokens_where_the_span_says() -> None:
     first, second = media(1, 2, 3, b"a" * 16), media(2, 1, 1, b"b" * 16)
-    layout = lay_out(request((7, IMAGE_PAD, VIDEO_PAD, 8), second, first))  # the order given does not matter
+    layout = lay_out_prompt(
+        request((7, IMAGE_PAD, VIDEO_PAD, 8), second, first)
+    )  # the order given does not matter
     assert layout.tokens == (7, *[IMAGE_PAD] * 6, VIDEO_PAD, 8)
     assert [(span.start, span.stop) for span in layout.spans] == [(1, 7), (7, 8)]
     assert [span.key for span in layout.spans] == [first.view.key, second.view.key]
@@ -114,7 +116,7 @@ def test_every_placeholder_becomes_its_views_tokens_where_the_span_says() -> Non
 
 
 def test_text_alone_counts_up_on_all_axes() -> None:
-    layout = lay_out(request(tuple(range(10))))
+    layout = lay_out_prompt(request(tuple(range(10))))
     assert np.array_equal(layout.positions, np.tile(np.arange(10), (3, 1)))
     assert layout.delta == 0
     assert layout.spans == ()
@@ -123,12 +125,12 @@ def test_text_alone_counts_up_on_all_axes() -> None:
 @pytest.mark.parametrize("slot", [-1, 3, 1000])
 def test_a_slot_outside_the_prompt_is_refused(slot: int) -> None:
     with pytest.raises(InvalidValue, match=f"index {slot}"):
-        lay_out(request((1, 2, 3), media(slot, 1, 1)))
+        lay_out_prompt(request((1, 2, 3), media(slot, 1, 1)))
 
 
 def test_two_media_at_one_slot_are_refused() -> None:
     with pytest.raises(InvalidValue, match="two media"):
-        lay_out(request((1, IMAGE_PAD, 3), media(1, 1, 1), media(1, 2, 2)))
+        lay_out_prompt(request((1, IMAGE_PAD, 3), media(1, 1, 1), media(1, 2, 2)))
 
 
 @pytest.mark.parametrize("grid", [(3, 2), (2, 5), (0, 2), (2, 0)])
@@ -136,7 +138,7 @@ def test_a_grid_that_does_not_merge_evenly_is_refused(grid: tuple[int, int]) -> 
     view = View(content=b"c" * 16, box=(0, 0, 8, 8), grid=grid, merge=MERGE, processing=b"p")
     item = Media(placeholder=0, view=view, pixels=np.zeros((1, 8, 8, 3), dtype=np.uint8))
     with pytest.raises(InvalidValue, match="multiples of 2"):
-        lay_out(request((IMAGE_PAD,), item))
+        lay_out_prompt(request((IMAGE_PAD,), item))
 
 
 @pytest.mark.parametrize("registered", [False, True], ids=["stock", "registered"])
@@ -155,7 +157,7 @@ def test_a_layout_is_lengthened_to_that_of_the_decided_request(
     )
     asked = Request(id="r", prompt=prompt, media=tuple(items), zooming=place, registered=registered)
     regions = [Region((i, i, i + 4, i + 3), (1 + i, 2), 1.0) for i in range(zooms)]
-    decided = zoomed(asked, dict.fromkeys(slots, regions))
-    found, whole = lengthen(lay_out(asked), asked, decided), lay_out(decided)
+    decided = insert_zoomed_views(asked, dict.fromkeys(slots, regions))
+    found, whole = extend_layout(lay_out_prompt(asked), asked, decided), lay_out_prompt(decided)
     assert (found.tokens, found.spans, found.delta) == (whole.tokens, whole.spans, whole.delta)
     assert np.array_equal(found.positions, whole.positions)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from saccade import SamplingParams
-from saccade.encoder.encoder_runner import Encoder
+from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.engine import builder as build
 from saccade.lod.image_maps import Stills
 from saccade.scheduler.recall import Recall
@@ -93,14 +93,14 @@ def test_a_picture_that_cannot_go_up_ends_its_own_request_alone(
 ) -> None:
     peers = bench("stock")
     full: list[bool] = []
-    send = Encoder.send
+    send = EncoderRunner.upload
 
-    def sent(self: Encoder, *given: Any) -> torch.Tensor:
+    def sent(self: EncoderRunner, *given: Any) -> torch.Tensor:
         if full:
             raise torch.OutOfMemoryError("no room")
         return send(self, *given)
 
-    monkeypatch.setattr(Encoder, "send", sent)  # before the lookout is given it
+    monkeypatch.setattr(EncoderRunner, "upload", sent)  # before the lookout is given it
     engine = peers.engine()
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     engine.submit(peers.front.prepare_prompt("hello there", params, "text", trusted=True))

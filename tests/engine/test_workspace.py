@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.encoder.encoder_graphs import TowerGraphs
-from saccade.encoder.encoder_runner import Encoder, Halfway
+from saccade.encoder.encoder_graphs import EncoderGraphs
+from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.engine.workspace import largest_grid, unfinished_bytes
 from saccade.inputs.image_processor import ImageProcessing, plain_view
 from saccade.kernels.cuda_graph import PlainRecorder
@@ -58,7 +58,7 @@ def test_what_is_set_aside_for_a_view_half_way_is_what_it_takes(tower: VisionTow
         layout = tower.layout([grid])
         stream = tower.begin(torch.zeros(96, tower.patch_dim), layout)
         stream, levels = tower.carry(stream, layout, 0, tower.depth)
-    half = Halfway(tower.depth, stream, tuple(levels))
+    half = PartialEncoding(tower.depth, stream, tuple(levels))
     taken = half.stream.nbytes + sum(level.nbytes for level in half.levels)
     assert unfinished_bytes(tower, torch.float32, 96) == taken
 
@@ -66,8 +66,8 @@ def test_what_is_set_aside_for_a_view_half_way_is_what_it_takes(tower: VisionTow
 def test_common_sizes_are_captured_whole_before_the_first_request(tower: VisionTower) -> None:
     """With a processor that makes everything small: the sizes of a real one are a chip's business."""
     processing = replace(PROCESSING, min_pixels=1024, max_pixels=16_384)
-    graphs = TowerGraphs(tower, PlainRecorder(), CPU, torch.float32)
-    encoder = Encoder(tower, processing, CPU, torch.float32, None, graphs)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
+    encoder = EncoderRunner(tower, processing, CPU, torch.float32, None, graphs)
     sizes = [(448, 448), (480, 640), (640, 480), (512, 512)]  # two of one grid, two of as many patches
     calls = warm_pictures(encoder, processing, 1000, progress=False, sizes=sizes)
     assert calls == 3 * len(sizes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.encoder.cache.transfer import HostMover
+from saccade.encoder.cache.transfer import CpuTransfer
 from saccade.encoder.preprocess import build_table
 from saccade.host import allocator as module
 from saccade.host.allocator import copy_to_own_mapping, empty_in_own_mapping
@@ -68,13 +68,13 @@ def test_mappings_are_bounded_and_the_heap_takes_the_rest(monkeypatch: pytest.Mo
 
 def test_tables_and_features_are_kept_apart() -> None:
     assert lies_apart(build_table(300, 64, CPU).weights)
-    mover = HostMover()
+    transfer = CpuTransfer()
     features = torch.randn(5, 12)
-    down = mover.down(features)
-    up = mover.up(down)
+    down = transfer.to_host(features)
+    up = transfer.to_device(down)
     assert isinstance(up, Tensor)
-    into, data = mover.blank("F32", (5, 12))
-    data[:] = mover.slab(down).data
+    into, data = transfer.allocate_host("F32", (5, 12))
+    data[:] = transfer.to_bytes(down).data
     for kept in (down.tensor, up, into.tensor):
         assert lies_apart(kept)
         assert torch.equal(kept, features)

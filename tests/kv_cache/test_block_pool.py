@@ -10,69 +10,69 @@ from saccade.kv_cache.block_pool import BlockPool
 
 def test_a_block_held_once_is_writable_until_it_is_shared_or_sealed() -> None:
     pool = BlockPool(2)
-    block = pool.take()
-    assert pool.writable(block)
-    pool.share(block)
-    assert not pool.writable(block)
+    block = pool.allocate()
+    assert pool.is_writable(block)
+    pool.acquire(block)
+    assert not pool.is_writable(block)
     pool.release(block)
-    assert pool.writable(block)
-    pool.seal(block)
-    assert not pool.writable(block)
+    assert pool.is_writable(block)
+    pool.mark_cached(block)
+    assert not pool.is_writable(block)
 
 
 def test_released_blocks_are_free_and_sealed_ones_are_kept() -> None:
     pool = BlockPool(3)
-    plain, sealed = pool.take(), pool.take()
-    pool.seal(sealed)
+    plain, sealed = pool.allocate(), pool.allocate()
+    pool.mark_cached(sealed)
     pool.release(plain)
     pool.release(sealed)
-    assert (pool.used, pool.kept, pool.free, pool.available) == (0, 1, 2, 3)
-    pool.share(sealed)
-    assert (pool.used, pool.kept, pool.free) == (1, 0, 2)
+    assert (pool.used, pool.cached, pool.free, pool.available) == (0, 1, 2, 3)
+    pool.acquire(sealed)
+    assert (pool.used, pool.cached, pool.free) == (1, 0, 2)
     pool.check()
 
 
 def test_kept_blocks_are_given_up_last_and_the_longest_released_first() -> None:
     pool = BlockPool(3)
     forgotten: list[int] = []
-    pool.forget = forgotten.append
-    first, second, _ = blocks = [pool.take() for _ in range(3)]
+    pool.on_evict = forgotten.append
+    first, second, _ = blocks = [pool.allocate() for _ in range(3)]
     for block in blocks[:2]:
-        pool.seal(block)
+        pool.mark_cached(block)
     for block in blocks:
         pool.release(block)
-    pool.share(first)
+    pool.acquire(first)
     pool.release(first)  # used again since: now second was released longest ago
-    taken = [pool.take() for _ in range(3)]
+    taken = [pool.allocate() for _ in range(3)]
     assert taken == [blocks[2], second, first]
     assert forgotten == [second, first]
-    assert pool.writable(second), "a block given up is no longer sealed"
+    assert pool.is_writable(second), "a block given up is no longer sealed"
 
 
 def test_misuse_is_an_error_and_not_a_leak() -> None:
     pool = BlockPool(1)
     with pytest.raises(RuntimeError, match="free"):
-        pool.share(0)
+        pool.acquire(0)
     with pytest.raises(RuntimeError, match="held by nobody"):
         pool.release(0)
     with pytest.raises(RuntimeError, match="held by nobody"):
-        pool.seal(0)
-    pool.take()
+        pool.mark_cached(0)
+    pool.allocate()
     with pytest.raises(RuntimeError, match="all 1 KV blocks are held"):
-        pool.take()
+        pool.allocate()
     pool.check()
 
 
 def test_a_full_pool_takes_nothing_from_the_other() -> None:
     pool = BlockPool(3, vision=1)
-    picture = pool.take(vision=True)
+    picture = pool.allocate(vision=True)
     with pytest.raises(RuntimeError, match="all 1 KV blocks"):
-        pool.take(vision=True)
-    assert [pool.take(), pool.take()] == [0, 1]
+        pool.allocate(vision=True)
+    assert [pool.allocate(), pool.allocate()] == [0, 1]
     with pytest.raises(RuntimeError, match="all 2 KV blocks"):
-        pool.take()
+        pool.allocate()
     pool.release(picture)
-    assert (pool.left(), pool.left(vision=True)) == (0, 1)
+    assert (pool.num_available(), pool.num_available(vision=True)) == (0, 1)
     with pytest.raises(ValueError, match="others need some too"):
         BlockPool(3, vision=3)
 
@@ -85,7 +85,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(6, self.vision)
-        self.pool.forget = self.forget
+        self.pool.on_evict = self.forget
         self.held: dict[int, int] = {}
         self.sealed: set[int] = set()
 
@@ -96,21 +96,21 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @rule(vision=st.booleans())
     def take(self, vision: bool) -> None:
         vision = vision and bool(self.vision)
-        if not self.pool.left(vision=vision):
+        if not self.pool.num_available(vision=vision):
             with pytest.raises(RuntimeError, match="are held"):
-                self.pool.take(vision=vision)
+                self.pool.allocate(vision=vision)
             return
-        block = self.pool.take(vision=vision)
+        block = self.pool.allocate(vision=vision)
         assert (block >= 6 - self.vision) == vision, "a block of the other pool was handed out"
         assert block not in self.held, "a block was handed out twice"
-        assert self.pool.writable(block)
+        assert self.pool.is_writable(block)
         self.held[block] = 1
 
     @precondition(lambda self: self.held or self.sealed)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted({*self.held, *self.sealed})))
-        self.pool.share(block)
+        self.pool.acquire(block)
         self.held[block] = self.held.get(block, 0) + 1
 
     @precondition(lambda self: self.held)
@@ -126,22 +126,22 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def seal(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.held)))
-        self.pool.seal(block)
+        self.pool.mark_cached(block)
         self.sealed.add(block)
 
     @invariant()
     def agrees(self) -> None:
         self.pool.check()
         assert self.pool.used == len(self.held)
-        assert self.pool.kept == len(self.sealed - set(self.held))
+        assert self.pool.cached == len(self.sealed - set(self.held))
         for kind, mine in ((False, range(6 - self.vision)), (True, range(6 - self.vision, 6))):
             used, kept = (
                 sum(block in mine for block in blocks) for blocks in (self.held, self.sealed - set(self.held))
             )
-            assert self.pool.gauges(vision=kind) == (used, kept, len(mine) - used - kept)
+            assert self.pool.counts(vision=kind) == (used, kept, len(mine) - used - kept)
         for block in range(6):
-            assert self.pool.holders(block) == self.held.get(block, 0)
-            assert self.pool.writable(block) == (self.held.get(block) == 1 and block not in self.sealed)
+            assert self.pool.ref_count(block) == self.held.get(block, 0)
+            assert self.pool.is_writable(block) == (self.held.get(block) == 1 and block not in self.sealed)
 
 
 class TwoPoolsAgainstModel(PoolAgainstModel):

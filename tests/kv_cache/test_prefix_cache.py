@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.kv_cache.block_pool import BlockPool
-from saccade.kv_cache.prefix_cache import Chain, PrefixCache, overlapping
+from saccade.kv_cache.prefix_cache import HashChain, PrefixCache, overlapping_spans
 from saccade.request import View
 from saccade.step_plan import Span
 
@@ -21,8 +21,8 @@ def span(start: int, name: int, tokens: int = 4) -> Span:
 
 
 def keys(tokens: list[int], *spans: Span, salt: bytes = b"", size: int = 4) -> list[bytes]:
-    chain = Chain(salt, spans, size)
-    chain.grow(tokens)
+    chain = HashChain(salt, spans, size)
+    chain.extend(tokens)
     return chain.keys
 
 
@@ -34,14 +34,14 @@ def common(one: list[bytes], other: list[bytes]) -> int:
 
 def filled(cache: PrefixCache, pool: BlockPool, tokens: list[int], *spans: Span) -> list[int]:
     """Seal a sequence's blocks and release them, as a sequence that ends does."""
-    chain = cache.chain(b"", spans)
-    chain.grow(tokens)
+    chain = cache.new_chain(b"", spans)
+    chain.extend(tokens)
     blocks = []
     for index in range(len(chain.keys)):
-        own = pool.take()
-        block = cache.seal(chain, index, own)
+        own = pool.allocate()
+        block = cache.insert(chain, index, own)
         if block != own:
-            pool.share(block)
+            pool.acquire(block)
             pool.release(own)
         blocks.append(block)
         cache.check()
@@ -52,16 +52,16 @@ def filled(cache: PrefixCache, pool: BlockPool, tokens: list[int], *spans: Span)
 
 
 def found(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes = b"") -> list[int]:
-    chain = cache.chain(salt, spans)
-    chain.grow(tokens)
+    chain = cache.new_chain(salt, spans)
+    chain.extend(tokens)
     return cache.match(chain)
 
 
 def next_part(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes = b"") -> tuple[int, int]:
     """The block that holds most of what follows the whole blocks found, and how much; nothing is (0, 0)."""
-    chain = cache.chain(salt, spans)
-    chain.grow(tokens)
-    part = cache.partial(chain, len(cache.match(chain)), tokens)
+    chain = cache.new_chain(salt, spans)
+    chain.extend(tokens)
+    part = cache.match_partial(chain, len(cache.match(chain)), tokens)
     return (part.block, part.tokens) if part else (0, 0)
 
 
@@ -71,35 +71,35 @@ def next_part(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes =
 def test_views_seen_later_are_of_the_edition_their_sequence_came_with() -> None:
     cache = PrefixCache(BlockPool(8), 4)
     views = span(0, 1, 2), span(6, 1, 3)
-    before = cache.chain(b"", views)
-    cache.editions.delete(views[0].view.content)
-    whole, slow = cache.chain(b"", views), cache.chain(b"", views[:1])
-    cache.editions.delete(views[0].view.content)
-    slow.grow(TEXT[:3])
-    slow.see(views)
+    before = cache.new_chain(b"", views)
+    cache.image_versions.delete(views[0].view.content)
+    whole, slow = cache.new_chain(b"", views), cache.new_chain(b"", views[:1])
+    cache.image_versions.delete(views[0].view.content)
+    slow.extend(TEXT[:3])
+    slow.set_spans(views)
     for chain in (before, whole, slow):
-        chain.grow(TEXT)
+        chain.extend(TEXT)
     assert slow.keys == whole.keys
     assert common(slow.keys, before.keys) == 0
 
 
 def test_a_chain_grown_token_by_token_equals_one_grown_at_once() -> None:
-    slow = Chain(b"x", (span(2, 1, 6),), 4)
+    slow = HashChain(b"x", (span(2, 1, 6),), 4)
     for count in range(len(TEXT) + 1):
-        slow.grow(TEXT[:count])
+        slow.extend(TEXT[:count])
         assert len(slow.keys) == count // 4
     assert slow.keys == keys(TEXT, span(2, 1, 6), salt=b"x")
 
 
 def test_a_chain_that_was_cut_grows_again_as_if_nothing_had_been_behind_it() -> None:
     for end in range(len(TEXT) + 1):
-        chain = Chain(b"", [span(8, 1)], 4)
-        chain.grow(TEXT)
-        chain.cut(end)
+        chain = HashChain(b"", [span(8, 1)], 4)
+        chain.extend(TEXT)
+        chain.truncate(end)
         assert len(chain.keys) == len(chain.contents) == end // 4
-        chain.see([span(8, 2)])
+        chain.set_spans([span(8, 2)])
         other = [*TEXT[:end], *[5] * 9]
-        chain.grow(other)
+        chain.extend(other)
         if end <= 8:
             assert chain.keys == keys(other, span(8, 2))
 
@@ -145,7 +145,7 @@ def test_overlapping_finds_exactly_the_spans_with_a_token_inside(
         spans.append(span(place + gap, 1, 3))
         place += gap + 3
     inside = [s for s in spans if any(start <= token < start + count for token in range(s.start, s.stop))]
-    assert list(overlapping(spans, start, start + count)) == inside
+    assert list(overlapping_spans(spans, start, start + count)) == inside
 
 
 # Finding
@@ -242,7 +242,7 @@ def test_equal_content_keeps_the_block_that_was_there() -> None:
     cache = PrefixCache(pool, 4)
     first = filled(cache, pool, TEXT)
     assert filled(cache, pool, [*TEXT, 1, 2, 3, 4])[:3] == first
-    assert (pool.kept, pool.free) == (4, 4)
+    assert (pool.cached, pool.free) == (4, 4)
 
 
 def test_a_chain_is_given_up_from_its_end() -> None:
@@ -250,7 +250,7 @@ def test_a_chain_is_given_up_from_its_end() -> None:
     cache = PrefixCache(pool, 4)
     blocks = filled(cache, pool, TEXT)
     for left in (2, 1, 0):
-        pool.take()
+        pool.allocate()
         cache.check()
         assert found(cache, TEXT) == blocks[:left]
 
@@ -260,11 +260,11 @@ def test_what_was_used_last_is_given_up_last() -> None:
     cache = PrefixCache(pool, 4)
     old, new = filled(cache, pool, TEXT), filled(cache, pool, TEXT[::-1])
     for block in old:
-        pool.share(block)
+        pool.acquire(block)
     for block in reversed(old):
         pool.release(block)
     for _ in range(3):
-        pool.take()
+        pool.allocate()
     assert found(cache, TEXT) == old
     assert found(cache, TEXT[::-1]) == []
     assert len(new) == 3
@@ -273,9 +273,9 @@ def test_what_was_used_last_is_given_up_last() -> None:
 def test_check_notices_a_block_whose_beginning_is_gone() -> None:
     pool = BlockPool(4)
     cache = PrefixCache(pool, 4)
-    chain = cache.chain(b"", ())
-    chain.grow(TEXT)
-    blocks = [cache.seal(chain, index, pool.take()) for index in range(3)]
+    chain = cache.new_chain(b"", ())
+    chain.extend(TEXT)
+    blocks = [cache.insert(chain, index, pool.allocate()) for index in range(3)]
     for block in blocks:  # the wrong way round
         pool.release(block)
     with pytest.raises(RuntimeError, match="would be given up before"):
@@ -291,16 +291,16 @@ def test_what_is_found_is_what_was_sealed_whatever_is_given_up(seed: int) -> Non
     contents: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end
     for _ in range(150):
         tokens = [draw.randrange(2) for _ in range(draw.randrange(2, 17))]
-        chain = cache.chain(b"", ())
-        chain.grow(tokens)
+        chain = cache.new_chain(b"", ())
+        chain.extend(tokens)
         blocks = cache.match(chain)
         for index, block in enumerate(blocks):
             assert contents[block] == tuple(tokens[: 2 * index + 2])
-            pool.share(block)
+            pool.acquire(block)
         for index in range(len(blocks), len(chain.keys)):
-            block = pool.take()
+            block = pool.allocate()
             contents[block] = tuple(tokens[: 2 * index + 2])
-            assert cache.seal(chain, index, block) == block
+            assert cache.insert(chain, index, block) == block
             blocks.append(block)
             cache.check()
         for block in reversed(blocks):
@@ -313,34 +313,34 @@ def test_what_is_found_is_what_was_sealed_whatever_is_given_up(seed: int) -> Non
 def test_what_stood_on_a_block_of_the_other_pool_is_given_up_with_it() -> None:
     pool = BlockPool(6, vision=2, roles=frozenset({"whole"}))
     cache = PrefixCache(pool, 4)
-    chain = cache.chain(b"", [span(4, 1, tokens=8)])
-    chain.grow([*TEXT[:4], *[0] * 8, *TEXT[4:]])  # text, two blocks of a picture, two of text
-    blocks = [pool.take(vision=index in (1, 2)) for index in range(5)]
+    chain = cache.new_chain(b"", [span(4, 1, tokens=8)])
+    chain.extend([*TEXT[:4], *[0] * 8, *TEXT[4:]])  # text, two blocks of a picture, two of text
+    blocks = [pool.allocate(vision=index in (1, 2)) for index in range(5)]
     for index, block in enumerate(blocks):
-        cache.seal(chain, index, block)
+        cache.insert(chain, index, block)
     for block in reversed(blocks):
         pool.release(block)
     cache.check()
-    pool.release(pool.take(vision=True))  # the picture's second block goes; what is behind it is text
+    pool.release(pool.allocate(vision=True))  # the picture's second block goes; what is behind it is text
     cache.check()
     assert cache.match(chain) == blocks[:2]
-    assert pool.gauges(vision=False) == (0, 1, 3)
-    assert pool.gauges(vision=True) == (0, 1, 1)
+    assert pool.counts(vision=False) == (0, 1, 3)
+    assert pool.counts(vision=True) == (0, 1, 1)
 
 
 def test_a_view_whose_blocks_are_kept_apart_has_keys_of_its_own() -> None:
     tokens, view = [0] * 8, span(0, 1, tokens=8)
     plain = keys(tokens, view)
-    chain = Chain(b"", [view], 4, frozenset({"whole"}))
-    chain.grow(tokens)
+    chain = HashChain(b"", [view], 4, frozenset({"whole"}))
+    chain.extend(tokens)
     assert not set(plain) & set(chain.keys)
-    other = Chain(b"", [view], 4, frozenset({"global"}))
-    other.grow(tokens)
+    other = HashChain(b"", [view], 4, frozenset({"global"}))
+    other.extend(tokens)
     assert other.keys == plain
 
 
 def written_out(tokens: list[int], spans: list[Span], start: int, stop: int) -> tuple[bytes, list[int]]:
-    """A block's content as `Chain.cells` says it is, token by token."""
+    """A block's content as `HashChain.cells` says it is, token by token."""
     content, ends = b"", []
     for place in range(start, stop):
         inside = [one for one in spans if one.start <= place < one.stop]
@@ -365,12 +365,12 @@ def test_however_a_chain_grows_its_blocks_are_what_they_are_token_by_token(
     spans: list[Span] = []
     for name, (gap, count) in enumerate(gaps):
         spans.append(span((spans[-1].stop if spans else 0) + gap, name, tokens=count))
-    chain = Chain(b"", spans, size)
+    chain = HashChain(b"", spans, size)
     for cut in [*sorted(cuts), len(tokens)]:
-        chain.grow(tokens[:cut])
+        chain.extend(tokens[:cut])
     assert len(chain.contents) == len(chain.keys) == len(tokens) // size
     for index in range(len(tokens) // size + 1):
         stop = min((index + 1) * size, len(tokens))
-        content, ends = chain.cells(tokens, index)
+        content, ends = chain.encode_block(tokens, index)
         assert (content, list(ends)) == written_out(tokens, spans, index * size, stop)
         assert chain.contents[index : index + 1] in ([], [content])

@@ -15,7 +15,7 @@ def key(*path: int) -> bytes:
 
 def put(space: SwapSpace, handle: int, keys: list[bytes], blocks: list[int], rank: float = 0.0) -> bool:
     computed = SIZE * (len(keys) + len(blocks)) - 1
-    done = space.put(handle, (rank, handle), computed, keys, blocks)
+    done = space.swap_out(handle, (rank, handle), computed, keys, blocks)
     space.check()
     return done
 
@@ -23,13 +23,13 @@ def put(space: SwapSpace, handle: int, keys: list[bytes], blocks: list[int], ran
 def test_only_what_nobody_could_find_again_is_copied_at_once() -> None:
     space = SwapSpace(8)
     assert put(space, 1, [key(1), key(2)], [7, 9])
-    assert [block for block, _ in space.drain()] == [7, 9]
+    assert [block for block, _ in space.take_copies()] == [7, 9]
     slots, computed = space.find(1, 2, SIZE)  # its first two blocks are still on the device
     assert (len(slots), computed) == (2, 15)
     assert space.find(1, 1, SIZE) == ([], 4)  # the second is neither there nor here
-    space.lost(key(2), 5)
+    space.save_evicted(key(2), 5)
     space.check()
-    ((block, slot),) = space.drain()
+    ((block, slot),) = space.take_copies()
     assert block == 5
     assert space.find(1, 1, SIZE) == ([slot, *slots], 15)
 
@@ -37,20 +37,20 @@ def test_only_what_nobody_could_find_again_is_copied_at_once() -> None:
 def test_what_nobody_wants_is_not_copied_when_it_is_given_up() -> None:
     space = SwapSpace(8)
     put(space, 1, [key(1)], [])
-    space.lost(key(3), 5)
-    assert space.drain() == ()
+    space.save_evicted(key(3), 5)
+    assert space.take_copies() == ()
 
 
 def test_a_block_wanted_by_several_is_copied_once_and_stays_for_the_last() -> None:
     space = SwapSpace(8)
     for handle in (1, 2):
         put(space, handle, [key(1)], [])
-    space.lost(key(1), 5)
-    space.lost(key(1), 6)  # computed again by somebody, and given up again
-    assert len(space.drain()) == 1
+    space.save_evicted(key(1), 5)
+    space.save_evicted(key(1), 6)  # computed again by somebody, and given up again
+    assert len(space.take_copies()) == 1
     slots, _ = space.find(1, 0, SIZE)
-    space.take(1, slots)
-    space.drain()
+    space.swap_in(1, slots)
+    space.take_copies()
     assert space.find(2, 0, SIZE)[0] == slots
     space.drop(2)
     space.check()
@@ -60,12 +60,12 @@ def test_a_block_wanted_by_several_is_copied_once_and_stays_for_the_last() -> No
 def test_a_slot_that_is_read_is_free_only_behind_the_step() -> None:
     space = SwapSpace(1)
     put(space, 1, [], [3])
-    space.drain()
+    space.take_copies()
     slots, _ = space.find(1, 0, SIZE)
-    space.take(1, slots)
+    space.swap_in(1, slots)
     space.check()
     assert not put(space, 2, [], [4])
-    space.drain()
+    space.take_copies()
     assert put(space, 2, [], [4])
 
 
@@ -73,13 +73,13 @@ def test_a_slot_that_is_read_is_not_written_though_its_last_other_ticket_is_drop
     space = SwapSpace(1)
     put(space, 1, [key(1)], [], rank=1.0)
     put(space, 2, [key(1)], [], rank=9.0)
-    space.lost(key(1), 5)
-    space.drain()
+    space.save_evicted(key(1), 5)
+    space.take_copies()
     slots, _ = space.find(1, 0, SIZE)
-    space.take(1, slots)  # the other still wants the slot
+    space.swap_in(1, slots)  # the other still wants the slot
     assert not put(space, 3, [], [7], rank=2.0)  # it loses it, but not within this step
     space.check()
-    assert space.drain() == ()
+    assert space.take_copies() == ()
     assert put(space, 3, [], [7], rank=2.0)
 
 
@@ -87,8 +87,8 @@ def test_who_goes_and_comes_back_within_one_plan_is_copied_both_ways() -> None:
     space = SwapSpace(2)
     put(space, 1, [], [3])
     slots, _ = space.find(1, 0, SIZE)
-    space.take(1, slots)
-    assert space.drain() == ((3, slots[0]),)
+    space.swap_in(1, slots)
+    assert space.take_copies() == ((3, slots[0]),)
 
 
 def test_the_last_by_rank_loses_its_slots_to_those_before_it_and_to_nobody_behind_it() -> None:
@@ -100,28 +100,28 @@ def test_the_last_by_rank_loses_its_slots_to_those_before_it_and_to_nobody_behin
     assert space.find(1, 0, SIZE) == ([], 0)
     assert len(space.find(2, 0, SIZE)[0]) == 2
     assert space.stats.swap_dropped == 1
-    copied = {slot: block for block, slot in space.drain()}
+    copied = {slot: block for block, slot in space.take_copies()}
     assert 1 not in copied.values() or 2 not in copied.values()  # the freed slot got another block
 
 
 def test_a_gap_that_cannot_be_filled_drops_the_ticket() -> None:
     space = SwapSpace(1)
     put(space, 1, [key(1), key(2)], [], rank=1.0)
-    space.lost(key(2), 5)
-    space.lost(key(1), 6)
+    space.save_evicted(key(2), 5)
+    space.save_evicted(key(1), 6)
     space.check()
     assert space.stats == (0, 1, 0, 0, 0, 1)
-    assert space.drain() == ()
+    assert space.take_copies() == ()
 
 
 def test_a_failed_step_makes_everyone_who_relied_on_its_copies_compute_again() -> None:
     space = SwapSpace(8)
     for handle, blocks in ((1, [4]), (2, [5]), (3, [])):
         put(space, handle, [key(1)], blocks)
-    space.drain()
-    space.lost(key(1), 9)
+    space.take_copies()
+    space.save_evicted(key(1), 9)
     put(space, 4, [], [6])
-    copies = space.drain()
+    copies = space.take_copies()
     space.fail(copies)
     space.check()
     assert space.stats.swap_waiting == 0
@@ -132,7 +132,7 @@ def test_without_slots_nobody_gets_a_ticket_for_blocks_of_its_own() -> None:
     space = SwapSpace(0)
     assert not put(space, 1, [], [4])
     assert put(space, 2, [key(1)], [])  # it may find everything again
-    space.lost(key(1), 3)
+    space.save_evicted(key(1), 3)
     assert space.stats.swap_waiting == 0
 
 
@@ -159,7 +159,7 @@ def test_whatever_happens_a_slot_holds_what_its_ticket_says(seed: int) -> None:
                 lost = key(*range(depth + 1))
                 block = 100 + depth
                 blocks[block] = lost
-                space.lost(lost, block)
+                space.save_evicted(lost, block)
                 space.check()
                 gone.add(lost)
             else:
@@ -173,15 +173,15 @@ def test_whatever_happens_a_slot_holds_what_its_ticket_says(seed: int) -> None:
             wanted = held[start : start + len(slots)]
             known = who in space._tickets
             if known:
-                space.take(who, slots)
-            for block, slot in space.drain():
+                space.swap_in(who, slots)
+            for block, slot in space.take_copies():
                 host[slot] = blocks[block]
             assert [host[slot] for slot in slots] == wanted
             back += len(slots)
         else:
             if away and draw.random() < 0.2:
                 space.drop(away.popitem()[0])
-            for block, slot in space.drain():
+            for block, slot in space.take_copies():
                 host[slot] = blocks[block]
         space.check()
     assert back > 20

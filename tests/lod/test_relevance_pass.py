@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from saccade import SamplingParams
 from saccade.config import EngineConfig
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.errors import CheckpointError
@@ -57,7 +57,7 @@ def only_look(peers: Bench, number: int, **options: Any) -> tuple[Request, ZoomR
         assert np.array_equal(one.propositional, other.propositional)
         assert np.array_equal(one.lost, other.lost)
     assert engine.stats().prefix_hit_tokens > 0
-    return request, second, lay_out(request)
+    return request, second, lay_out_prompt(request)
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ import torch
 import transformers
 from PIL import Image
 
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.request import Request
 from saccade.step_plan import Layout
 
@@ -29,7 +29,7 @@ class Oracle:
 
     def greedy(self, request: Request, pictures: Sequence[Image.Image] = (), **options: Any) -> list[int]:
         """The new tokens. `pictures` go through transformers' own processor; our layout gives the ids."""
-        layout = lay_out(request)
+        layout = lay_out_prompt(request)
         inputs = self._text(layout)
         if pictures:
             processed = self.images(images=list(pictures), return_tensors="pt")
@@ -41,7 +41,7 @@ class Oracle:
         self, request: Request, patches: torch.Tensor, grids: Sequence[Sequence[int]]
     ) -> list[int]:
         """For videos: the patches we made, and one (frames, rows, columns) grid per video."""
-        inputs = self._text(lay_out(request))
+        inputs = self._text(lay_out_prompt(request))
         inputs["pixel_values_videos"] = patches
         inputs["video_grid_thw"] = torch.tensor(grids)
         return self._generate(inputs, request)
@@ -49,7 +49,7 @@ class Oracle:
     @torch.inference_mode()
     def greedy_views(self, request: Request, patches: torch.Tensor) -> list[int]:
         """For views of any kind: the patches we made of each, in prompt order, at the layout's positions."""
-        layout = lay_out(request)
+        layout = lay_out_prompt(request)
         views = [span.view.grid for span in layout.spans]
         inputs = {
             **self._text(layout),

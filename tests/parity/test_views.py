@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.encoder.pixel_uploads import Uploads
 from saccade.encoder.preprocess import Preprocessor, ResampleTables
-from saccade.encoder.prompt_layout import lay_out, zoomed
+from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
+from saccade.encoder.upload import PixelUploads
 from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
@@ -223,7 +223,7 @@ def test_given_zooms_equal_transformers(
 def test_registered_positions_are_those_of_training(bench: Callable[[str], Bench]) -> None:
     """The rule of training/README.md, written out for one view."""
     request = bench("registered").request(QUESTIONS[0])
-    layout = lay_out(request)
+    layout = lay_out_prompt(request)
     whole, part = layout.spans
     (rows, columns), begin = request.media[0].full, whole.start
     width, height = LARGE[0].size
@@ -260,8 +260,8 @@ def test_a_full_view_stands_where_the_stock_rule_puts_it(bench: Callable[[str], 
         QUESTIONS[0].text, SamplingParams(max_tokens=4), "plain", images=[LARGE[0]], trusted=True
     )
     full = peers.request(Question(QUESTIONS[0].text, [LARGE[0]], ((),), 64))
-    assert np.array_equal(lay_out(plain).positions, lay_out(stock).positions)
-    assert np.array_equal(lay_out(plain).positions, lay_out(full).positions)
+    assert np.array_equal(lay_out_prompt(plain).positions, lay_out_prompt(stock).positions)
+    assert np.array_equal(lay_out_prompt(plain).positions, lay_out_prompt(full).positions)
 
 
 def test_twin_pictures_never_share_the_blocks_of_a_zoom(bench: Callable[[str], Bench]) -> None:
@@ -293,7 +293,9 @@ def check_looks(
     for question, request in zip(questions, requests, strict=True):
         choices, chosen = answers[request.id]
         assert request.zooming is not None, "the budget leaves nothing to choose"
-        decided = zoomed(request, dict(zip(request.zooming.placeholders, chosen.regions, strict=True)))
+        decided = insert_zoomed_views(
+            request, dict(zip(request.zooming.placeholders, chosen.regions, strict=True))
+        )
         key = hash((question.text, question.max_tokens, str(boxes(chosen))))
         if key not in peers.known:
             peers.known[key] = peers.oracle.greedy_views(decided, patches_of(peers.front, decided))
@@ -403,7 +405,7 @@ def test_a_picture_goes_up_while_a_brief_look_runs(
         return torch.from_numpy(pixels.copy())
 
     assert engine._runner._encoder is not None
-    engine._runner._encoder._uploads = uploads = Uploads(send)
+    engine._runner._encoder._uploads = uploads = PixelUploads(send)
     brief = brief_steps(engine, monkeypatch)
     check_looks(peers, engine, LOOKS[:1])
     for turn, text in enumerate(("Where is the small white cat now?", "And the tower, how tall is it?")):
@@ -415,7 +417,7 @@ def test_a_picture_goes_up_while_a_brief_look_runs(
         )
         assert len(brief) == turn + 1
         uploads.check()
-        uploads._kept.clear()  # as if other pictures had come
+        uploads._copies.clear()  # as if other pictures had come
 
 
 def test_who_has_looked_briefly_samples_as_it_asked(
@@ -578,7 +580,7 @@ def test_ten_questions_see_a_picture_once(bench: Callable[[str], Bench], mode: s
     ]
     zooms: set[tuple[Any, ...]] = set()
     first = peers.request(questions[0])
-    picture_end = lay_out(first).spans[0].stop
+    picture_end = lay_out_prompt(first).spans[0].stop
     for number, question in enumerate(questions):
         before = engine.stats()
         (told,) = check_looks(peers, engine, [question])

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from saccade.encoder.cache.disk import Disk
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.partial_views import Unfinished
-from saccade.encoder.prompt_layout import lay_out, zoomed
+from saccade.encoder.cache.disk import DiskTier
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.partial_views import PartialViews
+from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.kv_cache.block_pool import BlockPool
-from saccade.kv_cache.pinned_prefixes import Pins
+from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
+from saccade.kv_cache.pool_sizing import VISION_SCOPES
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_space import SwapSpace
-from saccade.kv_cache.vision_blocks import SCOPES
 from saccade.lod.types import Choice, Grid, LodParams, Look, Picture, Region, StillMaps, ViewRule
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomRequest
 from saccade.scheduler.cost_model import Coefficients, CostModel, Work
@@ -149,7 +149,7 @@ def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: C
     cells = all_cells(request, limits, roles)
     media = {item.placeholder: item for item in request.media}
     order = sorted(media)
-    spans = dict(zip(order, lay_out(request).spans, strict=True))
+    spans = dict(zip(order, lay_out_prompt(request).spans, strict=True))
     slots = request.zooming.placeholders
     pictures = [
         Picture(
@@ -161,12 +161,14 @@ def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: C
         for slot in slots
     ]
     choices = chooser(pictures, request.zooming.budget, request.zooming.params, ViewRule())
-    return zoomed(request, {slot: choice.regions for slot, choice in zip(slots, choices, strict=True)})
+    return insert_zoomed_views(
+        request, {slot: choice.regions for slot, choice in zip(slots, choices, strict=True)}
+    )
 
 
 def all_cells(request: Request, limits: Limits, roles: Set[Role]) -> list[Cell]:
     """Of the prompt as it is laid out, one after the other."""
-    layout = lay_out(request)
+    layout = lay_out_prompt(request)
     names = {item.placeholder: int(item.pixels.flat[0]) for item in request.media if item.pixels.size}
     shown = [item.placeholder if item.origin is None else item.origin for item in in_order(request)]
     inputs: list[int] = list(layout.tokens)
@@ -209,7 +211,7 @@ def answer_alone(
 ) -> list[int]:
     """What the request's choice gets with the engine to itself: the whole truth, without blocks or steps."""
     request = decided_alone(request, limits, roles, chooser)
-    layout = lay_out(request)
+    layout = lay_out_prompt(request)
     sampling = request.sampling
     seed = derive_seed(sampling, limits.seed, request.id, index)
     cells = all_cells(request, limits, roles)
@@ -232,8 +234,8 @@ def true_positions(layout: Layout, index: int) -> tuple[float, ...]:
 class Device:
     limits: Limits
     pool: BlockPool
-    store: FeatureStore[int]
-    unfinished: Unfinished[tuple[int, ...]]
+    store: EncoderCache[int]
+    unfinished: PartialViews[tuple[int, ...]]
     tables: dict[tuple[int, int], int] = field(default_factory=dict)
     cells: dict[tuple[int, int], Cell] = field(default_factory=dict)  # (block, offset)
     entered: dict[int, Enter] = field(default_factory=dict)
@@ -308,7 +310,7 @@ class Device:
 
     def encode(self, encode: Encode) -> None:
         """A view half way is the layers it has passed, in order, and its pixels."""
-        assert not self.store.has(encode.key), "a view is encoded again while its features are there"
+        assert not self.store.on_device(encode.key), "a view is encoded again while its features are there"
         depth, name = self.limits.encode_layers, int(encode.pixels.flat[0])
         stop = depth if encode.stop is None else encode.stop
         assert 0 <= encode.first < stop <= depth
@@ -384,7 +386,9 @@ class Device:
         for offset, token in enumerate(tokens):
             index = row.start + offset
             place = self.place(row.row, index)
-            assert self.pool.writable(place[0]), f"sequence {row.sequence} writes a block that is not its own"
+            assert self.pool.is_writable(place[0]), (
+                f"sequence {row.sequence} writes a block that is not its own"
+            )
             positions = tuple(float(axis[offset]) for axis in row.positions)
             apart = self.pool.in_vision(place[0])
             last = next_cell(last.value, self.look(row, index, token), positions, apart)
@@ -413,14 +417,14 @@ class Engine:
         prefix_caching: bool = True,
         blocks: int = 64,
         vision: int = 0,  # of the blocks
-        roles: Set[Role] = SCOPES["all"],
+        roles: Set[Role] = VISION_SCOPES["all"],
         feature_bytes: int = 1000,
         limits: Limits | None = None,
         slots: int = 0,
         slot_milliseconds: float = 0.0,
         host_bytes: int = 0,
-        disk: Disk | None = None,
-        pins: Pins | None = None,
+        disk: DiskTier | None = None,
+        pins: PinnedPrefixes | None = None,
         chooser: Choose = choose_by_hash,
         luck: float | None = None,  # of guesses; None: learnt
         hears: bool = True,  # overlapped: looks at guesses are heard before the next step is planned
@@ -431,11 +435,11 @@ class Engine:
         self.truth = CostModel(COSTS, learning=False)
         self.limits = limits or small_limits()
         self.pool = BlockPool(blocks, vision, roles)
-        self.store: FeatureStore[int] = FeatureStore(
+        self.store: EncoderCache[int] = EncoderCache(
             feature_bytes, host=host_bytes, disk=disk, clock=lambda: self.now
         )
         prefix = PrefixCache(self.pool, self.limits.block_size, pins) if prefix_caching else None
-        self.unfinished: Unfinished[tuple[int, ...]] = Unfinished(self.limits.max_encode_patches)
+        self.unfinished: PartialViews[tuple[int, ...]] = PartialViews(self.limits.max_encode_patches)
         self.scheduler = Scheduler(
             self.limits,
             self.pool,
@@ -455,7 +459,7 @@ class Engine:
         self.deltas: dict[str, list[Delta]] = {}
 
     def add(self, request: Request) -> None:
-        self.scheduler.add(request, lay_out(request))
+        self.scheduler.add(request, lay_out_prompt(request))
         self.deltas[request.id] = []
         self.scheduler.check()
 
@@ -484,7 +488,7 @@ class Engine:
         elif not self.in_flight:
             ended = self.scheduler.end_lost()
             self.take(ended)
-            waits = self.store.fetching or ended
+            waits = self.store.has_pending_reads or ended
             assert self.scheduler.idle or waits, "nothing runs, nothing is in flight, and somebody waits"
         if self.in_flight and (plan is None or len(self.in_flight) > self.overlap):
             oldest, result = self.in_flight.pop(0)

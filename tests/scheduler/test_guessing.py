@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from saccade.encoder.prompt_layout import part_of
+from saccade.encoder.prompt_layout import crop_view
 from saccade.lod.types import Choice, LodParams, Region, ViewRule
 from saccade.request import Request
 from saccade.scheduler.lod_choice import Looking
@@ -331,7 +331,7 @@ def test_views_that_send_each_other_away_are_not_guessed() -> None:
     # On the device and in host memory there is room for one.
     engine, _ = asked_before(LEFT, RIGHT, feature_bytes=20, host_bytes=20)
     whole = picture(1, 0, 2, 3).view
-    assert all(engine.store.ready(part_of(whole, region).key) for region in (LEFT, RIGHT))
+    assert all(engine.store.is_ready(crop_view(whole, region).key) for region in (LEFT, RIGHT))
     request = ask("a", [6, 6, 6, 6])
     engine.add(request)
     engine.run()
@@ -381,7 +381,7 @@ def test_who_came_before_a_picture_was_deleted_is_not_guessed_for_by_what_came_a
     engine.scheduler.forget(view.content)
     # Another one has sent the picture again.
     engine.scheduler._holdings.recall.learn(ask("late", []), ((LEFT,),), ())
-    engine.store.put(part_of(picture(1, 0, 2, 3).view, LEFT).key, 1, 20, view.content)
+    engine.store.put(crop_view(picture(1, 0, 2, 3).view, LEFT).key, 1, 20, view.content)
     engine.run()
     assert counted(engine) == (0, 0)
     answered(engine, ask("early", [6, 6, 6, 6]))

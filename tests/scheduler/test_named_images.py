@@ -158,7 +158,7 @@ def test_deleting_in_the_middle_of_an_answer_changes_no_token_and_leaves_nothing
         engine.scheduler.check()
     engine.run()
     answered(engine, request)
-    assert not engine.store.keeps(shown(7).view.key)
+    assert not engine.store.contains(shown(7).view.key)
 
 
 def disk_with(*names: int) -> SlowDisk:
@@ -193,7 +193,7 @@ def test_a_late_or_damaged_file_is_encoded_instead_but_ends_who_has_no_pixels() 
     engine.add(by_name(ask("named", shown(9))))
     disk.damaged |= {shown(8).view.key, shown(9).view.key}
     disk.finish(shown(8).view.key)
-    while engine.now < fetches.LATE_SECONDS + 1:
+    while engine.now < fetches.READ_SECONDS + 1:
         engine.step()
     answered(engine, ask("late", shown(7)))
     answered(engine, ask("damaged", shown(8)))

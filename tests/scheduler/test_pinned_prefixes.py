@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import ConfigError
-from saccade.kv_cache.pinned_prefixes import Pins, refuse_pins
+from saccade.kv_cache.pinned_prefixes import PinnedPrefixes, validate_pinned_prefixes
 from tests.scheduler.simulated_device import Engine, answer_alone, question, small_limits
 
 SYSTEM = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6]  # ten tokens: two blocks of four are full
@@ -34,7 +34,7 @@ def ask(engine: Engine, name: str, *, salt: bytes = b"", words: int = 5) -> int:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_pinned_beginning_outlives_whatever_needs_its_place(overlap: bool) -> None:
     limits = small_limits(max_model_len=40)
-    for pins, kept in ((Pins([SYSTEM], 2), 8), (None, 0)):
+    for pins, kept in ((PinnedPrefixes([SYSTEM], 2), 8), (None, 0)):
         engine = Engine(blocks=12, limits=limits, overlap=overlap, pins=pins)
         assert ask(engine, "first") == 0
         for number in range(4):
@@ -45,7 +45,7 @@ def test_a_pinned_beginning_outlives_whatever_needs_its_place(overlap: bool) -> 
 
 
 def test_every_tenant_has_its_own_as_far_as_there_is_room() -> None:
-    engine = Engine(blocks=16, limits=small_limits(max_model_len=40), pins=Pins([SYSTEM], 5))
+    engine = Engine(blocks=16, limits=small_limits(max_model_len=40), pins=PinnedPrefixes([SYSTEM], 5))
     for salt in (b"a", b"b", b"c"):
         ask(engine, f"first {salt!r}", salt=salt)
     for number in range(5):
@@ -58,7 +58,7 @@ def test_every_tenant_has_its_own_as_far_as_there_is_room() -> None:
 
 def test_a_request_of_the_longest_context_still_gets_its_turn() -> None:
     limits = small_limits(max_model_len=40)
-    engine = Engine(blocks=12, limits=limits, pins=Pins([SYSTEM], 12 - 10))
+    engine = Engine(blocks=12, limits=limits, pins=PinnedPrefixes([SYSTEM], 12 - 10))
     ask(engine, "first")
     long = question("long", [5] * 20, max_tokens=20, **ENDLESS)
     engine.add(long)
@@ -69,7 +69,7 @@ def test_a_request_of_the_longest_context_still_gets_its_turn() -> None:
 
 
 def test_two_beginnings_that_share_blocks_pin_those_once() -> None:
-    pins = Pins([SYSTEM, [*SYSTEM, *SYSTEM]], 5)
+    pins = PinnedPrefixes([SYSTEM, [*SYSTEM, *SYSTEM]], 5)
     engine = Engine(blocks=20, pins=pins)
     engine.add(question("a", [*SYSTEM, *SYSTEM, 3], max_tokens=1))
     engine.run()
@@ -77,7 +77,7 @@ def test_two_beginnings_that_share_blocks_pin_those_once() -> None:
 
 
 def test_blocks_spared_by_sharing_are_counted_without_the_pins() -> None:
-    engine = Engine(blocks=40, pins=Pins([SYSTEM], 5))
+    engine = Engine(blocks=40, pins=PinnedPrefixes([SYSTEM], 5))
     ask(engine, "first")
     assert engine.scheduler.stats().blocks_spared == 0
     engine.add(question("n", [*SYSTEM, *[3] * 10], n=3, max_tokens=5, **ENDLESS))
@@ -90,7 +90,7 @@ def test_blocks_spared_by_sharing_are_counted_without_the_pins() -> None:
 
 
 def test_tenants_without_a_block_to_pin_are_not_remembered() -> None:
-    pins = Pins([SYSTEM[:3]], 5)
+    pins = PinnedPrefixes([SYSTEM[:3]], 5)
     engine = Engine(blocks=20, pins=pins)
     for number in range(50):
         ask(engine, str(number), salt=b"%d" % number)
@@ -99,9 +99,9 @@ def test_tenants_without_a_block_to_pin_are_not_remembered() -> None:
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"has 15 tokens.* blocks of 16.* --block-size"):
-        refuse_pins([[1] * 40, [1] * 15], 16, 100, 200, 2)
-    refuse_pins([[1] * 40], 16, 100, 200, 2)
+        validate_pinned_prefixes([[1] * 40, [1] * 15], 16, 100, 200, 2)
+    validate_pinned_prefixes([[1] * 40], 16, 100, 200, 2)
     with pytest.raises(ConfigError, match=r"40 tokens, 2 KV blocks of 100 bytes, together 200.* may pin 199"):
-        refuse_pins([[1] * 40], 16, 100, 199, 2)
+        validate_pinned_prefixes([[1] * 40], 16, 100, 199, 2)
     with pytest.raises(ConfigError, match=r"need 2 KV blocks.* room for 1"):
-        refuse_pins([[1] * 40], 16, 100, 200, 1)
+        validate_pinned_prefixes([[1] * 40], 16, 100, 200, 1)

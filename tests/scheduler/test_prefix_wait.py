@@ -103,13 +103,13 @@ def test_what_is_in_the_cache_already_is_not_gone_through_for_everyone_who_share
     engine.add(question("first", [*TEXT, 2], max_tokens=1))
     engine.run()
     looked_up: list[bytes] = []
-    real = PrefixCache.holds
+    real = PrefixCache.contains
 
     def noted(cache: PrefixCache, key: bytes) -> bool:
         looked_up.append(key)
         return real(cache, key)
 
-    monkeypatch.setattr(PrefixCache, "holds", noted)
+    monkeypatch.setattr(PrefixCache, "contains", noted)
     engine.add(question("again", [*TEXT, 3, 4, 5, 6], max_tokens=1))  # five blocks from the cache, and one
     assert starts(engine.step()) == {1: 20}
     assert len(looked_up) == 2

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import RequestError
-from saccade.kv_cache.vision_blocks import SCOPES
+from saccade.kv_cache.pool_sizing import VISION_SCOPES
 from saccade.request import Media, Request
 from saccade.scheduler.policy import Brief
 from saccade.scheduler.scheduler import Limits
@@ -46,7 +46,7 @@ class World:
             luck=self.luck,
             hears=self.hears,
             vision=int(self.blocks * self.vision),
-            roles=SCOPES[self.scope],
+            roles=VISION_SCOPES[self.scope],
             overlap=self.overlap,
             prefix_caching=self.prefix_caching,
             blocks=self.blocks,

@@ -113,7 +113,7 @@ def test_a_view_given_up_while_its_request_waits_is_work_for_the_encoder_again()
     key = engine.device.encoded[0]
     for number in range(3):  # the first is worth less: it was never asked for again
         engine.store.put(b"something else %d" % number, 0, 170)
-    assert not engine.store.has(key)
+    assert not engine.store.on_device(key)
     engine.run()
     assert engine.finish("again") == "length"
     assert engine.scheduler.stats().encodes == 2

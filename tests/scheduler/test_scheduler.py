@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.scheduler.policy import allowances
 from saccade.scheduler.sequence import Group, Sequence, derive_seed, text_position
@@ -329,9 +329,9 @@ def test_the_copy_is_given_up_once_it_equals_the_original() -> None:
     engine.run()
     engine.add(question("b", TEXT, max_tokens=2, **ENDLESS))
     engine.step()
-    assert (engine.pool.used, engine.pool.kept) == (5, 0)
+    assert (engine.pool.used, engine.pool.cached) == (5, 0)
     engine.run()
-    assert engine.pool.kept == 5
+    assert engine.pool.cached == 5
 
 
 def test_without_room_for_a_copy_the_last_block_is_computed_again() -> None:
@@ -590,7 +590,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(overlap: bo
 
 def test_a_sequence_whose_last_token_is_on_its_way_takes_no_row() -> None:
     request = question("a", TEXT)
-    group = Group(request, lay_out(request), {})
+    group = Group(request, lay_out_prompt(request), {})
     sequence = Sequence(0, group, 0, seed=0, limit=30, chain=None, tokens=list(TEXT))
     group.choices.append(sequence)
     assert sequence.may_enter()
@@ -617,7 +617,7 @@ def test_check_notices_a_block_that_was_lost() -> None:
     engine = Engine()
     engine.add(question("a", TEXT))
     engine.step()
-    engine.pool.take()
+    engine.pool.allocate()
     with pytest.raises(RuntimeError, match="held by sequences"):
         engine.scheduler.check()
 

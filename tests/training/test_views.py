@@ -8,7 +8,7 @@ import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.encoder.preprocess import patches
-from saccade.encoder.prompt_layout import lay_out, zoomed
+from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.lod.allocate import SCALES
 from saccade.lod.checkpoint_views import read_views
 from saccade.lod.global_view import glance
@@ -59,7 +59,9 @@ def test_a_branch_is_laid_out_as_the_engine_lays_it_out(seed: int) -> None:
             ids, visual = data["ids"][row, places], data["visual"][row, places]
             zooms = [int(visual[i]) // per for i in np.flatnonzero((visual >= 0) & (visual % per == 0))]
             question = ids[: list(ids).index(VISION_START) if zooms else list(ids).index(MIDDLE[0])]
-            layout = lay_out(engine_request(spec, question.tolist(), [data["crops"][row, i] for i in zooms]))
+            layout = lay_out_prompt(
+                engine_request(spec, question.tolist(), [data["crops"][row, i] for i in zooms])
+            )
             ours = np.where(visual >= 0, IMAGE_PAD, ids)
             prefix = data["place"].shape[1]
             shared = len(layout.tokens) - prefix
@@ -88,7 +90,7 @@ def engine_request(spec: Spec, question: list[int], crops: list[np.ndarray]) -> 
     request = Request(id="0", prompt=prompt, media=(media,), registered=True, zooming=zooming)
     grid = spec.zoom[1] // 32, spec.zoom[0] // 32
     boxes = [(int(x), int(y), int(x + w), int(y + h)) for x, y, w, h in crops]
-    return zoomed(request, {len(START): [Region(box, grid, 1.0) for box in boxes]})
+    return insert_zoomed_views(request, {len(START): [Region(box, grid, 1.0) for box in boxes]})
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.encoder.encoder_graphs import MOST_SHAPES, Shape, TowerGraphs
+from saccade.encoder.encoder_graphs import MOST_SHAPES, EncoderGraphs, TowerShape
 from saccade.inputs.image_processor import plain_view
 from saccade.lod.allocate import Field, windows
 from saccade.lod.types import ViewRule
@@ -32,7 +32,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
 
 
 def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: VisionTower) -> None:
-    made = TowerGraphs(tower, Counting(), CPU, torch.float32)
+    made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_shapes(PROCESSING, RULE, made, 4096)
     assert len(set(shapes)) == len(shapes)
     assert {shape.size for shape in shapes[:4]} == {4 * tokens for tokens in RULE.zoom_tokens}
@@ -42,9 +42,9 @@ def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: Vi
     often = shapes[: MOST_SHAPES - SPARE - 13]
     for tokens in (36, 39, 40):
         reason = "a window at 1024x1024, whose budget of 12% leaves 41"
-        assert {Shape(4 * tokens, 1), Shape(4 * tokens, 2)} <= set(often), reason
+        assert {TowerShape(4 * tokens, 1), TowerShape(4 * tokens, 2)} <= set(often), reason
     for tokens in (13 * 13, 9 * 9):
-        assert Shape(4 * tokens, 1) in often, "the looks at 1024x1024 that 25% and 12% pay for"
+        assert TowerShape(4 * tokens, 1) in often, "the looks at 1024x1024 that 25% and 12% pay for"
     assert all(shape.views == 1 for shape in likely_shapes(PROCESSING, RULE, made, 4096, alone=True))
     assert all(shape.patches < 4 * 100 for shape in likely_shapes(PROCESSING, RULE, made, 100, alone=True))
 
@@ -52,7 +52,7 @@ def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: Vi
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_window_of_any_size_is_thought_of(tower: VisionTower, alone: bool) -> None:
     """Of every budget and picture for which the allocator has one; `alone` there is a place for each."""
-    made = TowerGraphs(tower, Counting(), CPU, torch.float32)
+    made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_shapes(PROCESSING, RULE, made, 4096, alone=alone)
     sizes = {
         window.tokens
@@ -64,9 +64,9 @@ def test_a_window_of_any_size_is_thought_of(tower: VisionTower, alone: bool) -> 
         if window.tokens <= left
     }
     assert len(sizes) == 37
-    assert {Shape(4 * tokens, 1) for tokens in sizes} <= set(shapes)
+    assert {TowerShape(4 * tokens, 1) for tokens in sizes} <= set(shapes)
     if alone:
-        last = max(shapes.index(Shape(4 * tokens, 1)) for tokens in sizes)
+        last = max(shapes.index(TowerShape(4 * tokens, 1)) for tokens in sizes)
         assert last < MOST_SHAPES - SPARE - len(SIZES)
 
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_of_square_views_of_two_levels_has_only_those(tower: Vision
     assert set(zoom_grids(PROCESSING, rule)) == {(4, 4), (8, 8)}
     looks = look_grids(replace(PROCESSING, max_pixels=32 * 32 * 8), rule)
     assert all(rows * columns <= 8 for rows, columns in looks), "none larger than the picture"
-    made = TowerGraphs(tower, Counting(), CPU, torch.float32)
+    made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     for none in (rule, replace_rule(zoom_tokens=())):
         assert likely_shapes(PROCESSING, none, made, 4096), "looks, whatever the ladder"
 
@@ -87,7 +87,7 @@ def replace_rule(**changes: object) -> ViewRule:
 def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTower) -> None:
     recorder = Counting()
     made = graphs(tower, recorder)
-    shapes = [Shape(16, 1), Shape(12, 2), Shape(16, 1)]
+    shapes = [TowerShape(16, 1), TowerShape(12, 2), TowerShape(16, 1)]
     ahead = Ahead(made, shapes)
     for number in (1, 2):
         assert ahead.go_on()
@@ -106,25 +106,28 @@ def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTo
 
 def test_no_shape_leaves_for_one_that_has_not_come(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), most_shapes=SPARE + 1)
-    ahead = Ahead(made, [Shape(size, 1) for size in (4, 8, 12)])
+    ahead = Ahead(made, [TowerShape(size, 1) for size in (4, 8, 12)])
     assert ahead.go_on()
     assert not ahead.go_on()
-    assert made.shapes == (Shape(4, 1),)
+    assert made.shapes == (TowerShape(4, 1),)
 
 
 def test_what_comes_often_fits_beside_what_is_there_from_the_start(tower: VisionTower) -> None:
-    made = TowerGraphs(tower, Counting(), CPU, torch.float32)
+    made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_shapes(PROCESSING, RULE, made, 4096)
     sizes = [4 * plain_view(bytes(16), size, PROCESSING).tokens for size in SIZES]
     began = {
-        Shape(size, views) for size in sizes for views in (1, 2, 4) if made.together(size, views) == views
+        TowerShape(size, views)
+        for size in sizes
+        for views in (1, 2, 4)
+        if made.views_per_call(size, views) == views
     }
-    last = shapes.index(Shape(4 * 16, 64))  # of levels together; what follows is rare
+    last = shapes.index(TowerShape(4 * 16, 64))  # of levels together; what follows is rare
     assert len(began | set(shapes[: last + 1])) <= MOST_SHAPES - SPARE
 
 
 def test_a_shape_begun_by_requests_is_completed(tower: VisionTower) -> None:
-    made, shape = graphs(tower, Counting(), sightings=1), Shape(16, 1)
+    made, shape = graphs(tower, Counting(), sightings=1), TowerShape(16, 1)
     found = made.find(shape)
     assert found is not None
     through(found, tower, [(4, 4)], patches(tower, shape), [])
@@ -135,7 +138,7 @@ def test_a_shape_begun_by_requests_is_completed(tower: VisionTower) -> None:
 @pytest.mark.parametrize("fail_at", [0, 2])
 def test_a_capture_that_fails_ends_nothing(tower: VisionTower, fail_at: int) -> None:
     made = graphs(tower, Counting(fail_at=fail_at))
-    ahead = Ahead(made, [Shape(16, 1), Shape(16, 1)])
+    ahead = Ahead(made, [TowerShape(16, 1), TowerShape(16, 1)])
     assert ahead.go_on()
     assert not ahead.go_on()
     assert len(made) == 0
@@ -143,7 +146,7 @@ def test_a_capture_that_fails_ends_nothing(tower: VisionTower, fail_at: int) -> 
 
 
 def test_want_of_memory_ends_nothing(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, shape = graphs(tower, Counting()), Shape(16, 1)
+    made, shape = graphs(tower, Counting()), TowerShape(16, 1)
 
     def short(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")

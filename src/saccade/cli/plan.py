@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from saccade.kv_cache.pool_sizing import KVDtype, Views
+from saccade.kv_cache.pool_sizing import KVDtype, VisionScope
 from saccade.tools.planner.command import HELP, PlanOptions, run
 
 SIZES = ("weight_bytes", "memory", "kv_cache_bytes", "swap_bytes")
@@ -15,7 +15,7 @@ TYPES = {
     "kv_cache_dtype": click.Choice(get_args(KVDtype)),
     "kv_vision_dtype": click.Choice(get_args(KVDtype)),
     "kv_vision_share": click.FLOAT,
-    "kv_vision_views": click.Choice(get_args(Views)),
+    "kv_vision_views": click.Choice(get_args(VisionScope)),
 }
 Size = Callable[[str], int]  # reads '2GiB'
 

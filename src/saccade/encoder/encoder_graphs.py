@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from saccade.encoder.partial_views import unit
+from saccade.encoder.partial_views import segment_layers
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.models.layers import Layout, PatchGrid, VisionTower
 
@@ -40,7 +40,7 @@ SIGHTINGS = 3
 NEVER = -1  # sightings of a shape that cannot be captured
 
 
-class Carrier(Protocol):
+class TowerStages(Protocol):
     """The tower in pieces, as `VisionTower` has them."""
 
     def begin(self, patches: Tensor, layout: Layout) -> Tensor: ...
@@ -48,7 +48,7 @@ class Carrier(Protocol):
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor: ...
 
 
-class Shape(NamedTuple):
+class TowerShape(NamedTuple):
     size: int  # patches of a view
     views: int
     grid: PatchGrid | None = None  # where the tower's pieces are `by_grid`
@@ -58,7 +58,7 @@ class Shape(NamedTuple):
         return self.size * self.views
 
 
-class Buffers:
+class EncoderBuffers:
     """What captured stretches read and write; every shape uses the beginning of each."""
 
     def __init__(self, tower: VisionTower, device: torch.device, dtype: torch.dtype, patches: int) -> None:
@@ -97,10 +97,12 @@ class Buffers:
         return patches * ((tower.patch_dim + tower.hidden_dim + features) * dtype.itemsize + tables)
 
 
-class Captured:
+class TowerGraph:
     """One shape. Streams and levels it gives are its buffers: copy what is to outlive the next call."""
 
-    def __init__(self, tower: VisionTower, shape: Shape, buffers: Buffers, owner: "TowerGraphs") -> None:
+    def __init__(
+        self, tower: VisionTower, shape: TowerShape, buffers: EncoderBuffers, owner: "EncoderGraphs"
+    ) -> None:
         self._tower, self._shape, self._buffers, self._owner = tower, shape, buffers, owner
         self._layout = buffers.layout(some_grids(shape, tower.merge))
         count, tokens = shape.patches, shape.patches // tower.merge**2
@@ -122,7 +124,7 @@ class Captured:
     @property
     def complete(self) -> bool:
         """Whether every piece is captured."""
-        return len(self._replays) == 2 + -(-self._tower.depth // unit(self._tower.depth))
+        return len(self._replays) == 2 + -(-self._tower.depth // segment_layers(self._tower.depth))
 
     def begin(self, patches: Tensor, layout: Layout) -> Tensor:
         self._put_tables(layout)
@@ -135,7 +137,7 @@ class Captured:
     def carry(self, stream: Tensor, layout: Layout, first: int, stop: int) -> tuple[Tensor, list[Tensor]]:
         self._put_tables(layout)  # since `begin` other views may have gone
         _put(self._stream, stream)
-        step, layer = unit(self._tower.depth), first
+        step, layer = segment_layers(self._tower.depth), first
         while layer < stop:
             end = min(layer - layer % step + step, self._tower.depth)
             if layer % step == 0 and end <= stop:
@@ -185,7 +187,7 @@ class Captured:
         self._features[:, : self._tower.out_dim].copy_(end)
 
 
-class TowerGraphs:
+class EncoderGraphs:
     def __init__(
         self,
         tower: VisionTower,
@@ -200,23 +202,23 @@ class TowerGraphs:
         self._tower, self._recorder = tower, recorder
         self._place = device, dtype
         self._most_shapes, self._most_patches, self._sightings = most_shapes, most_patches, sightings
-        self._shapes: OrderedDict[Shape, Captured] = OrderedDict()  # least recently used first
-        self._seen: OrderedDict[Shape, int] = OrderedDict()  # how often shapes not captured have come
-        self._retired: Captured | None = None  # the last that went: a step in flight may still run it
+        self._shapes: OrderedDict[TowerShape, TowerGraph] = OrderedDict()  # least recently used first
+        self._seen: OrderedDict[TowerShape, int] = OrderedDict()  # how often shapes not captured have come
+        self._retired: TowerGraph | None = None  # the last that went: a step in flight may still run it
         self._captures_left = 0  # in this call
 
     def __len__(self) -> int:
         return len(self._shapes)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[TowerShape, ...]:
         return tuple(self._shapes)
 
     @cached_property
-    def _buffers(self) -> Buffers:
-        return Buffers(self._tower, *self._place, self._most_patches)
+    def _buffers(self) -> EncoderBuffers:
+        return EncoderBuffers(self._tower, *self._place, self._most_patches)
 
-    def together(self, size: int, views: int, *, blank: bool = True) -> int:
+    def views_per_call(self, size: int, views: int, *, blank: bool = True) -> int:
         """How many views of `size` patches the next call for so many of them has: a power of two, for few
         shapes serve all. More than there are, `blank` ones, where those cost nothing."""
         above = 1 << (views - 1).bit_length()
@@ -225,11 +227,11 @@ class TowerGraphs:
         most = max(PACKED_PATCHES // size, 1)
         return 1 << (min(views, most).bit_length() - 1)
 
-    def shape(self, grid: PatchGrid, views: int) -> Shape:
+    def shape_for(self, grid: PatchGrid, views: int) -> TowerShape:
         """Whose graphs serve so many views of a grid."""
-        return Shape(grid[0] * grid[1], views, grid if self._tower.by_grid else None)
+        return TowerShape(grid[0] * grid[1], views, grid if self._tower.by_grid else None)
 
-    def find(self, shape: Shape, *, now: bool = False) -> Captured | None:
+    def find(self, shape: TowerShape, *, now: bool = False) -> TowerGraph | None:
         """The shape's stretches if it comes often, or `now`; None: it takes the ordinary way."""
         self._captures_left = 1 << 30 if now else 1
         found = self._shapes.get(shape)
@@ -242,14 +244,14 @@ class TowerGraphs:
         while len(self._shapes) >= self._most_shapes:
             _, self._retired = self._shapes.popitem(last=False)
         try:
-            made = Captured(self._tower, shape, self._buffers, self)
+            made = TowerGraph(self._tower, shape, self._buffers, self)
         except torch.OutOfMemoryError as error:
             self._give_up(shape, error)
             return None
         self._shapes[shape] = made
         return made
 
-    def smaller(self, shape: Shape) -> tuple[Shape, Captured] | None:
+    def find_fewer_views(self, shape: TowerShape) -> tuple[TowerShape, TowerGraph] | None:
         """For a shape that has no graphs: half of its views, or a quarter, that have all of theirs. So many
         replays cost the host less than the launches of one call."""
         for views in (shape.views // 2, shape.views // 4):
@@ -260,7 +262,7 @@ class TowerGraphs:
                 return part, found
         return None
 
-    def capture(self, shape: Shape, *, spare: int = 0) -> bool:
+    def capture(self, shape: TowerShape, *, spare: int = 0) -> bool:
         """Capture all of a shape before it comes, if that leaves room for `spare` more; gives whether it was
         tried. On blank patches, which nobody sees."""
         found = self._shapes.get(shape)
@@ -281,7 +283,7 @@ class TowerGraphs:
             self._give_up(shape, error)
         return True
 
-    def _comes_often(self, shape: Shape, *, now: bool) -> bool:
+    def _comes_often(self, shape: TowerShape, *, now: bool) -> bool:
         seen = self._seen.get(shape, 0)
         if seen == NEVER:
             return False
@@ -291,8 +293,8 @@ class TowerGraphs:
             self._seen.popitem(last=False)
         return now or seen + 1 >= self._sightings
 
-    def record(self, shape: Shape, piece: Replay) -> Replay | None:
-        """For `Captured`: the piece, which has just run, as a replay; None if it is not to be, or fails."""
+    def record(self, shape: TowerShape, piece: Replay) -> Replay | None:
+        """For `TowerGraph`: the piece, which has just run, as a replay; None if it is not to be, or fails."""
         if not self._captures_left or shape not in self._shapes:
             return None
         self._captures_left -= 1
@@ -303,7 +305,7 @@ class TowerGraphs:
             self._give_up(shape, error)
             return None
 
-    def _give_up(self, shape: Shape, error: Exception) -> None:
+    def _give_up(self, shape: TowerShape, error: Exception) -> None:
         self._seen[shape] = NEVER
         first = str(error).partition("\n")[0]
         log.warning("%d views of %d patches run uncaptured, slower: %s", shape.views, shape.size, first)
@@ -320,16 +322,16 @@ class TowerGraphs:
             self._buffers.check(self._tower)
 
 
-def some_grids(shape: Shape, merge: int) -> tuple[PatchGrid, ...]:
+def some_grids(shape: TowerShape, merge: int) -> tuple[PatchGrid, ...]:
     """Of views of a shape; where any of the size will do, a row of tokens."""
     return (shape.grid or (merge, shape.size // merge),) * shape.views
 
 
-def tower_graphs(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> TowerGraphs:
+def build_encoder_graphs(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> EncoderGraphs:
     """As the device has it; on a CPU the twin, which captures whatever comes."""
     if device.type == "cuda":
-        return TowerGraphs(tower, CudaRecorder(device), device, dtype)
-    return TowerGraphs(tower, PlainRecorder(), device, dtype, sightings=1)
+        return EncoderGraphs(tower, CudaRecorder(device), device, dtype)
+    return EncoderGraphs(tower, PlainRecorder(), device, dtype, sightings=1)
 
 
 def _put(own: Tensor, given: Tensor) -> None:

@@ -3,7 +3,7 @@
 takes   `Encode`s: a view, the raw pixels it looks at, and which layers of the tower it is to pass
 gives   one feature tensor per view that has passed them all, [tokens, (1 + deep levels) * out_dim]
 owns    the preprocessing tables of its device, and the pixels that lie there
-never   keeps features, or decides what to encode; what is between two slices is kept in `Unfinished`
+never   keeps features, or decides what to encode; what is between two slices is kept in `PartialViews`
 """
 
 import logging
@@ -15,11 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.encoder.encoder_graphs import Captured, Carrier, TowerGraphs
-from saccade.encoder.partial_views import Unfinished
-from saccade.encoder.pinned_staging import Staging
-from saccade.encoder.pixel_uploads import Uploads
+from saccade.encoder.encoder_graphs import EncoderGraphs, TowerGraph, TowerStages
+from saccade.encoder.partial_views import PartialViews
 from saccade.encoder.preprocess import PixelProcessing, Preprocessor, ResampleTables
+from saccade.encoder.upload import PinnedStaging, PixelUploads
 from saccade.host.allocator import copy_to_own_mapping
 from saccade.inputs.media.rgbx import contiguous
 from saccade.kernels.dispatch import mode
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 PATCHES_PER_CALL = {"cuda": 16384, "cpu": 4096}
 
 
-class Halfway(NamedTuple):
+class PartialEncoding(NamedTuple):
     """What a view is between two layers."""
 
     layer: int  # the next one
@@ -42,7 +41,7 @@ class Halfway(NamedTuple):
     levels: tuple[Tensor, ...]  # deep levels so far, [tokens, out_dim] each
 
 
-class Encoder:
+class EncoderRunner:
     """The vision tower and what precedes it, on one device."""
 
     def __init__(
@@ -51,8 +50,8 @@ class Encoder:
         processing: PixelProcessing | Sequence[PixelProcessing],
         device: torch.device,
         dtype: torch.dtype,
-        unfinished: Unfinished[Halfway] | None = None,
-        graphs: TowerGraphs | None = None,
+        unfinished: PartialViews[PartialEncoding] | None = None,
+        graphs: EncoderGraphs | None = None,
         patches_per_call: int | None = None,
     ) -> None:
         """`processing` is what the checkpoint does to pictures, or that and what it does to video frames.
@@ -60,9 +59,9 @@ class Encoder:
         self._tower = tower
         self._device = device
         self._dtype = dtype
-        self._unfinished = unfinished if unfinished is not None else Unfinished(0)
+        self._unfinished = unfinished if unfinished is not None else PartialViews(0)
         self._graphs = graphs
-        self._uploads = Uploads(Staging(device).send) if device.type == "cuda" else None
+        self._uploads = PixelUploads(PinnedStaging(device).send) if device.type == "cuda" else None
         self._patches_per_call = patches_per_call or PATCHES_PER_CALL[device.type]
         known = processing if isinstance(processing, Sequence) else (processing,)
         tables = ResampleTables(device)
@@ -78,7 +77,7 @@ class Encoder:
         return features
 
     @torch.inference_mode()
-    def attempt(self, encodes: Sequence[Encode]) -> tuple[dict[bytes, Tensor], dict[bytes, str]]:
+    def try_encode(self, encodes: Sequence[Encode]) -> tuple[dict[bytes, Tensor], dict[bytes, str]]:
         """The same; views of a call that fails, for want of memory say, are tried again, each alone and
         uncaptured. Gives also those that cannot be made, by key: why. Those must be given up."""
         features: dict[bytes, Tensor] = {}
@@ -97,7 +96,7 @@ class Encoder:
                     failed[encode.key] = made
         return features, failed
 
-    def _try(self, group: Sequence[Encode], carrier: Carrier) -> dict[bytes, Tensor] | str:
+    def _try(self, group: Sequence[Encode], carrier: TowerStages) -> dict[bytes, Tensor] | str:
         """The features of the views that are complete, or why there are none: then nothing has changed."""
         halves = self._take(group)
         try:
@@ -111,12 +110,12 @@ class Encoder:
         return why
 
     def _pass(
-        self, group: Sequence[Encode], carrier: Carrier, halves: Sequence[Halfway]
+        self, group: Sequence[Encode], carrier: TowerStages, halves: Sequence[PartialEncoding]
     ) -> dict[bytes, Tensor]:
         """One call of the tower; `halves`: what slices before left, of views not at their first."""
         first, stop = group[0].first, group[0].stop
         grids, tokens = [one.view.grid for one in group], [one.view.tokens for one in group]
-        blank = carrier.views - len(group) if isinstance(carrier, Captured) else 0
+        blank = carrier.views - len(group) if isinstance(carrier, TowerGraph) else 0
         layout = self._tower.layout(grids + grids[-1:] * blank)
         levels: list[Tensor] = []
         if first:
@@ -133,7 +132,9 @@ class Encoder:
         parts = self._split(features, tokens, copy=blank > 0)
         return {encode.key: part for encode, part in zip(group, parts, strict=True)}
 
-    def _calls(self, encodes: Sequence[Encode], *, capture: bool) -> Iterator[tuple[list[Encode], Carrier]]:
+    def _calls(
+        self, encodes: Sequence[Encode], *, capture: bool
+    ) -> Iterator[tuple[list[Encode], TowerStages]]:
         """Alike views in the graphs of their shape; what has none is packed, alike or not. In the
         deterministic mode each goes alone, captured from the first time on: always the same kernels."""
         rest: list[Encode] = []
@@ -155,25 +156,25 @@ class Encoder:
         """Views that have it in common can go in one captured call."""
         return encode.first, encode.stop, encode.patches, encode.view.grid if self._tower.by_grid else None
 
-    def _find(self, encode: Encode, count: int, *, now: bool) -> tuple[int, Captured | None]:
+    def _find(self, encode: Encode, count: int, *, now: bool) -> tuple[int, TowerGraph | None]:
         """Graphs for so many views like this, and for how many at a time: all, or a part that has graphs."""
         if self._graphs is None:
             return count, None
-        shape = self._graphs.shape(encode.view.grid, count)
+        shape = self._graphs.shape_for(encode.view.grid, count)
         found = self._graphs.find(shape, now=now)
-        part = self._graphs.smaller(shape) if found is None else None
+        part = self._graphs.find_fewer_views(shape) if found is None else None
         return (count, found) if part is None else (part[0].views, part[1])
 
-    def together(self, size: int, views: int) -> int:
+    def views_per_call(self, size: int, views: int) -> int:
         """How many views a captured call for so many of `size` patches has."""
-        return self._graphs.together(size, views) if self._graphs is not None else 1
+        return self._graphs.views_per_call(size, views) if self._graphs is not None else 1
 
     def _next_call(self, alike: Sequence[Encode]) -> int:
         """The same for these; blank ones only where nothing of them is left half way."""
         if self._graphs is None:
             return len(alike)
         whole = alike[0].first == 0 and alike[0].stop is None
-        return self._graphs.together(alike[0].patches, len(alike), blank=whole)
+        return self._graphs.views_per_call(alike[0].patches, len(alike), blank=whole)
 
     def _groups(self, encodes: Sequence[Encode]) -> Iterator[list[Encode]]:
         """Neighbours that pass the same layers and fit the patch budget of one call together."""
@@ -192,7 +193,7 @@ class Encoder:
 
     # Between slices
 
-    def _take(self, group: Sequence[Encode]) -> list[Halfway]:
+    def _take(self, group: Sequence[Encode]) -> list[PartialEncoding]:
         """What the slices before left, of views that are not at their first."""
         halves = [self._unfinished.take(encode.key) for encode in group if encode.first]
         for encode, half in zip(group, halves, strict=False):
@@ -209,7 +210,7 @@ class Encoder:
         split = [self._split(level, tokens, copy=lent) for level in levels]
         for place, encode in enumerate(group):
             own = tuple(level[place] for level in split)
-            self._unfinished.keep(encode.key, Halfway(stop, streams[place], own))
+            self._unfinished.keep(encode.key, PartialEncoding(stop, streams[place], own))
 
     def _split(self, packed: Tensor, sizes: Sequence[int], *, copy: bool = False) -> list[Tensor]:
         """To be kept: a copy each where there are several, or none would be freed before its neighbours are;
@@ -223,7 +224,7 @@ class Encoder:
     # From pixels to patches
 
     @torch.inference_mode()
-    def look(self, encode: Encode) -> Tensor:
+    def preprocess(self, encode: Encode) -> Tensor:
         """The patches of a view, and nothing more."""
         return self._packed([encode])
 
@@ -234,9 +235,9 @@ class Encoder:
     def _upload(self, group: Sequence[Encode]) -> dict[int, Tensor]:
         """The pixels of a group on the device, by identity of the array: views of one picture share it."""
         distinct = {id(encode.pixels): encode for encode in group}
-        return {name: self.send(one.pixels, one.view.content) for name, one in distinct.items()}
+        return {name: self.upload(one.pixels, one.view.content) for name, one in distinct.items()}
 
-    def send(self, pixels: Pixels, content: bytes = b"") -> Tensor:
+    def upload(self, pixels: Pixels, content: bytes = b"") -> Tensor:
         """A copy on the device, to be read only, that does not wait for it. `content`: of which picture."""
         if self._uploads is not None:
             return self._uploads.send(pixels, content)
@@ -244,12 +245,12 @@ class Encoder:
         # A read-only array is not one torch would wrap.
         return torch.from_numpy(own.copy() if own is pixels else own)
 
-    def forget(self, content: bytes) -> None:
+    def forget_image(self, content: bytes) -> None:
         """A picture was deleted."""
         if self._uploads is not None:
             self._uploads.forget(content)
 
-    def expect(self, pixels: Pixels, content: bytes) -> None:
+    def prefetch_pixels(self, pixels: Pixels, content: bytes) -> None:
         """Views of these may come next: where copies are kept, have one ready. The host copies them while the
         device does something else. Who needs what could not be sent now sends it then."""
         if self._uploads is not None and pixels.size:
@@ -272,7 +273,7 @@ def _order(encode: Encode) -> tuple[int, int, int, PatchGrid]:
     return encode.first, stop, encode.patches, encode.view.grid
 
 
-def _resume(halves: Sequence[Halfway]) -> tuple[Tensor, list[Tensor]]:
+def _resume(halves: Sequence[PartialEncoding]) -> tuple[Tensor, list[Tensor]]:
     """Views half way, packed."""
     levels = [list(level) for level in zip(*(half.levels for half in halves), strict=True)]
     return _join([half.stream for half in halves]), [_join(level) for level in levels]

@@ -15,7 +15,7 @@ from saccade.models.layers import DeepVisual
 from saccade.step_plan import Row, Span
 
 
-def splice(
+def merge_embeddings(
     embeds: Tensor, rows: Sequence[Row], features: Callable[[bytes], Tensor], depth_levels: int
 ) -> DeepVisual | None:
     """Write the visual rows of `embeds` [T, H] in place; gives their deeper levels, or None without any.
@@ -26,7 +26,7 @@ def splice(
     hidden = embeds.shape[1]
     pieces: list[Tensor] = []
     places: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-    for span, first, count, place in visible(rows):
+    for span, first, count, place in visual_slices(rows):
         whole = features(span.key)
         expected = (span.view.tokens, (1 + depth_levels) * hidden)
         if tuple(whole.shape) != expected:
@@ -47,7 +47,7 @@ def splice(
     return DeepVisual(index=index, levels=levels)
 
 
-def visible(rows: Sequence[Row]) -> Iterator[tuple[Span, int, int, int]]:
+def visual_slices(rows: Sequence[Row]) -> Iterator[tuple[Span, int, int, int]]:
     """What rows show of their spans: (span, first token of the view, how many, place among the T tokens)."""
     offset = 0
     for row in rows:

@@ -16,26 +16,26 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-STRETCHES = 9  # of a tower's layers, about: what a view can be cut into and each piece still be captured
+SEGMENTS = 9  # of a tower's layers, about: what a view can be cut into and each piece still be captured
 
 
-def unit(depth: int) -> int:
+def segment_layers(depth: int) -> int:
     """Layers of a stretch."""
-    return max(1, depth // STRETCHES)
+    return max(1, depth // SEGMENTS)
 
 
 @dataclass
-class _View(Generic[T]):
+class _PartialView(Generic[T]):
     patches: int
     planned: int = 0  # layers computed by the steps planned so far
     state: T | None = None  # after the steps launched so far; None before the first of them
 
 
-class Unfinished(Generic[T]):
+class PartialViews(Generic[T]):
     def __init__(self, room: int) -> None:
         self.room = room  # patches of all together; a single larger view still goes, alone
-        self._views: OrderedDict[bytes, _View[T]] = OrderedDict()  # last carried on longest ago first
-        self._leaving: dict[bytes, _View[T]] = {}  # their last slice is planned, but not launched yet
+        self._views: OrderedDict[bytes, _PartialView[T]] = OrderedDict()  # last carried on longest ago first
+        self._leaving: dict[bytes, _PartialView[T]] = {}  # their last slice is planned, but not launched yet
         self._patches = 0
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Unfinished(Generic[T]):
         if stop <= self.layers(key):
             raise RuntimeError(f"view {key.hex()[:12]} is planned up to layer {self.layers(key)}, not {stop}")
         if key not in self._views:
-            self._views[key] = _View(patches)
+            self._views[key] = _PartialView(patches)
             self._patches += patches
         self._views[key].planned = stop
         self._views.move_to_end(key)
@@ -96,7 +96,7 @@ class Unfinished(Generic[T]):
         """The slice that took it failed, and is to be tried again."""
         view = self._views.get(key)
         if view is None:
-            view = self._leaving[key] = _View(0)
+            view = self._leaving[key] = _PartialView(0)
         view.state = state
 
     def keep(self, key: bytes, state: T) -> None:

@@ -20,7 +20,7 @@ from saccade.request import NO_PIXELS, Media, Request, View
 from saccade.step_plan import Layout, Role, Span
 
 
-def lay_out(request: Request) -> Layout:
+def lay_out_prompt(request: Request) -> Layout:
     """Expand the placeholders and place every token on the three rotary axes (time, row, column).
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
@@ -37,9 +37,8 @@ def lay_out(request: Request) -> Layout:
     return _go_on(Layout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
 
 
-def lengthen(layout: Layout, request: Request, decided: Request) -> Layout:
-    """As `lay_out` of a decided request, of which `layout` is the part before its zoomed views: that of
-    `request`, which waited for them."""
+def extend_layout(layout: Layout, request: Request, decided: Request) -> Layout:
+    """Extend the layout of `request`, which waited for zoomed views, to that of `decided`, which has them."""
     if request.zooming is None:
         raise ValueError(f"request {request.id} does not wait for zoomed views")
     return _go_on(layout, request.zooming.at, decided, decided.prompt)
@@ -160,7 +159,7 @@ def _grid_positions(rows: int, columns: int) -> NDArray[np.float32]:
     return relative.reshape(3, -1)
 
 
-def zoomed(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
+def insert_zoomed_views(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
     """The request with the zoomed views of its pictures (by slot) in the place its prompt has for them."""
     zooming = request.zooming
     if zooming is None:
@@ -171,7 +170,7 @@ def zoomed(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
     for slot, regions in sorted(chosen.items()):
         for region in regions:
             inserted += zooming.before
-            view = part_of(wholes[slot].view, region)
+            view = crop_view(wholes[slot].view, region)
             media.append(Media(zooming.at + len(inserted), view, NO_PIXELS, origin=slot))
             inserted.append(request.prompt[slot])
             inserted += zooming.after
@@ -179,7 +178,7 @@ def zoomed(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
     return msgspec.structs.replace(request, prompt=prompt, media=(*request.media, *media), zooming=None)
 
 
-def part_of(view: View, region: Region) -> View:
+def crop_view(view: View, region: Region) -> View:
     """A region of the picture that `view` shows the whole of."""
     rows, columns = region.grid
     grid = rows * view.merge, columns * view.merge

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
-from saccade.encoder.cache.builder import build_store
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.encoder_graphs import TowerGraphs, tower_graphs
-from saccade.encoder.encoder_runner import Encoder, Halfway
-from saccade.encoder.partial_views import Unfinished, unit
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.cache.transfer import build_encoder_cache
+from saccade.encoder.encoder_graphs import EncoderGraphs, build_encoder_graphs
+from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
+from saccade.encoder.partial_views import PartialViews, segment_layers
 from saccade.engine.ipc import EngineInfo
 from saccade.engine.memory import Budget, budget, resolve_device, resolve_dtype, side_width
 from saccade.engine.model_size import read_network
@@ -28,7 +28,7 @@ from saccade.kernels.dispatch import TORCH, running
 from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.pages import Pages
-from saccade.kv_cache.pinned_prefixes import Pins, refuse_pins
+from saccade.kv_cache.pinned_prefixes import PinnedPrefixes, validate_pinned_prefixes
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.kv_cache.swap_space import SwapSpace
@@ -67,7 +67,7 @@ class Machine:
     info: EngineInfo
     scheduler: Scheduler
     runner: Runner
-    store: FeatureStore[Tensor]
+    store: EncoderCache[Tensor]
     overlap: bool
     seconds: Mapping[str, float]  # what making each part took
 
@@ -94,8 +94,8 @@ def _build(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *
             laps.note("kernels")
         shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     laps.note("workspace")
-    store = build_store(config, shares.feature_bytes, model, device)
-    unfinished: Unfinished[Halfway] = Unfinished(shares.encode_patches)
+    store = build_encoder_cache(config, shares.feature_bytes, model, device)
+    unfinished: PartialViews[PartialEncoding] = PartialViews(shares.encode_patches)
     pages = _pages(config, checkpoint, model, shares, device, dtype)
     host = HostPages(pages, shares.swap_slots) if shares.swap_slots else None
     scheduler = _scheduler(config, checkpoint, shares, store, unfinished, host, device, dtype, way)
@@ -136,8 +136,8 @@ def _scheduler(
     config: EngineConfig,
     checkpoint: Checkpoint,
     shares: Budget,
-    store: FeatureStore[Tensor],
-    unfinished: Unfinished[Halfway],
+    store: EncoderCache[Tensor],
+    unfinished: PartialViews[PartialEncoding],
     host: HostPages | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -159,7 +159,7 @@ def _scheduler(
         itl_target=_itl_target(config, device),
         copy_tokens=copy_tokens(network, chip, config.block_size),
         encode_layers=max(network.vision_depth, 1),
-        encode_unit=unit(network.vision_depth) if way.tower else 1,
+        encode_unit=segment_layers(network.vision_depth) if way.tower else 1,
         stream_tokens=sizes[-1] if sizes else ANY,
         brief=_brief(checkpoint, network, chip),
     )
@@ -178,13 +178,13 @@ def _brief(checkpoint: Checkpoint, network: Network, chip: Chip) -> Brief:
     return Brief(brief_tokens(network, chip), share)
 
 
-def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: Network) -> Pins:
+def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: Network) -> PinnedPrefixes:
     """System prompts to be kept for good, in what a request of the longest context leaves of the pool."""
     prefixes = pinned_tokens(checkpoint, config.pin_prefix)
     room = shares.kv.text - -(-shares.max_model_len // config.block_size)
     block_bytes = config.block_size * network.kv_bytes
-    refuse_pins(prefixes, config.block_size, block_bytes, config.pinned_prefix_bytes, room)
-    return Pins(prefixes, max(room, 0))
+    validate_pinned_prefixes(prefixes, config.block_size, block_bytes, config.pinned_prefix_bytes, room)
+    return PinnedPrefixes(prefixes, max(room, 0))
 
 
 def _swap_space(host: HostPages | None) -> SwapSpace | None:
@@ -206,8 +206,8 @@ def _runner(
     checkpoint: Checkpoint,
     model: LanguageModel,
     shares: Budget,
-    store: FeatureStore[Tensor],
-    unfinished: Unfinished[Halfway],
+    store: EncoderCache[Tensor],
+    unfinished: PartialViews[PartialEncoding],
     pages: Pages,
     host: HostPages | None,
     way: Way,
@@ -218,11 +218,11 @@ def _runner(
     encoder, lookout, ahead = None, None, None
     processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
     if model.vision is not None and processing:
-        tower = tower_graphs(model.vision, device, dtype) if way.tower else None
-        encoder = Encoder(model.vision, processing, device, dtype, unfinished, tower)
+        tower = build_encoder_graphs(model.vision, device, dtype) if way.tower else None
+        encoder = EncoderRunner(model.vision, processing, device, dtype, unfinished, tower)
         head, stills = _head(config, checkpoint, model, device), captured_stills(device, graphs=way.tower)
-        lookout = Lookout(model, pages, head, device, encoder.send, stills)
-        store.dropped = partial(_forget, lookout, encoder)
+        lookout = Lookout(model, pages, head, device, encoder.upload, stills)
+        store.on_delete = partial(_forget, lookout, encoder)
         if tower is not None and device.type == "cuda" and checkpoint.image is not None:
             with running(way.mode):
                 warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
@@ -273,13 +273,13 @@ def _rehearse(runner: Runner, rows: int) -> None:
     runner.rehearsals = [alone, *beside, *short]
 
 
-def _forget(lookout: Lookout, encoder: Encoder, content: bytes) -> None:
+def _forget(lookout: Lookout, encoder: EncoderRunner, content: bytes) -> None:
     lookout.forget(content)
-    encoder.forget(content)
+    encoder.forget_image(content)
 
 
 def _ahead(
-    checkpoint: Checkpoint, image: ImageProcessing, tower: TowerGraphs, shares: Budget, way: Way
+    checkpoint: Checkpoint, image: ImageProcessing, tower: EncoderGraphs, shares: Budget, way: Way
 ) -> Ahead:
     rule, alone = views_of(checkpoint).rule, way.mode.deterministic
     return Ahead(tower, likely_shapes(image, rule, tower, shares.max_model_len, alone=alone))

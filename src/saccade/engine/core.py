@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.engine.builder import build_machine
 from saccade.engine.cuda_timer import CudaMark
 from saccade.engine.ipc import EngineInfo
@@ -242,7 +242,7 @@ class Engine:
         """Queue a request; raises a RequestError when it can never be answered."""
         if self.idle:
             self._turns.rest()
-        self._scheduler.add(request, lay_out(request))
+        self._scheduler.add(request, lay_out_prompt(request))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -263,7 +263,7 @@ class Engine:
 
     def picture(self, content: bytes) -> dict[str, int]:
         """How many views of a picture each tier keeps."""
-        return self._store.find(content)
+        return self._store.count_by_tier(content)
 
     def forget(self, content: bytes, then: Callable[[], None] | None = None) -> None:
         """Views of a picture, and KV computed from them, are found by nobody any more. `then` is called,

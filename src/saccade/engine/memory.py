@@ -17,7 +17,7 @@ from saccade.kernels.attention.decode import DecodeTuning, default_splits
 from saccade.kernels.attention.metadata import MOST_GATHERED
 from saccade.kernels.dispatch import runs_triton
 from saccade.kv_cache.pages import Pages
-from saccade.kv_cache.pool_sizing import Shares
+from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.lod.checkpoint_views import views_of
 from saccade.models.layers import LanguageModel
@@ -36,7 +36,7 @@ class Budget:
     step_tokens: int
     encode_patches: int  # vision tower work per step
     feature_bytes: int
-    kv: Shares
+    kv: PoolSizes
     max_model_len: int
     swap_slots: int = 0  # KV blocks in host memory
 
@@ -133,7 +133,7 @@ def _swap_bytes(config: EngineConfig, device: torch.device) -> int:
     return 4 * GIB if device.type == "cuda" else 0
 
 
-def _divide(config: EngineConfig, model: LanguageModel, bytes_of: tuple[int, int], free: int) -> Shares:
+def _divide(config: EngineConfig, model: LanguageModel, bytes_of: tuple[int, int], free: int) -> PoolSizes:
     """The KV blocks of both pools."""
     wish = config.kv_wish()
     if wish.split and model.vision is None:

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from saccade.encoder import pixel_uploads as uploads
-from saccade.encoder.encoder_graphs import MOST_PATCHES, MOST_SHAPES, Buffers
+from saccade.encoder import upload
+from saccade.encoder.encoder_graphs import MOST_PATCHES, MOST_SHAPES, EncoderBuffers
 from saccade.encoder.preprocess import PixelProcessing, Preprocessor
 from saccade.lod import image_maps as stills
 from saccade.models.layers import VisionTower
@@ -65,11 +65,11 @@ def picture_bytes(
     captured = _measure(tower, None, (side, side), device, dtype)
     kept = unfinished_bytes(tower, dtype, max(encode_patches, size))
     kept += (
-        Buffers.nbytes(tower, dtype)
+        EncoderBuffers.nbytes(tower, dtype)
         + captured
         + MOST_SHAPES * GRAPH_BYTES
         + stills.MOST_BYTES
-        + uploads.MOST_BYTES
+        + upload.UPLOADED_BYTES
     )
     return PictureBytes(peak, kept)
 

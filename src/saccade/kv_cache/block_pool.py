@@ -24,7 +24,7 @@ from typing import NamedTuple
 from saccade.step_plan import Role
 
 
-class Gauges(NamedTuple):
+class BlockCounts(NamedTuple):
     used: int
     kept: int
     free: int
@@ -37,8 +37,8 @@ class BlockPool:
         self.count = count
         self.vision = vision
         self.roles = roles if vision else frozenset[Role]()  # of the views that pool is for
-        self.forget: Callable[[int], None] | None = None  # told of every sealed block that is given up
-        self.spared = 0  # holders beyond the first, of all blocks together
+        self.on_evict: Callable[[int], None] | None = None  # told of every sealed block that is given up
+        self.shared_refs = 0  # holders beyond the first, of all blocks together
         self._border = count - vision
         self._holders = [0] * count
         self._sealed: set[int] = set()
@@ -48,7 +48,7 @@ class BlockPool:
         self._kept: tuple[OrderedDict[int, None], OrderedDict[int, None]] = (OrderedDict(), OrderedDict())
 
     @property
-    def split(self) -> bool:
+    def has_vision_pool(self) -> bool:
         return self.vision > 0
 
     def in_vision(self, block: int) -> bool:
@@ -57,16 +57,16 @@ class BlockPool:
     def size(self, *, vision: bool) -> int:
         return self.vision if vision else self._border
 
-    def gauges(self, *, vision: bool) -> Gauges:
+    def counts(self, *, vision: bool) -> BlockCounts:
         free, kept = len(self._free[vision]), len(self._kept[vision])
-        return Gauges(self.size(vision=vision) - kept - free, kept, free)
+        return BlockCounts(self.size(vision=vision) - kept - free, kept, free)
 
     @property
     def used(self) -> int:
-        return self.count - self.kept - self.free
+        return self.count - self.cached - self.free
 
     @property
-    def kept(self) -> int:
+    def cached(self) -> int:
         return len(self._kept[0]) + len(self._kept[1])
 
     @property
@@ -76,40 +76,40 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that nobody holds, of both kinds together."""
-        return self.kept + self.free
+        return self.cached + self.free
 
-    def left(self, *, vision: bool = False) -> int:
-        """How many times `take` of that kind succeeds from here."""
+    def num_available(self, *, vision: bool = False) -> int:
+        """How many times `allocate` of that kind succeeds from here."""
         return len(self._free[vision]) + len(self._kept[vision])
 
-    def holders(self, block: int) -> int:
+    def ref_count(self, block: int) -> int:
         return self._holders[block]
 
-    def sealed(self, block: int) -> bool:
+    def is_cached(self, block: int) -> bool:
         return block in self._sealed
 
-    def writable(self, block: int) -> bool:
+    def is_writable(self, block: int) -> bool:
         return self._holders[block] == 1 and block not in self._sealed
 
-    def take(self, *, vision: bool = False) -> int:
+    def allocate(self, *, vision: bool = False) -> int:
         """A block for the caller alone: a free one, else the kept one released longest ago."""
         free, kept = self._free[vision], self._kept[vision]
         if not free and not kept:
             size = self.size(vision=vision)
-            raise RuntimeError(f"all {size} KV blocks are held; look at `left` before taking")
+            raise RuntimeError(f"all {size} KV blocks are held; look at `num_available` before taking")
         if not free:
-            self.give_up(next(iter(kept)))
+            self.evict(next(iter(kept)))
         block = free.pop()
         self._holders[block] = 1
         return block
 
-    def share(self, block: int) -> None:
+    def acquire(self, block: int) -> None:
         """One more holder, of a block that is used or kept."""
         kept = self._kept[self.in_vision(block)]
         if not self._holders[block] and block not in kept:
             raise RuntimeError(f"block {block} is free; there is nothing in it to share")
         kept.pop(block, None)
-        self.spared += self._holders[block] > 0
+        self.shared_refs += self._holders[block] > 0
         self._holders[block] += 1
 
     def release(self, block: int) -> None:
@@ -119,20 +119,20 @@ class BlockPool:
             raise RuntimeError(f"block {block} is held by nobody; it cannot be released")
         self._holders[block] -= 1
         if self._holders[block]:
-            self.spared -= 1
+            self.shared_refs -= 1
             return
         if block in self._sealed:
             self._kept[self.in_vision(block)][block] = None
         else:
             self._free[self.in_vision(block)].append(block)
 
-    def seal(self, block: int) -> None:
+    def mark_cached(self, block: int) -> None:
         """The block's content is final from here on: it may be found again, and never be written."""
         if not self._holders[block]:
             raise RuntimeError(f"block {block} is held by nobody; only a held block can be sealed")
         self._sealed.add(block)
 
-    def give_up(self, block: int) -> None:
+    def evict(self, block: int) -> None:
         """A kept block's content is worth nothing any more: the block is free."""
         kind = self.in_vision(block)
         if block not in self._kept[kind]:
@@ -140,11 +140,11 @@ class BlockPool:
         del self._kept[kind][block]
         self._sealed.discard(block)
         self._free[kind].append(block)
-        if self.forget is not None:
-            self.forget(block)
+        if self.on_evict is not None:
+            self.on_evict(block)
 
     @property
-    def kept_order(self) -> tuple[int, ...]:
+    def eviction_order(self) -> tuple[int, ...]:
         """The kept blocks, of each kind the next to be given up first."""
         return (*self._kept[0], *self._kept[1])
 
@@ -167,11 +167,11 @@ class BlockPool:
             if any(self.in_vision(block) != kind for block in (*self._free[kind], *self._kept[kind])):
                 faults.append("a block is in the other kind's pool")
             mine = sum(self.in_vision(block) == kind for block in used)
-            if self.gauges(vision=kind).used != mine:
+            if self.counts(vision=kind).used != mine:
                 faults.append("a gauge is wrong")
-        if (self.used, self.kept, self.free) != (len(used), len(kept), len(free)):
+        if (self.used, self.cached, self.free) != (len(used), len(kept), len(free)):
             faults.append("a gauge is wrong")
-        if self.spared != sum(self._holders) - len(used):
+        if self.shared_refs != sum(self._holders) - len(used):
             faults.append("the holders beyond the first are miscounted")
         if faults:
             raise RuntimeError("block pool: " + "; ".join(faults))

@@ -27,7 +27,7 @@ class KVShape(NamedTuple):
     head_dim: int
 
 
-class Part(NamedTuple):
+class BlockStorage(NamedTuple):
     """Tensors that hold something of the blocks first .. first + blocks: block b is at [:, b - first]."""
 
     first: int
@@ -129,18 +129,18 @@ class Pages:
         """The compact blocks of one layer."""
         return None if self.compact is None else self.compact.layer(index)
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[BlockStorage, ...]:
         """Everything blocks consist of. A block is in one part: copying it, or moving it elsewhere, means all
         tensors of that part."""
         border, blocks = self.border, self.blocks
         below, above = (None, None) if self.side is None else (self.side[:, :border], self.side[:, border:])
-        plain = (Part(0, border, ((self.k, self.v),), below),) if border else ()
+        plain = (BlockStorage(0, border, ((self.k, self.v),), below),) if border else ()
         if self.compact is None:
             return plain
         k, v, k_scale, v_scale, _ = self.compact
         # As bytes: not every device can index 8-bit floats.
         small = (k.view(torch.uint8), v.view(torch.uint8)), (k_scale, v_scale)
-        return (*plain, Part(border, blocks - border, small, above))
+        return (*plain, BlockStorage(border, blocks - border, small, above))
 
     def in_order(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
         """(source, target) pairs of blocks, those of plain blocks first; and how many these are."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from saccade.errors import ConfigError
 
 
-class Pins:
+class PinnedPrefixes:
     def __init__(self, prefixes: Sequence[Sequence[int]], most: int) -> None:
         self.prefixes = [tuple(prefix) for prefix in prefixes]
         self.most = most  # blocks of all tenants together
@@ -51,7 +51,7 @@ class Pins:
         return True
 
 
-def refuse_pins(
+def validate_pinned_prefixes(
     prefixes: Sequence[Sequence[int]], block_size: int, block_bytes: int, budget: int, room: int
 ) -> None:
     """Raise unless each has a block, and all fit into the `budget` of a tenant (bytes) and into the `room`

@@ -1,28 +1,34 @@
-"""How a KV budget becomes blocks: one pool or two, each in its precision.
+"""KV block pools: how many blocks the text and the vision pool get, in which dtype, and which blocks are
+whose.
 
-takes   what a user asked for, the bytes of a block in each precision
-gives   numbers of blocks
-never   imports torch: the planner (saccade.tools.planner) divides as the engine does
+Torch-free: the capacity planner divides memory exactly as the engine does.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from saccade.errors import ConfigError
-from saccade.kv_cache.vision_blocks import SCOPES
-from saccade.step_plan import Role
+from saccade.step_plan import Role, Span
 
 KVDtype = Literal["auto", "fp8", "int8"]
-Views = Literal["all", "global"]
+VisionScope = Literal["all", "global"]
 
-HALF = 0.5  # the vision pool's share of the bytes where nobody says
+# Views whose blocks a vision pool can hold: all whole images and frames, or only those at reduced detail.
+# Zoomed views never go there: their blocks are reserved before their number is known.
+VISION_SCOPES: dict[str, frozenset[Role]] = {
+    "all": frozenset({"whole", "global"}),
+    "global": frozenset({"global"}),
+}
+DEFAULT_VISION_SHARE = 0.5  # of the KV bytes
 
 
 @dataclass(frozen=True)
-class Shares:
+class PoolSizes:
     text: int  # blocks
-    vision: int  # blocks of a pool for views, behind those; 0: one pool for everything
-    compact: int  # of all blocks the last ones that are in 8 bits
+    vision: int  # blocks of the vision pool, numbered after the text pool's; 0: one pool for everything
+    compact: int  # how many of all blocks, the last ones, are quantized to 8 bits
 
     @property
     def blocks(self) -> int:
@@ -30,20 +36,20 @@ class Shares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVWish:
-    """What a user asks of the KV cache; field by field as in `EngineConfig`."""
+class KVCacheOptions:
+    """The user's KV cache options; fields as in `EngineConfig` without the prefix kv_."""
 
     cache_dtype: KVDtype = "auto"
     vision_dtype: KVDtype = "auto"
     vision_share: float | None = None
-    vision_views: Views | None = None
+    vision_views: VisionScope | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("cache_dtype", KVDtype), ("vision_dtype", KVDtype), ("vision_views", Views)):
+        choices = {"cache_dtype": KVDtype, "vision_dtype": KVDtype, "vision_views": VisionScope}
+        for name, known in choices.items():
             value = getattr(self, name)
             if value not in get_args(known) and (value is not None or name != "vision_views"):
-                choices = ", ".join(get_args(known))
-                raise ConfigError(f"kv_{name} is {value!r}; choose one of {choices}")
+                raise ConfigError(f"kv_{name} is {value!r}; choose one of {', '.join(get_args(known))}")
         share = self.vision_share
         if share is not None and (isinstance(share, bool) or not 0 < share < 1):
             raise ConfigError(f"kv_vision_share is {share}; it is a share of the KV cache between 0 and 1")
@@ -61,7 +67,7 @@ class KVWish:
 
     @property
     def roles(self) -> frozenset[Role]:
-        return SCOPES[self.vision_views or "all"] if self.split else frozenset()
+        return VISION_SCOPES[self.vision_views or "all"] if self.split else frozenset()
 
     @property
     def text_format(self) -> str | None:
@@ -73,31 +79,32 @@ class KVWish:
 
     @property
     def format(self) -> str | None:
-        """The one 8-bit format in use."""
+        """The 8-bit format in use, if any."""
         return self.vision_format if self.split else self.text_format
 
-    def divide_bytes(self, available: int, plain: int, small: int) -> Shares:
+    def divide_bytes(self, available: int, plain: int, small: int) -> PoolSizes:
         """`plain` and `small` are the bytes of a block in the model's dtype and in 8 bits."""
         text = plain if self.text_format is None else small
         vision = plain if self.vision_format is None else small
         if not self.split:
-            return self._shares(available // text, 0)
-        theirs = int(available * (self.vision_share or HALF))
-        spare = 1 if text != vision else 0  # a block of each kind that belongs to nobody
-        return self._shares((available - theirs) // text - spare, theirs // vision - spare)
+            return self._sizes(available // text, 0)
+        vision_bytes = int(available * (self.vision_share or DEFAULT_VISION_SHARE))
+        spare = 1 if text != vision else 0  # each storage has a padding block when there are two
+        return self._sizes((available - vision_bytes) // text - spare, vision_bytes // vision - spare)
 
-    def divide_blocks(self, blocks: int) -> Shares:
-        """Where the number of blocks is given, of both kinds together."""
+    def divide_blocks(self, blocks: int) -> PoolSizes:
+        """Divide a given number of blocks."""
         if not self.split:
-            return self._shares(blocks, 0)
-        vision = min(max(round(blocks * (self.vision_share or HALF)), 1), blocks - 1)
-        return self._shares(blocks - vision, vision)
+            return self._sizes(blocks, 0)
+        share = self.vision_share or DEFAULT_VISION_SHARE
+        vision = min(max(round(blocks * share), 1), blocks - 1)
+        return self._sizes(blocks - vision, vision)
 
-    def cap(self, shares: Shares, most: int) -> Shares:
-        """At most so many blocks of each pool."""
-        return self._shares(min(shares.text, most), min(shares.vision, most))
+    def cap(self, sizes: PoolSizes, most: int) -> PoolSizes:
+        """At most `most` blocks in each pool."""
+        return self._sizes(min(sizes.text, most), min(sizes.vision, most))
 
-    def _shares(self, text: int, vision: int) -> Shares:
+    def _sizes(self, text: int, vision: int) -> PoolSizes:
         if text < 1 and not self.split:
             raise ConfigError("the KV cache has no room for a single block; give it more memory")
         if text < 1 or (self.split and vision < 1):
@@ -106,4 +113,51 @@ class KVWish:
                 "views; give it more memory, or change --kv-vision-share"
             )
         compact = text + vision if self.text_format else vision if self.vision_format else 0
-        return Shares(text, vision, compact)
+        return PoolSizes(text, vision, compact)
+
+
+class VisionBlocks:
+    """Which blocks of a sequence belong to the vision pool: those that hold nothing but views of `roles`.
+
+    Such a block is computed with its image, never written again and shared by all questions about the image.
+    Blocks with text or zoomed views in them belong to the text pool.
+    """
+
+    def __init__(self, spans: Sequence[Span], block_size: int, roles: Set[Role]) -> None:
+        self._starts: list[int] = []  # runs of vision blocks, by index in the sequence
+        self._stops: list[int] = []
+        self._before: list[int] = []  # vision blocks before each run
+        total = 0
+        for start, stop in _token_runs(spans, roles):
+            first, last = -(-start // block_size), stop // block_size
+            if first < last:
+                self._starts.append(first)
+                self._stops.append(last)
+                self._before.append(total)
+                total += last - first
+
+    def among(self, start: int, stop: int) -> int:
+        """How many of the blocks start .. stop are vision blocks."""
+        return max(self._count_before(stop) - self._count_before(start), 0)
+
+    def __contains__(self, index: int) -> bool:
+        return bool(self.among(index, index + 1))
+
+    def _count_before(self, index: int) -> int:
+        run = bisect_right(self._starts, index) - 1
+        if run < 0:
+            return 0
+        return self._before[run] + min(index, self._stops[run]) - self._starts[run]
+
+
+def _token_runs(spans: Sequence[Span], roles: Set[Role]) -> list[tuple[int, int]]:
+    """Token ranges of views of these roles; adjacent views are joined."""
+    runs: list[tuple[int, int]] = []
+    for span in spans:
+        if span.role not in roles:
+            continue
+        if runs and runs[-1][1] == span.start:
+            runs[-1] = runs[-1][0], span.stop
+        else:
+            runs.append((span.start, span.stop))
+    return runs

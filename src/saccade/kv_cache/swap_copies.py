@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.kv_cache.pages import Pages, Part
+from saccade.kv_cache.pages import BlockStorage, Pages
 
 STAGED = 32  # blocks of a staging buffer; there are three
 Pairs = Sequence[tuple[int, int]]
@@ -135,7 +135,7 @@ class HostPages:
             arrived.record(self._copying)
         return arrived
 
-    def _by_part(self, pairs: Pairs, block_at: int) -> Iterator[tuple[Part, list[tuple[int, int]]]]:
+    def _by_part(self, pairs: Pairs, block_at: int) -> Iterator[tuple[BlockStorage, list[tuple[int, int]]]]:
         """The pairs whose blocks are in each part."""
         for part in self._parts:
             inside = [p for p in pairs if part.first <= p[block_at] < part.first + part.blocks]
@@ -174,7 +174,7 @@ def _columns(pairs: Pairs) -> tuple[Tensor, Tensor]:
     return numbers[:, 0], numbers[:, 1]
 
 
-def _gather(part: Part, blocks: Tensor) -> Tensor:
+def _gather(part: BlockStorage, blocks: Tensor) -> Tensor:
     """The blocks [n] as rows of bytes, [n, bytes], tensor behind tensor."""
     places = blocks - part.first
     pieces = [
@@ -184,7 +184,7 @@ def _gather(part: Part, blocks: Tensor) -> Tensor:
     return torch.cat(pieces, dim=1)
 
 
-def _scatter(part: Part, blocks: Tensor, rows: Tensor) -> None:
+def _scatter(part: BlockStorage, blocks: Tensor, rows: Tensor) -> None:
     """What `_gather` gave, back into blocks [n]."""
     places = blocks - part.first
     start = 0

@@ -12,7 +12,7 @@ them. Many come back before that. A chain is given up from its end, so what is o
 what is here is the rest.
 
 When slots run out the ticket of the last by rank is dropped, and its holder computes again. A slot that is
-read in a step is not written in the same: it is free again when the step has been sent off (`drain`).
+read in a step is not written in the same: it is free again when the step has been sent off (`take_copies`).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Rank = tuple[float, int]
 
 
 @dataclass
-class Ticket:
+class SwappedSequence:
     rank: Rank
     computed: int  # tokens whose KV it had
     keys: tuple[bytes, ...]  # of its first blocks, which the prefix cache knew
@@ -46,10 +46,10 @@ class SwapSpace:
         self.count = slots
         self.milliseconds = milliseconds  # to copy a block out and in again
         self._free = list(reversed(range(slots)))
-        self._tickets: dict[int, Ticket] = {}  # by handle
+        self._tickets: dict[int, SwappedSequence] = {}  # by handle
         self._wanted: dict[bytes, set[int]] = {}  # key -> handles of the tickets that name it
         self._keyed: dict[bytes, int] = {}  # blocks given up by the prefix cache: key -> slot
-        self._copies: list[tuple[int, int]] = []  # (block, slot) since the last `drain`
+        self._copies: list[tuple[int, int]] = []  # (block, slot) since the last `take_copies`
         self._read: list[int] = []  # slots that are read by the step being planned, and free behind it
         self._reading: set[int] = set()  # those and others that it reads, though somebody still wants them
         self._out = self._in = self._dropped = 0
@@ -61,7 +61,7 @@ class SwapSpace:
 
     # Leaving
 
-    def put(
+    def swap_out(
         self, handle: int, rank: Rank, computed: int, keys: Sequence[bytes], blocks: Sequence[int]
     ) -> bool:
         """A sequence gives way: the blocks of `keys` are the prefix cache's, `blocks` follow them and are
@@ -70,7 +70,7 @@ class SwapSpace:
             raise RuntimeError(f"sequence {handle} is away already")
         if not self._make_room(len(blocks), rank):
             return False
-        ticket = Ticket(rank, computed, tuple(keys))
+        ticket = SwappedSequence(rank, computed, tuple(keys))
         self._tickets[handle] = ticket
         for key in ticket.keys:
             self._wanted.setdefault(key, set()).add(handle)
@@ -78,7 +78,7 @@ class SwapSpace:
             ticket.own[index] = self._copy(block)
         return True
 
-    def lost(self, key: bytes, block: int) -> None:
+    def save_evicted(self, key: bytes, block: int) -> None:
         """The prefix cache gives up a block, which will be written by the next step, not before."""
         wanted = self._wanted.get(key)
         if not wanted or key in self._keyed:
@@ -121,7 +121,7 @@ class SwapSpace:
             slots.append(slot)
         return slots, 0
 
-    def take(self, handle: int, slots: Sequence[int]) -> None:
+    def swap_in(self, handle: int, slots: Sequence[int]) -> None:
         """A sequence comes back, with the blocks in `slots` of those found: its ticket is used up."""
         self._in += len(slots)
         self._reading.update(slots)
@@ -146,7 +146,7 @@ class SwapSpace:
 
     # Steps
 
-    def drain(self) -> tuple[tuple[int, int], ...]:
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The (block, slot) copies to be made at the beginning of the step that is sent off now."""
         # What was dropped meanwhile is not copied; of two copies into a slot the later one counts.
         used = {slot: block for block, slot in self._copies}

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from saccade.checkpoint import Checkpoint
-from saccade.encoder.merge_embeddings import visible
+from saccade.encoder.merge_embeddings import visual_slices
 from saccade.errors import CheckpointError
 from saccade.kernels.attention.quantized_kv import read_slots
 from saccade.kernels.dispatch import mode
@@ -167,7 +167,7 @@ class Lookout:
                 return None
             wanted = self._index(asking)
             return Watch(dict.fromkeys(self._layers, wanted))
-        seen = [np.arange(place, place + count) for _, _, count, place in visible(rows)]
+        seen = [np.arange(place, place + count) for _, _, count, place in visual_slices(rows)]
         if not asking and not seen:
             return None
         return Watch(

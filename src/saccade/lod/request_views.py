@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-from saccade.encoder.prompt_layout import zoomed
+from saccade.encoder.prompt_layout import insert_zoomed_views
 from saccade.errors import InvalidValue
 from saccade.inputs.image_processor import ImageProcessing, global_view
 from saccade.lod.checkpoint_views import CheckpointViews
@@ -101,7 +101,7 @@ class Eye:
             before=self.marks.before,
             after=self.marks.after,
         )
-        return zoomed(msgspec.structs.replace(request, zooming=place), chosen)
+        return insert_zoomed_views(msgspec.structs.replace(request, zooming=place), chosen)
 
 
 @lru_cache(maxsize=256)  # asked twice for a request, and alike for others

@@ -20,7 +20,7 @@ def choices_of(
     made = []
     for index, handle in zip(range(request.sampling.n), handles, strict=False):
         seed = derive_seed(request.sampling, limits.seed, request.id, index)
-        chain = prefix.chain(request.salt, layout.spans) if prefix is not None else None
+        chain = prefix.new_chain(request.salt, layout.spans) if prefix is not None else None
         rank = policy.rank(group.since, request.priority, handle, limits)
         made.append(Sequence(handle, group, index, seed, limit, chain, list(layout.tokens), rank))
     return made

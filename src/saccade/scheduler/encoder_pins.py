@@ -9,27 +9,27 @@ never   has a view made
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from saccade.encoder.cache.store import FeatureStore
+from saccade.encoder.cache.store import EncoderCache
 from saccade.scheduler.sequence import Sequence
 from saccade.step_plan import Span
 
 
 class Pinning:
-    def __init__(self, store: FeatureStore[Any]) -> None:
+    def __init__(self, store: EncoderCache[Any]) -> None:
         self._store = store
 
     def pin(self, sequence: Sequence, span: Span) -> None:
-        made = not self._store.ready(span.key)  # by the step being planned
+        made = not self._store.is_ready(span.key)  # by the step being planned
         self._store.pin(span.key)
         sequence.pins[span.start] = span
         if made and span.view.content in sequence.group.deleted:
-            self._store.forget(span.key)
+            self._store.discard(span.key)
 
     def pin_ready(self, sequence: Sequence, spans: Iterable[Span]) -> bool:
         """Pin views that are there for a sequence that has no pins yet; none, and False, if one of them is
         not. Pinning one may send another away that nobody has pinned."""
         for span in spans:
-            if not self._store.ready(span.key):
+            if not self._store.is_ready(span.key):
                 self.drop(sequence)
                 return False
             self.pin(sequence, span)

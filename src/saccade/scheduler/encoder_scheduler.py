@@ -13,7 +13,7 @@ one step. What is begun stays as long as any request has the view ahead of it, w
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from saccade.encoder.partial_views import Unfinished
+from saccade.encoder.partial_views import PartialViews
 from saccade.request import Pixels
 from saccade.scheduler.policy import Limits
 from saccade.scheduler.sequence import Group
@@ -22,9 +22,9 @@ from saccade.step_plan import Encode, Span
 
 
 class Making:
-    def __init__(self, limits: Limits, unfinished: Unfinished[Any] | None) -> None:
+    def __init__(self, limits: Limits, unfinished: PartialViews[Any] | None) -> None:
         self._limits = limits
-        self._unfinished = unfinished if unfinished is not None else Unfinished(limits.max_encode_patches)
+        self._unfinished = unfinished if unfinished is not None else PartialViews(limits.max_encode_patches)
         # Requests not ended, by the keys of their views, and the other way round.
         self._viewers: dict[bytes, set[Group]] = {}
         self._views: dict[Group, set[bytes]] = {}

@@ -12,8 +12,8 @@ often guesses are right is learnt (recall.py), whether they are made or not.
 from dataclasses import replace
 from typing import Any
 
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.prompt_layout import zoomed
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.prompt_layout import insert_zoomed_views
 from saccade.request import Request
 from saccade.scheduler import lod_extend as lengthening
 from saccade.scheduler.kv_manager import Holdings
@@ -32,7 +32,7 @@ class Guessing:
         limits: Limits,
         places: Places,
         holdings: Holdings,
-        store: FeatureStore[Any],
+        store: EncoderCache[Any],
         totals: Totals,
     ) -> None:
         self._limits = limits
@@ -70,7 +70,7 @@ class Guessing:
         return self._recall.likeliest(group.request)
 
     def _ready(self, guessed: Request) -> bool:
-        return all(self._store.ready(item.view.key) for item in guessed.media if item.origin is not None)
+        return all(self._store.is_ready(item.view.key) for item in guessed.media if item.origin is not None)
 
     def _pays(self, step: Step, start: int, question: int, more: int) -> bool:
         """What a right guess spares against what a wrong one costs, each as often as it happens. A look that
@@ -89,7 +89,7 @@ class Guessing:
 
 def _with(request: Request, regions: Regions) -> Request:
     slots = request.zooming.placeholders if request.zooming is not None else ()
-    return zoomed(request, dict(zip(slots, regions, strict=True)))
+    return insert_zoomed_views(request, dict(zip(slots, regions, strict=True)))
 
 
 def _fits(step: Step, start: int, tokens: int, allowance: Allowance) -> bool:

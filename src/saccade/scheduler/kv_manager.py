@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from typing import Any, NamedTuple
 
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.partial_views import Unfinished
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.partial_views import PartialViews
 from saccade.kv_cache.block_pool import BlockPool
-from saccade.kv_cache.pinned_prefixes import Pins
-from saccade.kv_cache.prefix_cache import Chain, PrefixCache
-from saccade.kv_cache.vision_blocks import Kinds
+from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
+from saccade.kv_cache.pool_sizing import VisionBlocks
+from saccade.kv_cache.prefix_cache import HashChain, PrefixCache
 from saccade.request import Pixels
 from saccade.scheduler.encoder_pins import Pinning
 from saccade.scheduler.encoder_scheduler import Making
@@ -54,9 +54,9 @@ class Holdings:
         limits: Limits,
         pool: BlockPool,
         prefix: PrefixCache | None,
-        store: FeatureStore[Any],
+        store: EncoderCache[Any],
         swapping: Swapping,
-        unfinished: Unfinished[Any] | None = None,
+        unfinished: PartialViews[Any] | None = None,
         recall: Recall | None = None,
     ) -> None:
         self._limits = limits
@@ -67,7 +67,7 @@ class Holdings:
         self.making = Making(limits, unfinished)
         self.swapping = swapping
         if prefix is not None:
-            prefix.lost = swapping.space.lost
+            prefix.on_evict = swapping.space.save_evicted
         self.named = Named(store)
         self.pinning = Pinning(store)
         self.recall = recall if recall is not None else Recall()
@@ -77,36 +77,38 @@ class Holdings:
     def lacks(self, sequence: Sequence, stop: int) -> int:
         """Blocks missing in the pool for the sequence to be computed up to `stop`."""
         text, vision = self._needs(sequence, stop)
-        return max(text - self._pool.left(), 0) + max(vision - self._pool.left(vision=True), 0)
+        left = self._pool.num_available
+        return max(text - left(), 0) + max(vision - left(vision=True), 0)
 
     def _needs(self, sequence: Sequence, stop: int) -> tuple[int, int]:
         """Blocks it does not have yet of its tokens up to `stop`: of the text pool and of the vision pool."""
         have, wanted = len(sequence.blocks), self._limits.blocks_for(stop)
-        vision = self.kinds(sequence.group).among(have, wanted) if self._pool.split else 0
+        vision = self.kinds(sequence.group).among(have, wanted) if self._pool.has_vision_pool else 0
         return max(wanted - have, 0) - vision, vision
 
-    def kinds(self, group: Group) -> Kinds:
+    def kinds(self, group: Group) -> VisionBlocks:
         """Which blocks of its sequences are the vision pool's."""
         if group.kinds is None or group.kinds[0] is not group.layout:
-            group.kinds = group.layout, Kinds(group.layout.spans, self._size, self._pool.roles)
+            group.kinds = group.layout, VisionBlocks(group.layout.spans, self._size, self._pool.roles)
         return group.kinds[1]
 
     def frees(self, sequence: Sequence, *, vision: bool = False) -> bool:
         """Whether the pool may gain a block of that kind if the sequence gives way, alone or with others."""
-        return not self._pool.split or any(self._pool.in_vision(one) == vision for one in sequence.blocks)
+        pool = self._pool
+        return not pool.has_vision_pool or any(pool.in_vision(one) == vision for one in sequence.blocks)
 
     def competes(self, sequence: Sequence, head: Sequence, *, rows: int) -> bool:
         """Whether a sequence that enters could take what `head` waits for: with two pools not if that is the
         blocks of views, the sequence has none, and a row and blocks for its text are left for the head."""
-        if not self._pool.split or rows < 2:
+        if not self._pool.has_vision_pool or rows < 2:
             return True
         text, views = self._needs(sequence, sequence.claim)
         theirs, _ = self._needs(head, head.claim)
-        return bool(views) or text + theirs > self._pool.left()
+        return bool(views) or text + theirs > self._pool.num_available()
 
     def _refuse_unplaceable(self, group: Group, limit: int) -> None:
         """Raise for a request of up to `limit` tokens whose blocks one of the pools could never hold."""
-        if self._pool.split:
+        if self._pool.has_vision_pool:
             wanted = self._limits.blocks_for(limit - 1)
             vision = self.kinds(group).among(0, wanted)
             sizes = self._pool.size(vision=False), self._pool.size(vision=True)
@@ -120,7 +122,7 @@ class Holdings:
 
     def must_encode(self, sequence: Sequence) -> bool:
         """Whether a view of it is neither among the features nor in the part its prefix would spare."""
-        return not all(self._store.expects(span.key) for span in self._unspared(sequence))
+        return not all(self._store.is_expected(span.key) for span in self._unspared(sequence))
 
     def _unspared(self, sequence: Sequence) -> Ordered[Span]:
         """Its views outside the part its prefix would spare."""
@@ -132,13 +134,13 @@ class Holdings:
         """Whether views of it must be encoded. Those on disk will be in memory when its turn comes."""
         unspared = self._unspared(sequence)
         for span in unspared:
-            self._store.fetch(span.key)
-        return not all(self._store.expects(span.key) for span in unspared)
+            self._store.prefetch(span.key)
+        return not all(self._store.is_expected(span.key) for span in unspared)
 
     def _awaits(self, sequence: Sequence) -> bool:
         """Whether a view of it is being fetched, and nothing is gained by letting it enter before."""
         spans = sequence.group.layout.spans
-        return any(self._store.coming(span.key) and not self._store.ready(span.key) for span in spans)
+        return any(self._store.is_fetching(span.key) and not self._store.is_ready(span.key) for span in spans)
 
     def poll(self) -> None:
         """What threads and other servers did with features since the last step."""
@@ -147,14 +149,14 @@ class Holdings:
 
     def forget(self, content: bytes, then: Callable[[], None] | None = None) -> None:
         """A picture is deleted; `then` is called when its files are gone too."""
-        self._store.drop(content, then)
+        self._store.delete_image(content, then)
         self._hide(content)
 
     def _hide(self, content: bytes) -> None:
         self.making.deleted(content)
         self.recall.forget(content)
         if self._prefix is not None:
-            self._prefix.editions.delete(content)
+            self._prefix.image_versions.delete(content)
 
     # Entering
 
@@ -200,17 +202,17 @@ class Holdings:
         those of a view, whose features they would need."""
         if self._prefix is None or sequence.chain is None:
             return [], 0
-        state = self._prefix.changes, len(sequence.tokens)  # it is asked thrice on its way in
+        state = self._prefix.version, len(sequence.tokens)  # it is asked thrice on its way in
         if sequence.known is None or sequence.known[0] != state:
             sequence.known = state, self._find(self._prefix, sequence, sequence.chain)
         return sequence.known[1]
 
-    def _find(self, prefix: PrefixCache, sequence: Sequence, chain: Chain) -> tuple[list[int], int]:
-        chain.grow(sequence.tokens)
+    def _find(self, prefix: PrefixCache, sequence: Sequence, chain: HashChain) -> tuple[list[int], int]:
+        chain.extend(sequence.tokens)
         blocks = prefix.match(chain)
         shared = len(blocks) * self._size
-        part = prefix.partial(chain, len(blocks), sequence.tokens)
-        if part and self._pool.split:  # the other pool's blocks may be of another precision
+        part = prefix.match_partial(chain, len(blocks), sequence.tokens)
+        if part and self._pool.has_vision_pool:  # the other pool's blocks may be of another precision
             alike = self._pool.in_vision(part.block) == (len(blocks) in self.kinds(sequence.group))
             part = part if alike else None
         if part and (part.tokens >= self._limits.copy_tokens or sequence.spans(shared, shared + part.tokens)):
@@ -220,14 +222,15 @@ class Holdings:
     def _share(self, sequence: Sequence, head: HeadStart, owed: int) -> Lack | None:
         blocks = head.blocks
         for block in blocks:
-            self._pool.share(block)
+            self._pool.acquire(block)
         sequence.blocks, sequence.computed, sequence.host = list(blocks), head.computed, head.slots
         sequence.stale = list(range(len(blocks)))
         text, vision = self._needs(sequence, sequence.claim)
         if len(blocks) > head.computed // self._size:  # its next token falls into a block to be copied
             copied = self._pool.in_vision(blocks[-1])
             text, vision = text + (not copied), vision + copied
-        lack = Lack(max(text - self._pool.left() + owed, 0), max(vision - self._pool.left(vision=True), 0))
+        left = self._pool.num_available
+        lack = Lack(max(text - left() + owed, 0), max(vision - left(vision=True), 0))
         if not any(lack):
             return None
         self.drop(sequence)
@@ -240,7 +243,7 @@ class Holdings:
         """
         index = sequence.computed // self._size
         if index < len(sequence.blocks):
-            copy = self._pool.take(vision=self._pool.in_vision(sequence.blocks[index]))
+            copy = self._pool.allocate(vision=self._pool.in_vision(sequence.blocks[index]))
             step.copies.append((sequence.blocks[index], copy))
             sequence.blocks[index] = copy
 
@@ -278,9 +281,9 @@ class Holdings:
         for span in sequence.spans(start, start + tokens):
             if span.start in sequence.pins:
                 continue
-            if not self._store.ready(span.key):
+            if not self._store.is_ready(span.key):
                 pixels = sequence.group.pixels[span.key]
-                if not pixels.size and not self._store.coming(span.key):
+                if not pixels.size and not self._store.is_fetching(span.key):
                     self.named.lose(sequence.group)
                 if not self._makes(step, sequence.group, span, pixels, must=must):
                     return max(span.start - start, 0)
@@ -289,7 +292,7 @@ class Holdings:
 
     def _makes(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
         """Whether the step completes the view; not if there is nothing to do but wait for it."""
-        if not pixels.size or self._store.coming(span.key):
+        if not pixels.size or self._store.is_fetching(span.key):
             return False
         return self.making.carry_on(step, group, span, pixels, must=must)
 
@@ -298,8 +301,8 @@ class Holdings:
         while len(sequence.blocks) * self._size < stop:
             index = len(sequence.blocks)
             sequence.stale.append(index)
-            vision = self._pool.split and index in self.kinds(sequence.group)
-            sequence.blocks.append(self._pool.take(vision=vision))
+            vision = self._pool.has_vision_pool and index in self.kinds(sequence.group)
+            sequence.blocks.append(self._pool.allocate(vision=vision))
 
     def trim(self, sequence: Sequence) -> None:
         """Give back the blocks behind its tokens: its prompt has become shorter than it could have been."""
@@ -313,10 +316,10 @@ class Holdings:
         self.pinning.passed(sequence, computed)
         if self._prefix is None or sequence.chain is None:
             return
-        sequence.chain.grow(sequence.tokens)
+        sequence.chain.extend(sequence.tokens)
         for index in range(sequence.sealed, computed // self._size):
             own = sequence.blocks[index]
-            block = self._prefix.seal(sequence.chain, index, own)
+            block = self._prefix.insert(sequence.chain, index, own)
             if block != own:
                 self._move(sequence, index, own, block)
             sequence.sealed = index + 1
@@ -326,7 +329,7 @@ class Holdings:
         They would else hold what follows without holding what it was sealed to follow."""
         for choice in sequence.group.choices:
             if index < len(choice.blocks) and choice.blocks[index] == own:
-                self._pool.share(block)
+                self._pool.acquire(block)
                 self._pool.release(own)
                 choice.blocks[index] = block
                 choice.stale.append(index)
@@ -352,17 +355,17 @@ class Holdings:
     def counted(self) -> dict[str, int]:
         """Names as in EngineStats."""
         pool, swap = self._pool, self.swapping.space.stats
-        pins = self._prefix.pins if self._prefix is not None else Pins((), 0)
-        idle = sum(pool.holders(block) == 1 for block in pins.blocks)
+        pins = self._prefix.pinned if self._prefix is not None else PinnedPrefixes((), 0)
+        idle = sum(pool.ref_count(block) == 1 for block in pins.blocks)
         states = ("vision_blocks_used", "vision_blocks_cached", "vision_blocks_free")
         return {
             "blocks_used": pool.used - idle,
-            "blocks_cached": pool.kept,
+            "blocks_cached": pool.cached,
             "blocks_free": pool.free,
             "blocks_pinned": idle,
-            "blocks_spared": pool.spared - len(pins.blocks) + idle,
+            "blocks_spared": pool.shared_refs - len(pins.blocks) + idle,
             "pin_refusals": pins.refusals,
-            **dict(zip(states, pool.gauges(vision=True), strict=True)),
+            **dict(zip(states, pool.counts(vision=True), strict=True)),
             **swap._asdict(),
         }
 
@@ -374,7 +377,7 @@ class Holdings:
         self.named.check(groups)
         if self._prefix is not None:
             self._prefix.check()
-        holders: Counter[int] = Counter(self._prefix.pins.blocks if self._prefix is not None else ())
+        holders: Counter[int] = Counter(self._prefix.pinned.blocks if self._prefix is not None else ())
         pins: Counter[bytes] = Counter()
         for sequence in running:
             holders.update(sequence.blocks)
@@ -386,11 +389,11 @@ class Holdings:
                 if self._pool.in_vision(block) != (index in kinds):
                     raise RuntimeError(f"block {index} of sequence {sequence.handle} is in the wrong pool")
             for block in sequence.blocks[sequence.computed // self._size :]:
-                if not self._pool.writable(block):
+                if not self._pool.is_writable(block):
                     raise RuntimeError(
                         f"sequence {sequence.handle} is about to write block {block} of others"
                     )
-        counted = {block: self._pool.holders(block) for block in range(self._pool.count)}
+        counted = {block: self._pool.ref_count(block) for block in range(self._pool.count)}
         if any(counted[block] != holders[block] for block in counted):
             raise RuntimeError("the blocks held by sequences and the pool's counts differ")
         if dict(pins) != self._store.pins:

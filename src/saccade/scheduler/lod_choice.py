@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from saccade.encoder.prompt_layout import zoomed
+from saccade.encoder.prompt_layout import insert_zoomed_views
 from saccade.lod.choose import choose
 from saccade.lod.types import FINE, Choice, Grid, LodParams, Look, Picture, StillMaps, ViewRule
 from saccade.request import Request, ZoomRequest, ZoomResult
@@ -51,7 +51,7 @@ class Looking:
         if pictures:
             self._last = (pictures[0].size, pictures[0].frame, pictures[0].grid), zooming
         chosen = {slot: choice.regions for slot, choice in zip(zooming.placeholders, choices, strict=True)}
-        decided = zoomed(request, chosen)
+        decided = insert_zoomed_views(request, chosen)
         if decided.length > request.max_length:
             raise RuntimeError(
                 f"views of request {request.id} were chosen that make it {decided.length} tokens long; it "

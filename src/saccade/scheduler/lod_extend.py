@@ -11,7 +11,7 @@ first that is another. The blocks behind stay too, claimed for the most the prom
 
 from itertools import zip_longest
 
-from saccade.encoder.prompt_layout import lengthen
+from saccade.encoder.prompt_layout import extend_layout
 from saccade.request import Request
 from saccade.scheduler.kv_manager import Holdings
 from saccade.scheduler.policy import Limits
@@ -21,7 +21,7 @@ from saccade.step_plan import Layout
 
 def decide(group: Group, decided: Request, limits: Limits, holdings: Holdings) -> None:
     """Its views are chosen: blocks claimed for more than that are given back."""
-    _adopt(group, decided, lengthen(group.layout, group.request, decided), limits, holdings)
+    _adopt(group, decided, extend_layout(group.layout, group.request, decided), limits, holdings)
     for choice in group.choices:
         if choice.computed == len(choice.tokens):  # nothing was added: its end is computed again, to sample
             choice.computed -= 1
@@ -34,7 +34,7 @@ def guess(sequence: Sequence, guessed: Request, regions: Regions, limits: Limits
     """Go on with views before they are chosen, in a request about to enter its row; not, and False, if one of
     the views it comes to is not there. Nothing is given back: the views chosen may be more."""
     group = sequence.group
-    layout = lengthen(group.layout, group.request, guessed)
+    layout = extend_layout(group.layout, group.request, guessed)
     ahead = [span for span in layout.spans if span.stop > sequence.computed]
     if not holdings.pinning.pin_ready(sequence, ahead):
         return False
@@ -67,7 +67,7 @@ def take_back(group: Group, limits: Limits, holdings: Holdings) -> None:
         choice.looking = False
         choice.computed = min(choice.computed, end)
         if choice.chain is not None:
-            choice.chain.cut(end)
+            choice.chain.truncate(end)
         holdings.pinning.taken_back(choice, end)
 
 
@@ -107,4 +107,4 @@ def _adopt(group: Group, request: Request, layout: Layout, limits: Limits, holdi
         choice.known = None  # of its beginning: it was asked for by other tokens
         choice.set_prompt()
         if choice.chain is not None:
-            choice.chain.see(layout.spans)
+            choice.chain.set_spans(layout.spans)

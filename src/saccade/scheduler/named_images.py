@@ -13,7 +13,7 @@ file turns out damaged) ends the request with the same error: its owner sends it
 from collections.abc import Iterable
 from typing import Any
 
-from saccade.encoder.cache.store import FeatureStore
+from saccade.encoder.cache.store import EncoderCache
 from saccade.errors import ImageNotFound
 from saccade.request import Media
 from saccade.scheduler.sequence import Group
@@ -24,7 +24,7 @@ GONE = "a picture of this request is no longer kept; send the request again with
 
 
 class Named:
-    def __init__(self, store: FeatureStore[Any]) -> None:
+    def __init__(self, store: EncoderCache[Any]) -> None:
         self._store = store
         self._lost: dict[str, None] = {}  # requests with a view that is neither kept nor coming
 
@@ -33,7 +33,7 @@ class Named:
         needed = {span.key for span in unspared}
         absent = _absent(group)
         for key, item in absent.items():
-            if key in needed and not self._store.keeps(key):
+            if key in needed and not self._store.contains(key):
                 raise ImageNotFound(
                     f"The picture {item.name} is not kept here in the detail asked for, or no longer; send"
                     " the request again with its bytes.",
@@ -48,7 +48,7 @@ class Named:
 
     def weight(self, group: Group) -> int:
         """Bytes of features held for it: they count as its pixels would."""
-        return sum(map(self._store.weight, _absent(group)))
+        return sum(map(self._store.nbytes_of, _absent(group)))
 
     def lose(self, group: Group) -> None:
         self._lost[group.request.id] = None
@@ -61,7 +61,7 @@ class Named:
     def kept(self, group: Group) -> tuple[int, ...]:
         """Slots of pictures whose features a later request would find; for its first news alone."""
         media = group.request.media if group.first_at is None else ()
-        return tuple(item.placeholder for item in media if item.name and self._store.keeps(item.view.key))
+        return tuple(item.placeholder for item in media if item.name and self._store.contains(item.view.key))
 
     def check(self, groups: Iterable[Group]) -> None:
         held: dict[bytes, int] = {}

@@ -32,7 +32,7 @@ class Coming:
         """One more runs, from this step on."""
         if self._prefix is not None and sequence.chain is not None:
             for key in reversed(sequence.chain.keys[sequence.sealed :]):
-                if self._prefix.holds(key):
+                if self._prefix.contains(key):
                     break  # and all before it
                 self._keys.add(key)
 
@@ -46,7 +46,7 @@ class Coming:
         if not self._keys or self._prefix is None or sequence.chain is None:
             return False
         chain = sequence.chain
-        chain.grow(sequence.tokens)
+        chain.extend(sequence.tokens)
         first = stop = len(self._prefix.match(chain))
         while stop < len(chain.keys) and chain.keys[stop] in self._keys:
             stop += 1

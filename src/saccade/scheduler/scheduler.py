@@ -16,8 +16,8 @@ from collections.abc import Sequence as Ordered
 from itertools import count
 from typing import Any
 
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.partial_views import Unfinished
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.partial_views import PartialViews
 from saccade.errors import InvalidValue
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.prefix_cache import PrefixCache
@@ -62,10 +62,10 @@ class Scheduler:
         limits: Limits,
         pool: BlockPool,
         prefix: PrefixCache | None,
-        store: FeatureStore[Any],
+        store: EncoderCache[Any],
         cost: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
-        unfinished: Unfinished[Any] | None = None,
+        unfinished: PartialViews[Any] | None = None,
         swap: SwapSpace | None = None,
         looking: Looking | None = None,
         recall: Recall | None = None,

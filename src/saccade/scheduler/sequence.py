@@ -14,8 +14,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from saccade.kv_cache.prefix_cache import Chain, overlapping
-from saccade.kv_cache.vision_blocks import Kinds
+from saccade.kv_cache.pool_sizing import VisionBlocks
+from saccade.kv_cache.prefix_cache import HashChain, overlapping_spans
 from saccade.lod.types import Region
 from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling, ZoomResult
 from saccade.step_plan import Enter, Layout, Row, Sight, Span
@@ -53,7 +53,9 @@ class Group:
     encode_seconds: float = 0.0  # of steps, spent on its views
     preempted: int = 0  # times a choice of it gave way
     look_seconds: float = 0.0  # as EngineTimes has it
-    kinds: tuple[Layout, Kinds] | None = None  # of its blocks, once asked for; of the layout it has now
+    kinds: tuple[Layout, VisionBlocks] | None = (
+        None  # of its blocks, once asked for; of the layout it has now
+    )
     deleted: set[bytes] = field(default_factory=set)  # contents of its pictures deleted since it came
     zoomed: ZoomResult | None = None  # what was chosen after a look; None again once told
     guess: Guess | None = None  # made once for a request at most; stays, with what became of it
@@ -117,7 +119,7 @@ class Sequence:
     index: int  # which of the n choices
     seed: int
     limit: int  # tokens at which it ends, prompt and output together
-    chain: Chain | None  # None without a prefix cache
+    chain: HashChain | None  # None without a prefix cache
     tokens: list[int]  # known ids: the prompt, then the output
     rank: Rank = (0.0, 0)  # its place in every line, for good
 
@@ -180,7 +182,7 @@ class Sequence:
         return not self.pending and (self is self.group.choices[0] or self.donor() is not None)
 
     def spans(self, start: int, stop: int) -> Ordered[Span]:
-        return overlapping(self.group.layout.spans, start, stop) if start < self.prompt_length else ()
+        return overlapping_spans(self.group.layout.spans, start, stop) if start < self.prompt_length else ()
 
     def enter(self) -> Enter:
         if self.row is None:

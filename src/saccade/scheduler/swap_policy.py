@@ -11,7 +11,7 @@ measured once, the step is the cost model's. A sequence comes back with what the
 beginning and the slots that go on from there; where they end it computes.
 """
 
-from saccade.encoder.cache.store import FeatureStore
+from saccade.encoder.cache.store import EncoderCache
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.scheduler.cost_model import CostModel, Work
@@ -25,7 +25,7 @@ class Swapping:
         self,
         limits: Limits,
         pool: BlockPool,
-        store: FeatureStore[object],
+        store: EncoderCache[object],
         cost: CostModel,
         space: SwapSpace | None,
     ) -> None:
@@ -42,22 +42,22 @@ class Swapping:
         if not self.space.count or not sequence.remaining or not self._pays(sequence):
             return  # with nothing remaining its last token is on the way: it does not come back
         held = sequence.blocks[: self._limits.blocks_for(sequence.computed)]
-        known = next((at for at, block in enumerate(held) if not self._pool.sealed(block)), len(held))
+        known = next((at for at, block in enumerate(held) if not self._pool.is_cached(block)), len(held))
         keys = sequence.chain.keys[:known] if sequence.chain is not None else ()
-        self.space.put(sequence.handle, sequence.rank, sequence.computed, keys, held[known:])
+        self.space.swap_out(sequence.handle, sequence.rank, sequence.computed, keys, held[known:])
 
     def _pays(self, sequence: Sequence) -> bool:
         """What others hold too counts for nothing: it stays on the device as long as they do."""
         size, blocks = self._limits.block_size, sequence.blocks
         stop = self._limits.blocks_for(sequence.computed)
-        first = next((at for at in range(stop) if self._pool.holders(blocks[at]) == 1), stop)
+        first = next((at for at in range(stop) if self._pool.ref_count(blocks[at]) == 1), stop)
         start = first * size
         if start >= sequence.computed:
             return False
         work = Work()
         work.add_row(start, sequence.computed - start)
         for span in sequence.spans(start, sequence.computed):
-            if not self._store.expects(span.key):
+            if not self._store.is_expected(span.key):
                 work.add_view(span.view.grid[0] * span.view.grid[1])
         again = self._cost.predict(work) - self._cost.predict(Work())
         return (stop - first) * self.space.milliseconds < again
@@ -75,13 +75,13 @@ class Swapping:
         """The slots it was promised; its ticket is used up or worthless. They are not written before the step
         is sent off, whatever blocks are taken until then."""
         if sequence.host:
-            self.space.take(sequence.handle, sequence.host)
+            self.space.swap_in(sequence.handle, sequence.host)
         else:
             self.space.drop(sequence.handle)
         return sequence.host
 
     def sent(self, step: Step) -> None:
         """The step goes off with what there is to copy; whoever returns with it has its blocks behind it."""
-        step.swap_outs = self.space.drain()
+        step.swap_outs = self.space.take_copies()
         for sequence in step.arriving:
             sequence.host = ()

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.encoder.merge_embeddings import visible
+from saccade.encoder.merge_embeddings import visual_slices
 from saccade.kernels.dispatch import mode, running
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.slot_state import advance_rows, gather_rows
@@ -85,7 +85,7 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
             span = row.sights[0].span
             looked[line], looked[shape.chunks + line] = span.start, span.view.tokens
     ends_at += shape.decodes
-    for _, _, count, place in visible(rows):
+    for _, _, count, place in visual_slices(rows):
         seen[place : place + count] = 1
     return packed
 
@@ -180,7 +180,7 @@ class FixedStep:
         if self.visual is None:
             raise RuntimeError("a step with views, and the model has no vision tower")
         self.visual[: shape.tokens].zero_()
-        shown = list(visible(chunks))
+        shown = list(visual_slices(chunks))
         places = [self.visual[place : place + count] for _, _, count, place in shown]
         # One launch for all: a question may have eight zoomed views.
         torch._foreach_copy_(places, [features(span.key)[at : at + count] for span, at, count, _ in shown])

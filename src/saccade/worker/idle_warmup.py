@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from saccade.encoder.encoder_graphs import Shape, TowerGraphs
+from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
 from saccade.inputs.image_processor import ImageProcessing
 from saccade.lod.allocate import Field, windows
 from saccade.lod.global_view import glance
@@ -36,7 +36,7 @@ SPARE = 16  # shapes left for what nobody foresees
 
 
 class Ahead:
-    def __init__(self, graphs: TowerGraphs, shapes: Sequence[Shape]) -> None:
+    def __init__(self, graphs: EncoderGraphs, shapes: Sequence[TowerShape]) -> None:
         self._graphs = graphs
         self._later = deque(shapes)
 
@@ -53,8 +53,13 @@ class Ahead:
 
 
 def likely_shapes(
-    processing: ImageProcessing, rule: ViewRule, graphs: TowerGraphs, most_tokens: int, *, alone: bool = False
-) -> list[Shape]:
+    processing: ImageProcessing,
+    rule: ViewRule,
+    graphs: EncoderGraphs,
+    most_tokens: int,
+    *,
+    alone: bool = False,
+) -> list[TowerShape]:
     """Those that come often first: one view of the ladder's levels, global views and the commonest windows;
     two together; of levels as many as go together (`alone`: always one); then other windows, and global views
     together. None that a context of `most_tokens` could not hold."""
@@ -62,16 +67,16 @@ def likely_shapes(
     levels = Counter({grid: n for grid, n in zooms.items() if grid[0] * grid[1] in rule.zoom_tokens})
     others = zooms - levels
     any_left = window_grids(processing, rule)
-    shapes: dict[Shape, None] = {}
+    shapes: dict[TowerShape, None] = {}
 
     def add(grids: Counter[Grid], views: int, most: int | None = None) -> None:
-        found: Counter[Shape] = Counter()
+        found: Counter[TowerShape] = Counter()
         for (rows, columns), count in grids.items():
             if rows * columns < most_tokens:
                 patches = rows * processing.merge_size, columns * processing.merge_size
-                found[graphs.shape(patches, views)] += count
+                found[graphs.shape_for(patches, views)] += count
         for shape, _ in found.most_common(most):
-            if graphs.together(shape.size, views) == views:
+            if graphs.views_per_call(shape.size, views) == views:
                 shapes[shape] = None
 
     for views in ZOOMS_TOGETHER[: 1 if alone else None]:

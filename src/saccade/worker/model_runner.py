@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.encoder_runner import Encoder
-from saccade.encoder.merge_embeddings import splice
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.encoder_runner import EncoderRunner
+from saccade.encoder.merge_embeddings import merge_embeddings
 from saccade.kernels.cuda_graph import Replay
 from saccade.kernels.dispatch import Mode, running
 from saccade.kernels.jit import compiled_ahead, compiling
@@ -90,8 +90,8 @@ class Runner:
     def __init__(
         self,
         model: LanguageModel,
-        encoder: Encoder | None,
-        store: FeatureStore[Tensor],
+        encoder: EncoderRunner | None,
+        store: EncoderCache[Tensor],
         rows: DeviceRows,
         batch: Batch,
         sampler: Sampler,
@@ -164,7 +164,7 @@ class Runner:
         part of the step: its end is not theirs."""
         if plan.brief and self._encoder is not None:
             for sight in [sight for row in plan.rows for sight in row.sights]:
-                self._encoder.expect(sight.pixels, sight.span.view.content)
+                self._encoder.prefetch_pixels(sight.pixels, sight.span.view.content)
 
     @torch.inference_mode()
     def prepare(self) -> bool:
@@ -262,7 +262,7 @@ class Runner:
         if not plan.encodes or self._encoder is None:
             return {}
         contents = {encode.key: encode.view.content for encode in plan.encodes}
-        made, failed = self._encoder.attempt(plan.encodes)
+        made, failed = self._encoder.try_encode(plan.encodes)
         for key, features in made.items():
             self._store.put(key, features, features.nbytes, contents[key])
         return failed
@@ -273,7 +273,7 @@ class Runner:
         embeds = model.embed(inputs.tokens)
         deep = None
         if model.vision is not None:
-            deep = splice(embeds, inputs.rows, self._store.get, model.vision.depth_levels)
+            deep = merge_embeddings(embeds, inputs.rows, self._store.get, model.vision.depth_levels)
         lookout = self._lookout
         watch = None if lookout is None else lookout.watch(inputs.rows)
         if lookout is None or watch is None:

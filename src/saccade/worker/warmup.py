@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from saccade.encoder.encoder_runner import Encoder
+from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.inputs.image_processor import ImageProcessing, plain_view
 from saccade.step_plan import Encode
 
@@ -43,7 +43,7 @@ TOGETHER = (1, 2, 4)  # views of one size; larger ones go alone
 
 
 def warm_pictures(
-    encoder: Encoder,
+    encoder: EncoderRunner,
     processing: ImageProcessing,
     most_tokens: int,
     *,
@@ -61,18 +61,20 @@ def warm_pictures(
             for _ in range(2):
                 encoder.encode(call, capture=True)
         for size in bar.track(ODD_SIZES, description="odd sizes"):
-            encoder.look(_picture(size, processing, 1)[0])
+            encoder.preprocess(_picture(size, processing, 1)[0])
     return len(calls)
 
 
 def _calls(
-    encoder: Encoder, size: tuple[int, int], processing: ImageProcessing, most_tokens: int
+    encoder: EncoderRunner, size: tuple[int, int], processing: ImageProcessing, most_tokens: int
 ) -> list[list[Encode]]:
     encodes = _picture(size, processing, max(TOGETHER))
     first = encodes[0].view
     if first.tokens >= most_tokens:
         return []
-    return [encodes[:count] for count in TOGETHER if encoder.together(encodes[0].patches, count) == count]
+    return [
+        encodes[:count] for count in TOGETHER if encoder.views_per_call(encodes[0].patches, count) == count
+    ]
 
 
 def _picture(size: tuple[int, int], processing: ImageProcessing, count: int) -> list[Encode]:

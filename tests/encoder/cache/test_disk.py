@@ -15,32 +15,35 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from saccade.encoder.cache.disk import Disk
-from saccade.encoder.cache.feature_files import Folder
-from saccade.encoder.cache.transfer import HostMover, Kept
-from saccade.encoder.cache.transfer_api import Slab
+from saccade.encoder.cache.disk import DiskTier
+from saccade.encoder.cache.feature_files import FeatureBytes, FeatureFolder
+from saccade.encoder.cache.transfer import CpuTransfer, HostFeatures
 from saccade.errors import ConfigError
 
 KEY, OTHER, PICTURE = b"k" * 32, b"o" * 32, b"p" * 32
-MOVER = HostMover()
+TRANSFER = CpuTransfer()
 LONG = 1000.0  # seconds between two looks into the folder, where a test looks itself
 
 
-def features(seed: int = 0, dtype: torch.dtype = torch.float32, rows: int = 4) -> Kept:
+def features(seed: int = 0, dtype: torch.dtype = torch.float32, rows: int = 4) -> HostFeatures:
     torch.manual_seed(seed)
-    return Kept(torch.randn(rows, 6).to(dtype))
+    return HostFeatures(torch.randn(rows, 6).to(dtype))
 
 
-def folder(root: Path, budget: int = 1 << 20, identity: str = "weights", ttl: float | None = None) -> Folder:
-    return Folder(root, identity, budget, ttl)
+def folder(
+    root: Path, budget: int = 1 << 20, identity: str = "weights", ttl: float | None = None
+) -> FeatureFolder:
+    return FeatureFolder(root, identity, budget, ttl)
 
 
-def save(where: Folder, key: bytes = KEY, content: bytes = PICTURE, kept: Kept | None = None) -> int:
-    return where.write(key, content, MOVER.slab(kept or features()), time.time())
+def save(
+    where: FeatureFolder, key: bytes = KEY, content: bytes = PICTURE, kept: HostFeatures | None = None
+) -> int:
+    return where.write(key, content, TRANSFER.to_bytes(kept or features()), time.time())
 
 
-def load(where: Folder, key: bytes = KEY, content: bytes = PICTURE) -> Any:
-    return where.read(key, content, MOVER.blank)
+def load(where: FeatureFolder, key: bytes = KEY, content: bytes = PICTURE) -> Any:
+    return where.read(key, content, TRANSFER.allocate_host)
 
 
 def only_file(root: Path) -> Path:
@@ -49,8 +52,8 @@ def only_file(root: Path) -> Path:
 
 
 @contextmanager
-def disk(where: Folder, **options: Any) -> Iterator[Disk]:
-    made = Disk(where, MOVER.slab, MOVER.blank, **{"refresh": LONG, **options})
+def disk(where: FeatureFolder, **options: Any) -> Iterator[DiskTier]:
+    made = DiskTier(where, TRANSFER.to_bytes, TRANSFER.allocate_host, **{"refresh": LONG, **options})
     yield made
     made.close()
 
@@ -180,7 +183,7 @@ def test_what_was_not_read_for_its_time_to_live_goes_and_so_do_leftovers(tmp_pat
 
 
 def test_deleting_removes_every_view_and_older_features_cannot_come_back(tmp_path: Path) -> None:
-    where, slab = folder(tmp_path), MOVER.slab(features())
+    where, slab = folder(tmp_path), TRANSFER.to_bytes(features())
     made = time.time()
     save(where)
     save(where, OTHER)
@@ -195,7 +198,7 @@ def test_deleting_removes_every_view_and_older_features_cannot_come_back(tmp_pat
 def test_deleting_what_was_never_here_fills_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.encoder.cache.feature_files.MOST_MARKS", 3)
+    monkeypatch.setattr("saccade.encoder.cache.feature_files.MAX_MARKS", 3)
     where = folder(tmp_path)
     save(where)
     for number in range(9):
@@ -209,7 +212,7 @@ def test_deleting_what_was_never_here_fills_no_folder(
 def test_a_deletion_in_the_middle_of_a_write_wins(tmp_path: Path) -> None:
     where, made = folder(tmp_path), time.time()
 
-    slab = MOVER.slab(features())
+    slab = TRANSFER.to_bytes(features())
     original = where._deleted_since
     looks = []
 
@@ -241,10 +244,10 @@ def test_a_restarted_server_and_another_one_find_what_was_written(tmp_path: Path
         assert again.views(PICTURE) == [KEY]
         assert again.read(KEY, 7)
         again.wait(5.0)
-        (landed,) = again.landed()
+        (landed,) = again.completed_reads()
         assert (landed.key, landed.content, landed.ticket, landed.nbytes) == (KEY, PICTURE, 7, 96)
-        assert landed.kept is not None
-        assert torch.equal(landed.kept.tensor, features().tensor)
+        assert landed.host is not None
+        assert torch.equal(landed.host.tensor, features().tensor)
 
 
 def test_the_listing_is_refreshed(tmp_path: Path) -> None:
@@ -263,18 +266,18 @@ def test_what_another_server_deleted_is_a_miss_though_the_listing_has_it(tmp_pat
         folder(tmp_path).delete(PICTURE)
         assert mine.read(KEY, 1)
         mine.wait(5.0)
-        assert mine.landed()[0].kept is None
+        assert mine.completed_reads()[0].host is None
         assert mine.size(KEY) is None
 
 
 def test_writes_beyond_the_queue_are_dropped_and_nobody_waits(tmp_path: Path) -> None:
     gate = threading.Event()
 
-    def slow(kept: Kept) -> Slab:
+    def slow(kept: HostFeatures) -> FeatureBytes:
         gate.wait(10)
-        return MOVER.slab(kept)
+        return TRANSFER.to_bytes(kept)
 
-    made = Disk(folder(tmp_path), slow, MOVER.blank, refresh=LONG, queued_bytes=200)
+    made = DiskTier(folder(tmp_path), slow, TRANSFER.allocate_host, refresh=LONG, queued_bytes=200)
     try:
         taken = [made.write(bytes([n]) * 32, PICTURE, features(n), 96, time.time()) for n in range(5)]
         assert taken == [True, True, False, False, False]
@@ -291,11 +294,11 @@ def test_writes_beyond_the_queue_are_dropped_and_nobody_waits(tmp_path: Path) ->
 def test_a_deletion_reaches_what_waits_to_be_written(tmp_path: Path) -> None:
     gate = threading.Event()
 
-    def slow(kept: Kept) -> Slab:
+    def slow(kept: HostFeatures) -> FeatureBytes:
         gate.wait(10)
-        return MOVER.slab(kept)
+        return TRANSFER.to_bytes(kept)
 
-    made = Disk(folder(tmp_path), slow, MOVER.blank, refresh=LONG)
+    made = DiskTier(folder(tmp_path), slow, TRANSFER.allocate_host, refresh=LONG)
     made.write(KEY, PICTURE, features(), 96, time.time())
     made.write(OTHER, PICTURE, features(), 96, time.time())
     time.sleep(0.02)  # the first is being written, the second waits
@@ -306,7 +309,7 @@ def test_a_deletion_reaches_what_waits_to_be_written(tmp_path: Path) -> None:
     assert made.entries == 0
 
 
-class SlowFolder(Folder):
+class SlowFolder(FeatureFolder):
     """Whose deletions begin when the test says so, in a thread that is not the test's."""
 
     def __init__(self, root: Path) -> None:
@@ -331,7 +334,7 @@ def test_nobody_waits_for_the_files_of_deleted_pictures_and_all_go_at_once(tmp_p
         until(lambda: where.deletions == [{PICTURE}])
         for number in range(200):  # a flood of names made up
             mine.delete(b"%032d" % number, partial(told.append, b"%032d" % number))
-        mine._look()
+        mine._list_folder()
         assert mine.size(KEY) is None  # though the file is still there
         assert only_file(tmp_path).exists()
         assert not told
@@ -351,19 +354,19 @@ def test_what_is_made_after_a_deletion_stays_though_the_files_go_later(tmp_path:
         where.gate.set()
         until(lambda: mine.written == 1)
         assert torch.equal(load(where).tensor, features(1).tensor)
-        mine._look()
+        mine._list_folder()
         assert mine.size(KEY)
 
 
 def test_deletions_come_before_what_waits_to_be_written(tmp_path: Path) -> None:
     gate, order = threading.Event(), []
 
-    def slow(kept: Kept) -> Slab:
+    def slow(kept: HostFeatures) -> FeatureBytes:
         order.append("write")
         gate.wait(10)
-        return MOVER.slab(kept)
+        return TRANSFER.to_bytes(kept)
 
-    made = Disk(folder(tmp_path), slow, MOVER.blank, refresh=LONG)
+    made = DiskTier(folder(tmp_path), slow, TRANSFER.allocate_host, refresh=LONG)
     for number in range(3):
         made.write(bytes([number]) * 32, PICTURE, features(), 96, time.time())
     until(lambda: order == ["write"])
@@ -392,7 +395,7 @@ def test_a_stale_listing_does_not_undo_a_deletion(tmp_path: Path) -> None:
             return listing
 
         where.make_room = stale  # type: ignore[method-assign]
-        mine._look()
+        mine._list_folder()
         assert mine.size(KEY) is None
 
 
@@ -405,7 +408,7 @@ def test_two_servers_writing_reading_and_deleting_at_once_only_ever_hit_or_miss(
         where = folder(tmp_path / "shared", budget=4 * size)
         for turn in range(60):
             key = list(truth)[(turn * 7 + seed) % 6]
-            where.write(key, key, MOVER.slab(truth[key]), time.time())
+            where.write(key, key, TRANSFER.to_bytes(truth[key]), time.time())
             got = load(where, list(truth)[(turn + seed) % 6], list(truth)[(turn + seed) % 6])
             if got is not None and not torch.equal(got.tensor, truth[list(truth)[(turn + seed) % 6]].tensor):
                 faults.append("wrong features")

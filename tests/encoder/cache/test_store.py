@@ -9,28 +9,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from saccade.encoder.cache import prefetch as fetches
-from saccade.encoder.cache.disk import Disk, Landed
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.cache.transfer_api import AsTheyAre
+from saccade.encoder.cache.disk import DiskRead, DiskTier
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.cache.tiers import IdentityTransfer
 
 A, B, C = b"a", b"b", b"c"
 
 
-def store(budget: int, *keys: bytes, host: int = 0) -> FeatureStore[str]:
-    made: FeatureStore[str] = FeatureStore(budget, host=host)
+def store(budget: int, *keys: bytes, host: int = 0) -> EncoderCache[str]:
+    made: EncoderCache[str] = EncoderCache(budget, host=host)
     for key in keys:
         made.put(key, key.decode(), 10, content=b"of " + key)
     return made
 
 
-class SlowDisk(Disk):
+class SlowDisk(DiskTier):
     """A disk in memory whose reads are over when the test says so."""
 
     def __init__(self, *, size: int = 10) -> None:
         self.files: dict[bytes, tuple[bytes, str]] = {}  # key -> content, features
         self.damaged: set[bytes] = set()
         self.reading: list[tuple[bytes, int]] = []
-        self._over: list[Landed] = []
+        self._over: list[DiskRead] = []
         self._size = size
         self.nbytes = self.evictions = self.written = self.dropped_writes = 0
         self.deleted: dict[bytes, float] = {}
@@ -64,9 +64,9 @@ class SlowDisk(Disk):
             if key in self.damaged:
                 self.files.pop(key, None)
                 kept = None
-            self._over.append(Landed(key, content, ticket, kept, self._size if kept else 0))
+            self._over.append(DiskRead(key, content, ticket, kept, self._size if kept else 0))
 
-    def landed(self) -> list[Landed]:
+    def completed_reads(self) -> list[DiskRead]:
         over, self._over = self._over, []
         return over
 
@@ -82,11 +82,11 @@ class SlowDisk(Disk):
 
 def on_disk(
     *keys: bytes, budget: int = 100, host: int = 0
-) -> tuple[FeatureStore[str], SlowDisk, list[float]]:
+) -> tuple[EncoderCache[str], SlowDisk, list[float]]:
     """A store whose disk has the keys, and its clock."""
     disk, now = SlowDisk(), [0.0]
     disk.files = {key: (b"of " + key, key.decode()) for key in keys}
-    return FeatureStore(budget, host=host, disk=disk, clock=lambda: now[0]), disk, now
+    return EncoderCache(budget, host=host, disk=disk, clock=lambda: now[0]), disk, now
 
 
 def test_what_is_pinned_stays_even_over_the_budget_and_goes_when_unpinned() -> None:
@@ -96,11 +96,11 @@ def test_what_is_pinned_stays_even_over_the_budget_and_goes_when_unpinned() -> N
         features.put(key, "x", 10)
     assert features.stats.gpu.bytes == 30
     features.unpin(A)
-    assert not features.has(A)
+    assert not features.on_device(A)
     features.unpin(B)
-    assert not features.has(B)
+    assert not features.on_device(B)
     features.unpin(C)
-    assert features.has(C)
+    assert features.on_device(C)
     features.check()
 
 
@@ -112,7 +112,7 @@ def test_pins_are_counted() -> None:
     features.unpin(A)
     assert features.get(A) == "a"
     features.unpin(A)
-    assert not features.has(A)
+    assert not features.on_device(A)
     with pytest.raises(RuntimeError, match="not pinned"):
         features.unpin(A)
 
@@ -128,15 +128,15 @@ def test_a_view_larger_than_the_budget_passes_through() -> None:
     features.put(B, "b", 50)
     assert features.get(B) == "b"
     features.unpin(B)
-    assert not features.has(B)
+    assert not features.on_device(B)
     features.check()
 
 
 def test_pinned_features_on_their_way_are_a_hit_for_the_next() -> None:
     features = store(100)
     features.pin(A)
-    assert features.expects(A)
-    assert not features.has(A)
+    assert features.is_expected(A)
+    assert not features.on_device(A)
     features.pin(A)
     features.put(A, "a", 10)
     features.pin(A)
@@ -152,8 +152,8 @@ def test_putting_again_replaces() -> None:
 
 def test_what_leaves_the_device_is_found_in_host_memory() -> None:
     features = store(10, A, B, host=20)
-    assert not features.has(A)
-    assert features.ready(A)
+    assert not features.on_device(A)
+    assert features.is_ready(A)
     features.pin(A)
     assert features.get(A) == "a"
     features.unpin(A)
@@ -175,21 +175,21 @@ def test_levels_of_one_picture_are_kept_side_by_side_and_go_together() -> None:
     features = store(100)
     for key in (A, B, C):
         features.put(key, "x", 10, content=b"p" if key != C else b"other")
-    assert features.find(b"p") == {"gpu": 2, "host": 0, "disk": 0}
-    assert features.drop(b"p") == 2
-    assert [features.keeps(key) for key in (A, B, C)] == [False, False, True]
+    assert features.count_by_tier(b"p") == {"gpu": 2, "host": 0, "disk": 0}
+    assert features.delete_image(b"p") == 2
+    assert [features.contains(key) for key in (A, B, C)] == [False, False, True]
     features.check()
 
 
 def test_a_dropped_view_in_use_stays_until_it_is_unpinned_but_nobody_is_told_of_it() -> None:
     features = store(100, A)
     features.pin(A)
-    features.drop(b"of a")
+    features.delete_image(b"of a")
     assert features.get(A) == "a"
-    assert not features.keeps(A)
-    assert features.find(b"of a") == {"gpu": 0, "host": 0, "disk": 0}
+    assert not features.contains(A)
+    assert features.count_by_tier(b"of a") == {"gpu": 0, "host": 0, "disk": 0}
     features.unpin(A)
-    assert not features.has(A)
+    assert not features.on_device(A)
     features.check()
 
 
@@ -197,8 +197,8 @@ def test_what_is_held_moves_down_however_full_that_is_and_leaves_when_released()
     features = store(10, A)
     features.hold(A)
     features.put(B, "b", 10)
-    assert not features.has(A)
-    assert features.ready(A)
+    assert not features.on_device(A)
+    assert features.is_ready(A)
     features.pin(A)
     assert features.get(A) == "a"
     features.unpin(A)
@@ -210,28 +210,28 @@ def test_what_is_held_moves_down_however_full_that_is_and_leaves_when_released()
 def test_a_dropped_view_that_is_held_survives_leaving_the_device() -> None:
     features = store(10, A)
     features.hold(A)
-    features.drop(b"of a")
+    features.delete_image(b"of a")
     features.put(B, "b", 10)
     features.pin(A)
     assert features.get(A) == "a"
     features.unpin(A)
     features.release(A)
-    assert not features.ready(A)
+    assert not features.is_ready(A)
     features.check()
 
 
-class PoorMover(AsTheyAre):
+class FailingTransfer(IdentityTransfer):
     """Has memory for copies when the test says so."""
 
     def __init__(self) -> None:
         self.poor: set[str] = set()
 
-    def down(self, features: Any) -> Any:
-        self._need("down")
+    def to_host(self, features: Any) -> Any:
+        self._need("to_host")
         return features
 
-    def up(self, kept: Any) -> Any:
-        self._need("up")
+    def to_device(self, kept: Any) -> Any:
+        self._need("to_device")
         return kept
 
     def _need(self, way: str) -> None:
@@ -244,31 +244,31 @@ class PoorMover(AsTheyAre):
 def test_without_memory_for_a_copy_down_features_are_gone_and_nothing_fails(
     held: bool, with_disk: bool
 ) -> None:
-    mover = PoorMover()
+    transfer = FailingTransfer()
     disk = SlowDisk() if with_disk else None
-    features: FeatureStore[str] = FeatureStore(10, host=100, mover=mover, disk=disk)
-    mover.poor = {"down"}
+    features: EncoderCache[str] = EncoderCache(10, host=100, transfer=transfer, disk=disk)
+    transfer.poor = {"to_host"}
     features.put(A, "a", 10)
     if held:
         features.hold(A)
     features.put(B, "b", 10)
     features.check()
-    assert not features.ready(A)
+    assert not features.is_ready(A)
     assert disk is None or not disk.files
     if held:
         features.release(A)
-    mover.poor = set()
+    transfer.poor = set()
     features.put(C, "c", 10)
-    assert features.ready(B)
+    assert features.is_ready(B)
     features.check()
 
 
 def test_without_memory_for_a_copy_up_only_who_reads_it_fails() -> None:
-    mover = PoorMover()
-    features: FeatureStore[str] = FeatureStore(10, host=100, mover=mover)
+    transfer = FailingTransfer()
+    features: EncoderCache[str] = EncoderCache(10, host=100, transfer=transfer)
     features.put(A, "a", 10)
     features.put(B, "b", 10)
-    mover.poor = {"up"}
+    transfer.poor = {"to_device"}
     features.pin(A)  # while a step is planned
     features.check()
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -276,7 +276,7 @@ def test_without_memory_for_a_copy_up_only_who_reads_it_fails() -> None:
     features.unpin(A)
     features.put(B, "b", 10)  # it is given up before it was ever there
     features.check()
-    mover.poor = set()
+    transfer.poor = set()
     features.pin(A)
     assert features.get(A) == "a"
     features.unpin(A)
@@ -285,14 +285,14 @@ def test_without_memory_for_a_copy_up_only_who_reads_it_fails() -> None:
 
 def test_a_view_on_disk_is_fetched_ahead_and_not_encoded() -> None:
     features, disk, _ = on_disk(A)
-    assert not features.expects(A)
-    features.fetch(A)
-    assert features.coming(A)
-    assert not features.ready(A)
+    assert not features.is_expected(A)
+    features.prefetch(A)
+    assert features.is_fetching(A)
+    assert not features.is_ready(A)
     disk.finish()
     features.poll()
     features.check()
-    assert features.ready(A)  # though host memory has no budget: it is kept for whoever asked
+    assert features.is_ready(A)  # though host memory has no budget: it is kept for whoever asked
     features.pin(A)
     assert features.get(A) == "a"
     features.unpin(A)
@@ -303,19 +303,19 @@ def test_a_view_on_disk_is_fetched_ahead_and_not_encoded() -> None:
 def test_a_fetch_that_fails_is_a_miss() -> None:
     features, disk, _ = on_disk(A)
     disk.damaged.add(A)
-    features.fetch(A)
+    features.prefetch(A)
     disk.finish()
     features.poll()
-    assert not features.expects(A)
+    assert not features.is_expected(A)
     assert features.stats.failed_reads == 1
     features.check()
 
 
 def test_a_late_fetch_is_given_up_and_does_no_harm_when_it_comes() -> None:
     features, disk, now = on_disk(A)
-    features.fetch(A)
-    now[0] = fetches.LATE_SECONDS
-    assert not features.expects(A)
+    features.prefetch(A)
+    now[0] = fetches.READ_SECONDS
+    assert not features.is_expected(A)
     features.pin(A)
     features.put(A, "encoded", 10)
     disk.finish()
@@ -328,38 +328,38 @@ def test_a_late_fetch_is_given_up_and_does_no_harm_when_it_comes() -> None:
 def test_without_pixels_a_fetch_is_worth_more_patience() -> None:
     features, _, now = on_disk(A)
     features.hold(A)
-    features.fetch(A)
-    now[0] = fetches.LATE_SECONDS
-    assert features.coming(A)
-    now[0] = fetches.LOST_SECONDS
-    assert not features.coming(A)
+    features.prefetch(A)
+    now[0] = fetches.READ_SECONDS
+    assert features.is_fetching(A)
+    now[0] = fetches.NO_PIXELS_SECONDS
+    assert not features.is_fetching(A)
 
 
 def test_no_more_is_fetched_ahead_than_has_a_place() -> None:
     features, disk, now = on_disk(A, B)
-    disk._size = fetches.AHEAD_BYTES
-    features.fetch(A)
-    features.fetch(B)
+    disk._size = fetches.PREFETCH_BYTES
+    features.prefetch(A)
+    features.prefetch(B)
     assert [key for key, _ in disk.reading] == [A]
     disk.finish()
     features.poll()
-    now[0] = fetches.AHEAD_SECONDS + 1  # nobody came for it
+    now[0] = fetches.PREFETCH_SECONDS + 1  # nobody came for it
     features.poll()
     features.check()
     assert features.stats.host.bytes == 0
-    features.fetch(B)
+    features.prefetch(B)
     assert [key for key, _ in disk.reading] == [B]
 
 
 def test_what_is_deleted_while_it_is_fetched_does_not_come_back() -> None:
     features, disk, _ = on_disk(A)
-    features.fetch(A)
+    features.prefetch(A)
     kept = disk.files[A]
-    assert features.drop(b"of a") == 1
+    assert features.delete_image(b"of a") == 1
     disk.files[A] = kept  # the read was quicker than the deletion
     disk.finish()
     features.poll()
-    assert not features.ready(A)
+    assert not features.is_ready(A)
     features.check()
 
 
@@ -368,15 +368,15 @@ def test_a_deletion_by_another_server_is_followed_unless_it_was_made_since() -> 
     features.put(A, "a", 10, content=b"p")
     disk.deleted = {b"p": 2e10}
     assert features.poll() == [b"p"]
-    assert not features.ready(A)
+    assert not features.is_ready(A)
     features.put(A, "a", 10, content=b"p")
     disk.deleted = {b"p": 2e10}
     assert features.poll() == []  # the same deletion once more
-    assert features.ready(A)
+    assert features.is_ready(A)
     disk.deleted = {b"p": 2e10, b"q": 1.0}
     features.put(B, "b", 10, content=b"q")
     assert features.poll() == [b"q"]
-    assert features.ready(B)  # made after that
+    assert features.is_ready(B)  # made after that
     features.check()
 
 
@@ -386,7 +386,7 @@ def test_what_is_encoded_is_written_to_disk_and_not_when_deleted_in_use() -> Non
     assert set(disk.files) == {A}
     features.pin(B)
     features.put(B, "b", 10, content=b"q")
-    features.drop(b"q")
+    features.delete_image(b"q")
     features.put(B, "b", 10, content=b"q")
     features.unpin(B)
     assert set(disk.files) == {A}
@@ -395,7 +395,7 @@ def test_what_is_encoded_is_written_to_disk_and_not_when_deleted_in_use() -> Non
 
 def test_features_nobody_uses_expire_but_not_those_in_use() -> None:
     now = [0.0]
-    features: FeatureStore[str] = FeatureStore(100, host=100, ttl=5.0, clock=lambda: now[0])
+    features: EncoderCache[str] = EncoderCache(100, host=100, ttl=5.0, clock=lambda: now[0])
     for key in (A, B, C):
         features.put(key, "x", 10)
     features.pin(B)
@@ -403,7 +403,7 @@ def test_features_nobody_uses_expire_but_not_those_in_use() -> None:
     now[0] = 6.0
     features.poll()
     features.check()
-    assert [features.ready(key) for key in (A, B, C)] == [False, True, True]
+    assert [features.is_ready(key) for key in (A, B, C)] == [False, True, True]
 
 
 class StoreAgainstPromises(RuleBasedStateMachine):
@@ -415,7 +415,7 @@ class StoreAgainstPromises(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.disk = SlowDisk()
-        self.store: FeatureStore[str] = FeatureStore(
+        self.store: EncoderCache[str] = EncoderCache(
             25, host=20, disk=self.disk, ttl=60.0, clock=lambda: self.now
         )
         self.pins: dict[bytes, int] = {}
@@ -426,7 +426,7 @@ class StoreAgainstPromises(RuleBasedStateMachine):
     def encode(self, key: bytes, size: int) -> None:
         """As a step does it: pinned first, then put."""
         self.pin(key)
-        if not self.store.has(key):
+        if not self.store.on_device(key):
             self.store.put(key, f"features of {key!r}", size, content=key)
 
     def pin(self, key: bytes) -> None:
@@ -435,7 +435,7 @@ class StoreAgainstPromises(RuleBasedStateMachine):
 
     @rule(key=keys)
     def pin_if_ready(self, key: bytes) -> None:
-        if self.store.ready(key):
+        if self.store.is_ready(key):
             self.pin(key)
             assert self.store.get(key) == f"features of {key!r}"
 
@@ -450,7 +450,7 @@ class StoreAgainstPromises(RuleBasedStateMachine):
 
     @rule(key=keys)
     def hold(self, key: bytes) -> None:
-        if self.store.keeps(key):
+        if self.store.contains(key):
             self.store.hold(key)
             self.held[key] = self.held.get(key, 0) + 1
 
@@ -466,7 +466,7 @@ class StoreAgainstPromises(RuleBasedStateMachine):
 
     @rule(key=keys)
     def fetch(self, key: bytes) -> None:
-        self.store.fetch(key)
+        self.store.prefetch(key)
 
     @rule(key=keys, damaged=st.booleans())
     def land(self, key: bytes, damaged: bool) -> None:
@@ -482,8 +482,8 @@ class StoreAgainstPromises(RuleBasedStateMachine):
 
     @rule(key=keys)
     def drop(self, key: bytes) -> None:
-        self.store.drop(key)
-        assert not self.store.keeps(key)
+        self.store.delete_image(key)
+        assert not self.store.contains(key)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 40.0, 100.0]))
     def wait(self, seconds: float) -> None:
@@ -495,8 +495,8 @@ class StoreAgainstPromises(RuleBasedStateMachine):
         self.store.check()
         assert self.store.pins == self.pins
         assert self.store.holds == self.held
-        assert all(self.store.ready(key) for key in self.safe)
-        self.safe.update(key for key in self.held if self.store.ready(key))
+        assert all(self.store.is_ready(key) for key in self.safe)
+        self.safe.update(key for key in self.held if self.store.is_ready(key))
         for key in self.pins:
             assert self.store.get(key) == f"features of {key!r}"
 
@@ -508,7 +508,7 @@ class StoreAgainstPromises(RuleBasedStateMachine):
         for key, times in [*self.held.items()]:
             for _ in range(times):
                 self.store.release(key)
-        self.now += 2 * fetches.AHEAD_SECONDS
+        self.now += 2 * fetches.PREFETCH_SECONDS
         self.disk.finish()
         self.store.poll()
         self.store.check()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.simulate import SCENES, faults, play
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ConfigError
 from saccade.tools.planner.play import Outcome
 from saccade.tools.planner.traffic import Kind, Vision, arrivals, parse_kind
@@ -65,7 +65,7 @@ def test_what_is_not_meant_to_be_equal_differs() -> None:
     requests = [arrival.request for arrival in arrivals(kinds, Vision(), 0, seconds=None, requests=20)]
     assert len({request.prompt[:10] for request in requests}) == 1
     assert len({request.prompt[11:] for request in requests}) == 20
-    assert len({lay_out(request).spans[0].key for request in requests}) == 2
+    assert len({lay_out_prompt(request).spans[0].key for request in requests}) == 2
     assert all(len(request.prompt) == 41 for request in requests)
 
 

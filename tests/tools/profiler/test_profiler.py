@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from saccade.cli import app as cli
-from saccade.encoder.encoder_runner import Encoder
+from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.engine.model_size import read_network
 from saccade.errors import ConfigError
 from saccade.llm import LLM
@@ -161,10 +161,10 @@ def test_without_a_device_ranges_are_times_of_the_host() -> None:
 
 
 def test_watching_leaves_everything_as_it_was() -> None:
-    before = Launched.wait, Encoder.attempt
+    before = Launched.wait, EncoderRunner.try_encode
     with pytest.raises(RuntimeError), watched():
         raise RuntimeError
-    assert (Launched.wait, Encoder.attempt) == before
+    assert (Launched.wait, EncoderRunner.try_encode) == before
 
 
 @pytest.mark.parametrize("overlap", [True, False])

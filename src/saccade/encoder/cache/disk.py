@@ -1,100 +1,155 @@
-"""The disk tier: a folder of features behind threads, so that nobody waits for a disk.
+"""The disk tier of the encoder cache: a folder of feature files behind threads.
 
-takes   features to write, keys to read, pictures to delete
-gives   what has been read, when asked; what there is, as of the last look into the folder
-owns    the writing and the reading threads, the queue of writes
-never   blocks its caller: a write the queue has no room for is dropped, a read comes back later or never, a
-        deletion counts at once and says later when the files are gone
+No call blocks: a write that does not fit the queue is dropped, a read completes later or fails, a deletion
+takes effect at once and reports later that the files are gone.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from saccade.encoder.cache.feature_files import Blank, Folder, Found
-from saccade.encoder.cache.index import Catalogue
-from saccade.encoder.cache.transfer_api import Slab
+from saccade.encoder.cache.feature_files import AllocateHost, FeatureBytes, FeatureFile, FeatureFolder
 
 log = logging.getLogger(__name__)
 
 QUEUED_BYTES = 256 << 20  # of features waiting to be written
-REFRESH_SECONDS = 5.0  # after which what other servers did in the folder is noticed
+REFRESH_SECONDS = 5.0  # between two listings, which show what other servers did in the folder
 READERS = 2
 
 
+class HasContent(Protocol):
+    @property
+    def content(self) -> bytes:
+        """Hash of the image that a view shows."""
+
+
+K = TypeVar("K", bound=HasContent)
+
+
+class ViewIndex(Generic[K]):
+    """Views by key and by the image they show."""
+
+    def __init__(self, entries: Mapping[bytes, K] | None = None) -> None:
+        self._entries: dict[bytes, K] = {}
+        self._by_content: dict[bytes, set[bytes]] = {}
+        for key, entry in (entries or {}).items():
+            self.add(key, entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._entries)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def __getitem__(self, key: bytes) -> K:
+        return self._entries[key]
+
+    def get(self, key: bytes) -> K | None:
+        return self._entries.get(key)
+
+    def items(self) -> ItemsView[bytes, K]:
+        return self._entries.items()
+
+    def of(self, content: bytes) -> list[bytes]:
+        """The views of an image."""
+        return list(self._by_content.get(content, ()))
+
+    def add(self, key: bytes, entry: K) -> None:
+        self.pop(key)
+        self._entries[key] = entry
+        self._by_content.setdefault(entry.content, set()).add(key)
+
+    def pop(self, key: bytes) -> K | None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            views = self._by_content[entry.content]
+            views.discard(key)
+            if not views:
+                del self._by_content[entry.content]
+        return entry
+
+    def check(self) -> None:
+        """Raise unless both directions hold the same views."""
+        listed = {(content, key) for content, keys in self._by_content.items() for key in keys}
+        if listed != {(entry.content, key) for key, entry in self._entries.items()}:
+            raise RuntimeError("the views of images and the images of views differ")
+
+
 class _Job(Enum):
-    DELETE = "delete"  # there is something in `_deletions`
+    DELETE = "delete"  # `_deletions` has entries
     END = "end"
 
 
 class _Deletion(NamedTuple):
     when: float  # Unix seconds
-    then: tuple[Callable[[], None], ...]  # whom to tell
+    callbacks: tuple[Callable[[], None], ...]
 
 
 @dataclass(frozen=True)
 class _Write:
     key: bytes
     content: bytes
-    kept: Any
+    host: Any
     nbytes: int
-    made: float  # Unix seconds
+    created: float  # Unix seconds
 
 
-class Landed(NamedTuple):
-    """A read that is over; `kept` is None if it was in vain."""
+class DiskRead(NamedTuple):
+    """A completed read; `host` is None if it failed."""
 
     key: bytes
     content: bytes
     ticket: int
-    kept: Any | None
+    host: Any | None
     nbytes: int  # of the features
 
 
-class Disk:
+class DiskTier:
     def __init__(
         self,
-        folder: Folder,
-        slab: Callable[[Any], Slab],
-        blank: Blank,
+        folder: FeatureFolder,
+        to_bytes: Callable[[Any], FeatureBytes],
+        allocate: AllocateHost,
         refresh: float = REFRESH_SECONDS,
         queued_bytes: int = QUEUED_BYTES,
     ) -> None:
         self._folder = folder
-        self._slab = slab
-        self._blank = blank
+        self._to_bytes = to_bytes
+        self._allocate = allocate
         self._refresh = refresh
-        self._most = queued_bytes
+        self._max_queued = queued_bytes
         listing = folder.make_room()
-        self._lock = threading.Lock()  # of whoever changes any of these
-        self._views = Catalogue(listing.views)
+        self._lock = threading.Lock()  # guards changes of the state below
+        self._views = ViewIndex(listing.views)
         self.nbytes = listing.nbytes  # of the whole folder
-        self.deleted = listing.deleted  # pictures deleted by any server lately, and when (Unix seconds)
-        self._pending: dict[bytes, _Write] = {}  # to be written, or just being written
+        self.deleted = listing.deleted  # images deleted by any server lately, and when (Unix seconds)
+        self._pending: dict[bytes, _Write] = {}  # queued or being written
         self._pending_bytes = 0
-        self._deletions: dict[bytes, _Deletion] = {}  # by picture: files to be removed
-        self._barred: dict[bytes, float] = {}  # deleted here while the look into the folder may be older
+        self._deletions: dict[bytes, _Deletion] = {}  # by image: files still to be removed
+        self._hidden: dict[bytes, float] = {}  # images deleted here since the last listing began
         self._writes: queue.SimpleQueue[_Write | _Job] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[tuple[bytes, bytes, int] | None] = queue.SimpleQueue()
-        self._landed: queue.SimpleQueue[Landed] = queue.SimpleQueue()
-        self._arrived = threading.Event()
+        self._completed: queue.SimpleQueue[DiskRead] = queue.SimpleQueue()
+        self._read_done = threading.Event()
         self._closed = False
         self.written = 0  # files
         self.dropped_writes = 0
-        self.evictions = 0  # files that left between two looks, whoever removed them
-        self._threads = [threading.Thread(target=self._write_all, name="features-write", daemon=True)]
+        self.evictions = 0  # files that vanished between two listings, whoever removed them
+        self._threads = [threading.Thread(target=self._write_loop, name="features-write", daemon=True)]
         self._threads += [
-            threading.Thread(target=self._read_all, name="features-read", daemon=True) for _ in range(READERS)
+            threading.Thread(target=self._read_loop, name="features-read", daemon=True)
+            for _ in range(READERS)
         ]
         for thread in self._threads:
             thread.start()
-
-    # What there is
 
     def size(self, key: bytes) -> int | None:
         """Bytes of the view's file, None if there is none."""
@@ -109,60 +164,59 @@ class Disk:
     def entries(self) -> int:
         return len(self._views)
 
-    # Moves
-
     def wants(self, key: bytes) -> bool:
-        """Whether it is neither there nor on its way."""
+        """Whether the view is neither on disk nor queued to be written."""
         return key not in self._views and key not in self._pending
 
-    def write(self, key: bytes, content: bytes, kept: Any, nbytes: int, made: float) -> bool:
-        """Have it written some time; False if that is dropped, or not needed."""
+    def write(self, key: bytes, content: bytes, host: Any, nbytes: int, created: float) -> bool:
+        """Queue a write; False if it is dropped or not needed."""
         with self._lock:
             if key in self._pending or key in self._views:
                 return False
-            if self._closed or self._pending_bytes + nbytes > self._most:
+            if self._closed or self._pending_bytes + nbytes > self._max_queued:
                 self.dropped_writes += 1
                 return False
-            self._pending[key] = write = _Write(key, content, kept, nbytes, made)
+            self._pending[key] = write = _Write(key, content, host, nbytes, created)
             self._pending_bytes += nbytes
         self._writes.put(write)
         return True
 
     def read(self, key: bytes, ticket: int) -> bool:
-        """Begin reading; what comes of it is in `landed` later. False if there is no such file."""
+        """Start a read, which `completed_reads` returns later. False if there is no such file."""
         found = self._views.get(key)
         if found is None or self._closed:
             return False
         self._reads.put((key, found.content, ticket))
         return True
 
-    def landed(self) -> list[Landed]:
-        """Reads that are over since the last call."""
-        self._arrived.clear()
+    def completed_reads(self) -> list[DiskRead]:
+        """Reads completed since the last call."""
+        self._read_done.clear()
         found = []
-        while not self._landed.empty():
-            found.append(self._landed.get())
+        while not self._completed.empty():
+            found.append(self._completed.get())
         return found
 
     def wait(self, seconds: float) -> None:
-        """Until a read is over, or the time is."""
-        self._arrived.wait(seconds)
+        """Wait until a read completes, at most `seconds`."""
+        self._read_done.wait(seconds)
 
     def delete(self, content: bytes, then: Callable[[], None] | None = None) -> None:
-        """Every view of the picture, in the folder and on its way there: nobody finds it from here on. `then`
-        is called by a thread once the files are gone too."""
+        """Delete every view of an image, written or queued. They are hidden at once; a thread calls `then`
+        when the files are gone."""
         with self._lock:
             for key in [key for key, write in self._pending.items() if write.content == content]:
                 self._pending_bytes -= self._pending.pop(key).nbytes
-            self._barred[content] = time.monotonic()
+            self._hidden[content] = time.monotonic()
             for key in self._views.of(content):
-                self._take(key)
-            told = self._deletions[content].then if content in self._deletions else ()
-            self._deletions[content] = _Deletion(time.time(), (*told, then) if then is not None else told)
+                self._remove(key)
+            callbacks = self._deletions[content].callbacks if content in self._deletions else ()
+            callbacks = (*callbacks, then) if then is not None else callbacks
+            self._deletions[content] = _Deletion(time.time(), callbacks)
         self._writes.put(_Job.DELETE)
 
     def close(self, seconds: float = 2.0) -> None:
-        """Ends the threads, once they have written what was waiting or the time is over."""
+        """End the threads, after queued writes or `seconds`."""
         with self._lock:
             self._closed = True
         self._writes.put(_Job.END)
@@ -172,28 +226,28 @@ class Disk:
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
-    # In threads
+    # Runs in threads
 
-    def _write_all(self) -> None:
-        looked = time.monotonic()
+    def _write_loop(self) -> None:
+        listed = time.monotonic()
         while True:
             try:
-                job = self._writes.get(timeout=max(looked + self._refresh - time.monotonic(), 0.0))
+                job = self._writes.get(timeout=max(listed + self._refresh - time.monotonic(), 0.0))
             except queue.Empty:
-                looked = time.monotonic()
-                self._look()
+                listed = time.monotonic()
+                self._list_folder()
                 continue
-            self._delete_all()  # before whatever waits to be written: somebody waits for it
+            self._delete_files()  # before any write: a client waits for it
             if job is _Job.END:
                 return
             if isinstance(job, _Write):
-                self._try_to_write(job)
-            if time.monotonic() - looked > self._refresh:
-                looked = time.monotonic()
-                self._look()
+                self._try_write(job)
+            if time.monotonic() - listed > self._refresh:
+                listed = time.monotonic()
+                self._list_folder()
 
-    def _delete_all(self) -> None:
-        """All pictures at once: what takes long is to read the folder."""
+    def _delete_files(self) -> None:
+        """Delete the files of all images at once: reading the folder takes longest."""
         with self._lock:
             deletions = dict(self._deletions)
         if not deletions:
@@ -201,30 +255,30 @@ class Disk:
         try:
             self._folder.delete_all({content: one.when for content, one in deletions.items()})
         except Exception:
-            log.exception("files of deleted pictures could not be removed")
+            log.exception("files of deleted images could not be removed")
         with self._lock:
             for content, one in deletions.items():
-                if self._deletions[content] is one:  # else it was deleted once more meanwhile
+                if self._deletions[content] is one:  # otherwise it was deleted again meanwhile
                     del self._deletions[content]
-        for then in [then for one in deletions.values() for then in one.then]:
+        for callback in [callback for one in deletions.values() for callback in one.callbacks]:
             try:
-                then()
+                callback()
             except Exception:
-                log.exception("it could not be told that a picture is deleted")
+                log.exception("the callback of a deletion failed")
 
-    def _try_to_write(self, write: _Write) -> None:
+    def _try_write(self, write: _Write) -> None:
         try:
             self._write(write)
         except Exception:
             log.exception("features could not be written")
-            self._forget(write)
+            self._remove_pending(write)
 
     def _write(self, write: _Write) -> None:
         with self._lock:
             if self._pending.get(write.key) is not write:
                 return  # deleted meanwhile
-        nbytes = self._folder.write(write.key, write.content, self._slab(write.kept), write.made)
-        self._forget(write)
+        nbytes = self._folder.write(write.key, write.content, self._to_bytes(write.host), write.created)
+        self._remove_pending(write)
         if not nbytes:
             with self._lock:
                 self.dropped_writes += 1
@@ -232,48 +286,50 @@ class Disk:
         with self._lock:
             self.written += 1
             self.nbytes += nbytes
-            if write.content not in self._barred:
-                self._views.add(write.key, Found(write.content, nbytes))
+            if write.content not in self._hidden:
+                self._views.add(write.key, FeatureFile(write.content, nbytes))
             full = self.nbytes > self._folder.budget
         if full:
-            self._look()
+            self._list_folder()
 
-    def _forget(self, write: _Write) -> None:
+    def _remove_pending(self, write: _Write) -> None:
         with self._lock:
             if self._pending.get(write.key) is write:
                 del self._pending[write.key]
                 self._pending_bytes -= write.nbytes
 
-    def _look(self) -> None:
+    def _list_folder(self) -> None:
         began = time.monotonic()
         listing = self._folder.make_room()
-        views = Catalogue(listing.views)  # takes its time: nobody waits for the lock meanwhile
+        views = ViewIndex(listing.views)  # built without the lock, because it takes long
         with self._lock:
             before = [*self._views]
         missing = [key for key in before if key not in views]
         with self._lock:
-            stay = self._deletions  # their files are still there
-            self._barred = {one: when for one, when in self._barred.items() if when >= began or one in stay}
-            for key in [key for content in self._barred for key in views.of(content)]:
-                views.take(key)
+            files_left = self._deletions
+            self._hidden = {
+                one: when for one, when in self._hidden.items() if when >= began or one in files_left
+            }
+            for key in [key for content in self._hidden for key in views.of(content)]:
+                views.pop(key)
             self.evictions += sum(key in self._views for key in missing)
             self._views, self.nbytes, self.deleted = views, listing.nbytes, listing.deleted
 
-    def _take(self, key: bytes) -> None:
-        found = self._views.take(key)
+    def _remove(self, key: bytes) -> None:
+        found = self._views.pop(key)
         self.nbytes -= found.nbytes if found else 0
 
-    def _read_all(self) -> None:
+    def _read_loop(self) -> None:
         while (job := self._reads.get()) is not None:
             key, content, ticket = job
             try:
-                kept = self._folder.read(key, content, self._blank)
-            except Exception:  # out of memory, say
+                host = self._folder.read(key, content, self._allocate)
+            except Exception:  # out of memory, for example
                 log.exception("features could not be read")
-                kept = None
-            if kept is None:
+                host = None
+            if host is None:
                 with self._lock:
-                    self._take(key)
-            nbytes = len(self._slab(kept).data) if kept is not None else 0
-            self._landed.put(Landed(key, content, ticket, kept, nbytes))
-            self._arrived.set()
+                    self._remove(key)
+            nbytes = len(self._to_bytes(host).data) if host is not None else 0
+            self._completed.put(DiskRead(key, content, ticket, host, nbytes))
+            self._read_done.set()

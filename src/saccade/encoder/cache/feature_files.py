@@ -1,16 +1,12 @@
-"""Features as files in a folder that several servers may share.
-
-takes   features as bytes, by view key and content
-gives   them back, or None: a file that is missing, damaged or somebody else's is a miss, never an error
-owns    the names and the format of the files; the folder's budget of bytes
-never   locks: what is written appears whole, by renaming; what is read is checked against its sum
+"""Features as files in a folder that several servers may share. Every call blocks: threads use it.
 
     FOLDER/IDENTITY/CONTENT.KEY.safetensors    one view; any safetensors reader opens it
-    FOLDER/IDENTITY/CONTENT.deleted            the picture was deleted then; older features must not come back
+    FOLDER/IDENTITY/CONTENT.deleted            the image was deleted then; older features must not come back
     FOLDER/IDENTITY/.writing-...               a file being written
 
-IDENTITY names the weights and the dtype the features came from. The budget is for all of FOLDER, whatever
-model wrote it; the file read longest ago goes first. All of this blocks: threads call it.
+IDENTITY names the weights and the dtype the features came from. The budget covers all of FOLDER, whatever
+model wrote it; the file read longest ago is evicted first. There are no locks: a file appears by renaming,
+and a read checks the hash. A file that is missing, damaged or foreign is a miss, never an error.
 """
 
 import contextlib
@@ -26,31 +22,36 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from saccade.encoder.cache.transfer_api import Slab
 from saccade.errors import ConfigError
 
 _LENGTH = struct.Struct("<Q")  # of the header, in front of it
-MOST_HEADER = 1 << 16
+MAX_HEADER = 1 << 16
 _VALUE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-LEFTOVER_SECONDS = 3600.0  # after which a file being written has been abandoned
-DELETED_SECONDS = 3600.0  # a mark of deletion is kept: far longer than a server takes to notice it
-MOST_MARKS = 4096  # of deletions at any time, but for pictures that have files
+ABANDONED_SECONDS = 3600.0  # age at which a file being written counts as abandoned
+DELETED_SECONDS = 3600.0  # a deletion mark is kept, far longer than other servers need to notice it
+MAX_MARKS = 4096  # deletion marks of images without files
 
-Blank = Callable[[str, tuple[int, ...]], tuple[Any, memoryview]]  # dtype, shape -> memory, its bytes
+AllocateHost = Callable[[str, tuple[int, ...]], tuple[Any, memoryview]]  # dtype, shape -> memory, its bytes
 
 
-class Found(NamedTuple):
+class FeatureBytes(NamedTuple):
+    """Features as a file holds them."""
+
+    dtype: str  # as safetensors spells it, "BF16"
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class FeatureFile(NamedTuple):
     content: bytes
     nbytes: int  # of the file
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The folder as it was at one moment."""
-
-    views: dict[bytes, Found]  # by key, of our identity
+class FolderListing:
+    views: dict[bytes, FeatureFile]  # by key, of this identity
     deleted: dict[bytes, float]  # content -> when (Unix seconds)
-    nbytes: int  # of everything, other identities included
+    nbytes: int  # of all files, other identities included
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class _File:
     ours: bool
 
 
-class Folder:
+class FeatureFolder:
     def __init__(self, root: Path, identity: str, budget: int, ttl: float | None = None) -> None:
         self.budget = budget
         self._root = root
@@ -81,22 +82,22 @@ class Folder:
                 " user owns, or leave out disk and dir"
             ) from error
 
-    def list(self) -> Listing:
-        """What there is now; outlived files are removed on the way."""
-        views: dict[bytes, Found] = {}
+    def list(self) -> FolderListing:
+        """List the folder; expired files are removed on the way."""
+        views: dict[bytes, FeatureFile] = {}
         deleted: dict[bytes, float] = {}
         total = 0
         now = time.time()
         for file in self._files():
-            if self._outlived(file, now):
+            if self._is_expired(file, now):
                 _remove(file.path)
                 continue
             total += file.nbytes
-            if file.ours and (named := _named(file.name)):
-                views[named[1]] = Found(named[0], file.nbytes)
+            if file.ours and (named := _parse_name(file.name)):
+                views[named[1]] = FeatureFile(named[0], file.nbytes)
             elif file.ours and file.name.endswith(".deleted") and (content := _hex(file.name[:-8])):
                 deleted[content] = file.modified
-        return Listing(views, deleted, total)
+        return FolderListing(views, deleted, total)
 
     def _files(self) -> Iterator[_File]:
         with contextlib.suppress(OSError):
@@ -113,92 +114,90 @@ class Folder:
                         ours = home == str(self._home)
                         yield _File(entry.path, entry.name, state.st_size, state.st_mtime, ours)
 
-    def _outlived(self, file: _File, now: float) -> bool:
+    def _is_expired(self, file: _File, now: float) -> bool:
         age = now - file.modified
         if file.name.startswith(".writing-"):
-            return age > LEFTOVER_SECONDS
+            return age > ABANDONED_SECONDS
         if file.name.endswith(".deleted"):
             return age > DELETED_SECONDS
         return self._ttl is not None and file.name.endswith(".safetensors") and age > self._ttl
 
-    # One view
-
-    def read(self, key: bytes, content: bytes, blank: Blank) -> Any | None:
-        """The features in memory from `blank`, or None."""
+    def read(self, key: bytes, content: bytes, allocate: AllocateHost) -> Any | None:
+        """The features in host memory from `allocate`, None on a miss."""
         path = self._path(key, content)
         try:
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            memory = self._read(file, key, blank)
+            memory = self._read(file, key, allocate)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             memory = None
         finally:
             os.close(file)
         if memory is None:
-            _remove(path)  # damaged: it would only be read in vain again
+            _remove(path)  # damaged: it would fail again
         else:
             with contextlib.suppress(OSError):
-                os.utime(path)  # read now, so the last to go
+                os.utime(path)  # marks it as read last
         return memory
 
-    def _read(self, file: int, key: bytes, blank: Blank) -> Any:
+    def _read(self, file: int, key: bytes, allocate: AllocateHost) -> Any:
         size = os.fstat(file).st_size
         (length,) = _LENGTH.unpack(os.pread(file, _LENGTH.size, 0).ljust(_LENGTH.size, b"\xff"))
-        if length > MOST_HEADER:
+        if length > MAX_HEADER:
             raise ValueError("not a header")
         header = json.loads(os.pread(file, length, _LENGTH.size))
-        tensor, told = header["features"], header["__metadata__"]
+        tensor, metadata = header["features"], header["__metadata__"]
         dtype, shape = tensor["dtype"], tuple(int(side) for side in tensor["shape"])
         begin = _LENGTH.size + length
         nbytes = _VALUE_BYTES[dtype] * _product(shape)
         if size - begin != nbytes or tensor["data_offsets"] != [0, nbytes]:
             raise ValueError("the file is cut off")
-        memory, data = blank(dtype, shape)
-        place = 0
-        while place < nbytes:
-            count = os.preadv(file, [data[place:]], begin + place)
+        memory, data = allocate(dtype, shape)
+        done = 0
+        while done < nbytes:
+            count = os.preadv(file, [data[done:]], begin + done)
             if not count:
                 raise ValueError("the file is cut off")
-            place += count
-        if told["blake3"] != _sum(key, Slab(dtype, shape, data)):
-            raise ValueError("the sum differs")
+            done += count
+        if metadata["blake3"] != _hash(key, FeatureBytes(dtype, shape, data)):
+            raise ValueError("the hash differs")
         return memory
 
-    def write(self, key: bytes, content: bytes, slab: Slab, made: float) -> int:
-        """Bytes of the new file; 0 if there is none: it was deleted after it was `made` (Unix seconds), it
-        is larger than the whole budget, or the disk is full."""
+    def write(self, key: bytes, content: bytes, features: FeatureBytes, created: float) -> int:
+        """Bytes of the new file; 0 without one: the image was deleted after the features were `created` (Unix
+        seconds), they are larger than the whole budget, or the disk is full."""
         header = json.dumps(
             {
                 "features": {
-                    "dtype": slab.dtype,
-                    "shape": list(slab.shape),
-                    "data_offsets": [0, len(slab.data)],
+                    "dtype": features.dtype,
+                    "shape": list(features.shape),
+                    "data_offsets": [0, len(features.data)],
                 },
-                "__metadata__": {"blake3": _sum(key, slab), "view": key.hex(), "content": content.hex()},
+                "__metadata__": {"blake3": _hash(key, features), "view": key.hex(), "content": content.hex()},
             }
         ).encode()
-        header += b" " * (-len(header) % 8)  # the data is aligned, as the format has it
-        nbytes = _LENGTH.size + len(header) + len(slab.data)
-        if nbytes > self.budget or self._deleted_since(content, made):
+        header += b" " * (-len(header) % 8)  # the format aligns the data
+        nbytes = _LENGTH.size + len(header) + len(features.data)
+        if nbytes > self.budget or self._deleted_since(content, created):
             return 0
         temporary, path = self._temporary(), self._path(key, content)
         try:
-            _write(temporary, [_LENGTH.pack(len(header)), header, slab.data])
+            _write(temporary, [_LENGTH.pack(len(header)), header, features.data])
             temporary.rename(path)
         except OSError:
             _remove(temporary)
             return 0
-        # Whoever deletes leaves the mark first and looks for files then; whoever writes does it the other way
-        # round. So one of the two sees the other.
-        if self._deleted_since(content, made):
+        # A deleter leaves the mark and then looks for files; a writer does the reverse. So one sees the
+        # other.
+        if self._deleted_since(content, created):
             _remove(path)
             return 0
         return nbytes
 
-    def make_room(self) -> Listing:
-        """Removes what was read longest ago until the folder is within its budget."""
+    def make_room(self) -> FolderListing:
+        """Evict files, read longest ago first, until the folder is within its budget."""
         listing = self.list()
         if listing.nbytes <= self.budget:
             return listing
@@ -215,19 +214,19 @@ class Folder:
         self.delete_all({content: time.time()})
 
     def delete_all(self, deleted: Mapping[bytes, float]) -> None:
-        """Every view of some pictures, and for the other servers a mark that each is to be forgotten, with
-        the time it was deleted (Unix seconds).
+        """Delete every view of these images, and mark each for the other servers with the time of its
+        deletion (Unix seconds).
 
-        Anybody may ask for this with names made up: it reads names alone, once for all pictures, and leaves
-        no marks of unknown ones beyond `MOST_MARKS`."""
+        A client may name images that do not exist. So only file names are read, once for all images, and at
+        most `MAX_MARKS` marks of unknown images are left."""
         contents = {content.hex(): content for content in deleted}
         names = list(self._names())
-        here = {name.partition(".")[0] for name in names if name.endswith(".safetensors")}
-        room = MOST_MARKS - sum(name.endswith(".deleted") for name in names)
-        for shown, content in contents.items():
-            if shown in here or room > 0:
+        present = {name.partition(".")[0] for name in names if name.endswith(".safetensors")}
+        room = MAX_MARKS - sum(name.endswith(".deleted") for name in names)
+        for name, content in contents.items():
+            if name in present or room > 0:
                 self._leave_mark(content, deleted[content])
-                room -= shown not in here
+                room -= name not in present
         for name in self._names():
             if name.endswith(".safetensors") and name.partition(".")[0] in contents:
                 _remove(self._home / name)
@@ -242,12 +241,12 @@ class Folder:
         with contextlib.suppress(OSError):
             new = not mark.exists()
             os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-            if new or mark.stat().st_mtime < when:  # another server may have deleted it since
-                os.utime(mark, (when, when))  # the file system's own clock may lag behind
+            if new or mark.stat().st_mtime < when:  # another server may have deleted it later
+                os.utime(mark, (when, when))  # the file system's clock may lag
 
-    def _deleted_since(self, content: bytes, made: float) -> bool:
+    def _deleted_since(self, content: bytes, created: float) -> bool:
         try:
-            return (self._home / f"{content.hex()}.deleted").stat().st_mtime >= made
+            return (self._home / f"{content.hex()}.deleted").stat().st_mtime >= created
         except OSError:
             return False
 
@@ -258,10 +257,10 @@ class Folder:
         return self._home / f".writing-{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def _sum(key: bytes, slab: Slab) -> str:
-    """Over everything a reader goes by: whose features these are, how to read them, and they themselves."""
-    hasher = blake3(f"{key.hex()} {slab.dtype} {list(slab.shape)} ".encode())
-    hasher.update(slab.data)
+def _hash(key: bytes, features: FeatureBytes) -> str:
+    """Covers everything a reader relies on: key, dtype, shape and data."""
+    hasher = blake3(f"{key.hex()} {features.dtype} {list(features.shape)} ".encode())
+    hasher.update(features.data)
     return hasher.hexdigest()
 
 
@@ -285,8 +284,8 @@ def _write(path: Path, parts: list[Any]) -> None:
         os.close(file)
 
 
-def _named(name: str) -> tuple[bytes, bytes] | None:
-    """Content and key of a file."""
+def _parse_name(name: str) -> tuple[bytes, bytes] | None:
+    """Content and key in a file name."""
     content, _, rest = name.partition(".")
     key, _, end = rest.partition(".")
     found = _hex(content), _hex(key)

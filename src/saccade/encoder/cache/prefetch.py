@@ -1,100 +1,93 @@
-"""Features being read from disk ahead of their use.
-
-takes   keys of views that queued requests need
-gives   what has arrived; whether a view is worth waiting for
-owns    which reads are going on, and how much has been read that nobody has come to use yet
-never   waits longer than a fetch is worth: the view is encoded instead
-"""
+"""Prefetches features from disk into host memory for queued requests."""
 
 import time
 from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from saccade.encoder.cache.disk import Disk, Landed
+from saccade.encoder.cache.disk import DiskRead, DiskTier
 
-LATE_SECONDS = 0.25  # a fetch may take before the view is encoded instead
-LOST_SECONDS = 30.0  # the same where there are no pixels to encode
-AHEAD_BYTES = 1 << 30  # fetched, or being fetched, for requests that have not come to use it
-AHEAD_SECONDS = 10.0  # after which such features are kept no better than others
+READ_SECONDS = 0.25  # a read may take before the view is encoded instead
+NO_PIXELS_SECONDS = 30.0  # the same where there are no pixels to encode
+PREFETCH_BYTES = 1 << 30  # read, or being read, for requests that have not used it yet
+PREFETCH_SECONDS = 10.0  # prefetched features stay pinned without being used
 
 
-class _Reading(NamedTuple):
+class _Read(NamedTuple):
     ticket: int
-    since: float  # on the store's clock
-    asked: float  # Unix seconds
+    since: float  # on the cache's clock
+    created: float  # Unix seconds
 
 
-class Fetches:
-    def __init__(self, disk: Disk | None, clock: Callable[[], float]) -> None:
+class Prefetcher:
+    def __init__(self, disk: DiskTier | None, clock: Callable[[], float]) -> None:
         self._disk = disk
         self._clock = clock
-        self._reading: dict[bytes, _Reading] = {}
-        self._ahead: dict[bytes, tuple[float, int]] = {}  # key -> since when, bytes
-        self._ahead_bytes = 0
+        self._reads: dict[bytes, _Read] = {}  # under way
+        self._unused: dict[bytes, tuple[float, int]] = {}  # key -> since when, bytes
+        self._unused_bytes = 0
         self._tickets = count()
         self.reads = 0
         self.failed = 0
 
     @property
-    def ahead(self) -> frozenset[bytes]:
-        """Fetched or being fetched, and not used yet."""
-        return frozenset(self._ahead)
+    def unused(self) -> frozenset[bytes]:
+        """Views read or being read that no request has used yet."""
+        return frozenset(self._unused)
 
-    def begin(self, key: bytes, *, must: bool) -> bool:
-        """Whether a fetch was begun; with `must` however much has been fetched ahead already."""
+    def start(self, key: bytes, *, must: bool) -> bool:
+        """Start a read; gives whether it did. `must` ignores the limit on unused bytes."""
         size = self._disk.size(key) if self._disk is not None else None
-        if self._disk is None or size is None or key in self._reading or key in self._ahead:
+        if self._disk is None or size is None or key in self._reads or key in self._unused:
             return False
-        if not must and self._ahead_bytes + size > AHEAD_BYTES:
+        if not must and self._unused_bytes + size > PREFETCH_BYTES:
             return False
         ticket = next(self._tickets)
         if not self._disk.read(key, ticket):
             return False
         now = self._clock()
-        self._reading[key] = _Reading(ticket, now, time.time())
-        self._ahead[key] = now, size
-        self._ahead_bytes += size
+        self._reads[key] = _Read(ticket, now, time.time())
+        self._unused[key] = now, size
+        self._unused_bytes += size
         return True
 
-    def worth_waiting(self, key: bytes, *, must: bool) -> bool:
-        reading = self._reading.get(key)
-        patience = LOST_SECONDS if must else LATE_SECONDS
-        return reading is not None and self._clock() - reading.since < patience
+    def is_worth_waiting(self, key: bytes, *, must: bool) -> bool:
+        read = self._reads.get(key)
+        limit = NO_PIXELS_SECONDS if must else READ_SECONDS
+        return read is not None and self._clock() - read.since < limit
 
-    def used(self, key: bytes) -> bool:
-        """Whether it had been fetched ahead; from here on it has not."""
-        since = self._ahead.pop(key, None)
-        self._ahead_bytes -= since[1] if since else 0
+    def mark_used(self, key: bytes) -> bool:
+        """Gives whether the view was prefetched and not used before."""
+        since = self._unused.pop(key, None)
+        self._unused_bytes -= since[1] if since else 0
         return since is not None
 
-    def outlived(self) -> list[bytes]:
-        """What was fetched long ago and never used."""
-        oldest = self._clock() - AHEAD_SECONDS
-        return [key for key, (since, _) in self._ahead.items() if since < oldest]
+    def expired(self) -> list[bytes]:
+        """Views prefetched long ago and never used."""
+        oldest = self._clock() - PREFETCH_SECONDS
+        return [key for key, (since, _) in self._unused.items() if since < oldest]
 
     def cancel(self, key: bytes) -> None:
-        """What comes of it is not wanted any more."""
-        self._reading.pop(key, None)
+        """Ignore the result of a read."""
+        self._reads.pop(key, None)
 
-    def landed(self) -> list[tuple[Landed, float]]:
-        """Fetches that are over and still wanted, those in vain without features; and when each was begun
-        (Unix seconds)."""
+    def completed(self) -> list[tuple[DiskRead, float]]:
+        """Completed reads that are still wanted, failed ones included, and when each began (Unix seconds)."""
         wanted = []
-        for one in self._disk.landed() if self._disk is not None else ():
+        for one in self._disk.completed_reads() if self._disk is not None else ():
             self.reads += 1
-            self.failed += one.kept is None
-            reading = self._reading.get(one.key)
-            if reading is not None and reading.ticket == one.ticket:
-                del self._reading[one.key]
-                wanted.append((one, reading.asked))
+            self.failed += one.host is None
+            read = self._reads.get(one.key)
+            if read is not None and read.ticket == one.ticket:
+                del self._reads[one.key]
+                wanted.append((one, read.created))
         return wanted
 
     @property
-    def going_on(self) -> bool:
-        return bool(self._reading)
+    def has_reads(self) -> bool:
+        return bool(self._reads)
 
     def wait(self, seconds: float) -> None:
-        """Until a fetch is over, or the time is; not at all if there is none going on."""
-        if self._reading and self._disk is not None:
+        """Wait until a read completes, at most `seconds`; return at once without one."""
+        if self._reads and self._disk is not None:
             self._disk.wait(seconds)

@@ -1,183 +1,362 @@
-"""The tiers together: where each view's features are, and their ways from one tier to the next.
+"""Tiers of the encoder cache: where each view's features are, and how they move between device, host and
+disk.
 
-takes   features that were encoded, or fetched from disk; keys somebody needs on the device
-gives   them there; what is known of every view
-owns    the device's tier, host memory's, and what is written to disk
-never   drops what is fixed in a tier; knows for whom it is fixed
-
-Features never change, so a copy in a lower tier stays good when a view is moved up again, and leaving the
-device is free where such a copy exists.
+Features never change. So a copy in a lower tier stays valid while the view is on the device, and evicting a
+view that has such a copy costs nothing. The tiers never drop a pinned entry, and do not know who pinned it.
 """
 
+import heapq
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from math import log2
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from saccade.encoder.cache.disk import Disk
-from saccade.encoder.cache.index import Catalogue
-from saccade.encoder.cache.tier import Entry, Tier
-from saccade.encoder.cache.transfer_api import Arriving, AsTheyAre, Mover
+from saccade.encoder.cache.disk import DiskTier, ViewIndex
+from saccade.encoder.cache.feature_files import FeatureBytes
+from saccade.metrics import TierStats
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Known(NamedTuple):
-    """A view that a tier in memory has."""
+class PendingUpload(Generic[T]):
+    """Features being copied to the device. `wait` gives them; the device, not the host, waits for the
+    copy."""
 
-    content: bytes  # of which picture
+    def __init__(self, wait: Callable[[], T]) -> None:
+        self.wait = wait
+
+
+class FeatureTransfer(Protocol[T]):
+    """Copies between device and host memory. No call waits for a copy, except `to_bytes`, which threads
+    call."""
+
+    def to_host(self, features: T) -> Any: ...
+    def to_device(self, host: Any) -> T | PendingUpload[T]: ...
+    def host_bytes(self, nbytes: int) -> int:
+        """Host memory taken by features of `nbytes` on the device."""
+
+    def to_bytes(self, host: Any) -> FeatureBytes: ...
+    def allocate_host(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, memoryview]:
+        """Host memory to read features into, and a view of its bytes."""
+
+
+class IdentityTransfer:
+    """For simulations, whose features are only names."""
+
+    def to_host(self, features: Any) -> Any:
+        return features
+
+    def to_device(self, host: Any) -> Any:
+        return host
+
+    def host_bytes(self, nbytes: int) -> int:
+        return nbytes
+
+    def to_bytes(self, host: Any) -> FeatureBytes:
+        raise NotImplementedError("simulated features have no bytes")
+
+    def allocate_host(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, memoryview]:
+        raise NotImplementedError("simulated features have no bytes")
+
+
+@dataclass(slots=True)
+class CacheEntry(Generic[T]):
+    value: T
+    nbytes: int
+    uses: int
+    used: float  # seconds on the tier's clock
+    priority: float = 0.0
+    order: int = 0  # of its last use among all uses of the tier; breaks ties of priority
+
+
+class CacheTier(Generic[T]):
+    """Entries within a budget of bytes.
+
+    Eviction takes the entry of lowest priority, `age + log2(1 + uses)`: the age rises to the priority of the
+    last evicted entry, so that old popularity fades and a view used often outlives one used once. Size does
+    not count: the cost of encoding a view again grows with its bytes, so all views cost the same per byte.
+    `python -m bench.eviction` compares this rule with others on skewed traffic.
+
+    Pinned entries may exceed the budget; the excess is evicted once they are unpinned.
+    """
+
+    def __init__(
+        self, budget: int, ttl: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.budget = budget  # bytes
+        self._ttl = ttl  # seconds an entry may stay unused; None: no limit
+        self._clock = clock
+        self._entries: dict[bytes, CacheEntry[T]] = {}
+        self._pins: dict[bytes, int] = {}  # pin counts; a pinned key may still be without an entry
+        self._unpinned: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+        # (priority, order, key); items whose order differs from their entry's are stale
+        self._heap: list[tuple[float, int, bytes]] = []
+        self._orders = count()
+        self._age = 0.0
+        self._bytes = 0
+        self.hits = 0
+        self.evictions = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def __getitem__(self, key: bytes) -> CacheEntry[T]:
+        return self._entries[key]
+
+    @property
+    def keys(self) -> Iterable[bytes]:
+        return self._entries.keys()
+
+    @property
+    def stats(self) -> TierStats:
+        return TierStats(self._bytes, len(self._entries), self.hits, self.evictions)
+
+    @property
+    def pins(self) -> dict[bytes, int]:
+        """How often each key is pinned."""
+        return dict(self._pins)
+
+    def is_pinned(self, key: bytes) -> bool:
+        return key in self._pins
+
+    def pin(self, key: bytes) -> None:
+        self._pins[key] = self._pins.get(key, 0) + 1
+        self._unpinned.pop(key, None)
+
+    def unpin(self, key: bytes) -> None:
+        if key not in self._pins:
+            raise RuntimeError(f"features {key.hex()[:12]} are not pinned")
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+            if key in self._entries:
+                self.touch(key)
+
+    def put(self, key: bytes, value: T, nbytes: int, uses: int = 1) -> None:
+        """Add an entry, or replace the older one of the same view."""
+        old = self._entries.get(key)
+        self._bytes += nbytes - (old.nbytes if old else 0)
+        self._entries[key] = CacheEntry(value, nbytes, max(uses, old.uses if old else 0), 0.0)
+        self.touch(key)
+
+    def use(self, key: bytes) -> None:
+        """Count a use."""
+        self._entries[key].uses += 1
+        self.touch(key)
+
+    def touch(self, key: bytes) -> None:
+        """Make the entry the most recently used and renew its priority."""
+        entry = self._entries[key]
+        entry.used, entry.order = self._clock(), next(self._orders)
+        entry.priority = self._age + log2(1 + entry.uses)
+        if key in self._pins:
+            return
+        self._unpinned[key] = None
+        self._unpinned.move_to_end(key)
+        heapq.heappush(self._heap, (entry.priority, entry.order, key))
+        if len(self._heap) > 64 + 4 * len(self._unpinned):
+            current = ((key, self._entries[key]) for key in self._unpinned)
+            self._heap = [(entry.priority, entry.order, key) for key, entry in current]
+            heapq.heapify(self._heap)
+
+    def pop(self, key: bytes) -> CacheEntry[T]:
+        """Remove an entry, pinned or not."""
+        entry = self._entries.pop(key)
+        self._unpinned.pop(key, None)
+        self._bytes -= entry.nbytes
+        return entry
+
+    def evict(self) -> list[tuple[bytes, CacheEntry[T]]]:
+        """Remove unpinned entries until the rest fits the budget, lowest priority first."""
+        evicted = []
+        while self._bytes > self.budget and self._unpinned:
+            priority, order, key = heapq.heappop(self._heap)
+            if key in self._unpinned and self._entries[key].order == order:
+                self._age = max(self._age, priority)
+                evicted.append((key, self.pop(key)))
+        self.evictions += len(evicted)
+        return evicted
+
+    def expire(self) -> list[tuple[bytes, CacheEntry[T]]]:
+        """Remove unpinned entries unused for the time to live."""
+        expired: list[tuple[bytes, CacheEntry[T]]] = []
+        if self._ttl is None:
+            return expired
+        oldest = self._clock() - self._ttl
+        while self._unpinned and self._entries[key := next(iter(self._unpinned))].used < oldest:
+            expired.append((key, self.pop(key)))
+        self.evictions += len(expired)
+        return expired
+
+    def faults(self) -> list[str]:
+        """Contradictions in the tier's state."""
+        found = []
+        if self._bytes != sum(entry.nbytes for entry in self._entries.values()):
+            found.append("the bytes do not add up")
+        if set(self._unpinned) != set(self._entries) - set(self._pins):
+            found.append("the unpinned entries and the eviction order differ")
+        if any(times < 1 for times in self._pins.values()):
+            found.append("a pin is counted less than once")
+        if self._unpinned and self._bytes > self.budget:
+            found.append(f"{self._bytes} bytes are kept over a budget of {self.budget}")
+        queued = {(order, key) for _, order, key in self._heap}
+        if any((self._entries[key].order, key) not in queued for key in self._unpinned):
+            found.append("an unpinned entry would never be evicted")
+        return found
+
+
+class CachedView(NamedTuple):
+    """A view that a memory tier holds."""
+
+    content: bytes  # hash of its image
     nbytes: int  # on the device
-    made: float  # Unix seconds
+    created: float  # Unix seconds
 
 
-class Tiers(Generic[T]):
+class CacheTiers(Generic[T]):
+    """The device tier and the host tier, with what they write to disk."""
+
     def __init__(
         self,
-        budget: int,
-        host: int,
-        disk: Disk | None,
-        mover: Mover[T] | None,
-        ttl: float | None,
-        clock: Callable[[], float],
+        device: CacheTier[T | PendingUpload[T]],
+        host: CacheTier[Any],
+        disk: DiskTier | None,
+        transfer: FeatureTransfer[T] | None,
     ) -> None:
-        self.device: Tier[T | Arriving[T]] = Tier(budget, ttl, clock)
-        self.host: Tier[Any] = Tier(host, ttl, clock)
-        self.disk = disk
-        self.known: Catalogue[Known] = Catalogue()
-        self.doomed: set[bytes] = set()  # forgotten while fixed: to go when loose
-        self.downs = self.ups = 0
-        self._mover: Mover[T] = mover if mover is not None else AsTheyAre()
+        self.device, self.host, self._disk = device, host, disk
+        self.views: ViewIndex[CachedView] = ViewIndex()
+        self.deleted: set[bytes] = set()  # pinned when they were deleted; they go when unpinned
+        self.demotions = self.promotions = 0
+        self._transfer: FeatureTransfer[T] = transfer if transfer is not None else IdentityTransfer()
 
-    def needed(self, key: bytes) -> bool:
-        return self.device.is_fixed(key) or self.host.is_fixed(key)
+    def is_pinned(self, key: bytes) -> bool:
+        return self.device.is_pinned(key) or self.host.is_pinned(key)
 
-    def keeps(self, key: bytes) -> bool:
-        on_disk = self.disk is not None and self.disk.size(key) is not None
-        return key not in self.doomed and (key in self.device or key in self.host or on_disk)
+    def contains(self, key: bytes) -> bool:
+        on_disk = self._disk is not None and self._disk.size(key) is not None
+        return key not in self.deleted and (key in self.device or key in self.host or on_disk)
 
-    def views(self, content: bytes) -> list[bytes]:
-        """Those of a picture that memory has."""
-        return [key for key in self.known.of(content) if key not in self.doomed]
+    def views_of(self, content: bytes) -> list[bytes]:
+        """The views of an image that are in memory."""
+        return [key for key in self.views.of(content) if key not in self.deleted]
 
-    # In
-
-    def encoded(self, key: bytes, features: T, nbytes: int, content: bytes) -> None:
-        self.known.add(key, Known(content, nbytes, time.time()))
+    def put_encoded(self, key: bytes, features: T, nbytes: int, content: bytes) -> None:
+        self.views.add(key, CachedView(content, nbytes, time.time()))
         self.device.put(key, features, nbytes)
         self._save(key, features)
-        self.trim()
+        self.evict()
 
-    def fetched(self, key: bytes, kept: Any, known: Known) -> None:
+    def put_fetched(self, key: bytes, host: Any, view: CachedView) -> None:
         if key not in self.host:
-            if key not in self.known:
-                self.known.add(key, known)
-            self.host.put(key, kept, self._mover.weigh(known.nbytes))
-
-    # Up
+            if key not in self.views:
+                self.views.add(key, view)
+            self.host.put(key, host, self._transfer.host_bytes(view.nbytes))
 
     def promote(self, key: bytes) -> None:
-        """What host memory has is on its way to the device."""
+        """Start copying an entry of the host tier to the device."""
         entry = self.host[key]
-        self.device.put(key, self._up(entry.value), self.known[key].nbytes, entry.uses)
-        self.ups += 1
+        self.device.put(key, self._upload(entry.value), self.views[key].nbytes, entry.uses)
+        self.promotions += 1
 
-    def _up(self, kept: Any) -> T | Arriving[T]:
-        """If the copy cannot begin now, for want of memory say, it is tried again by the step that needs it,
-        which alone fails then: this is called while steps are planned, where nothing may."""
+    def _upload(self, host: Any) -> T | PendingUpload[T]:
+        """Planning a step must not fail. If the copy cannot start, for example for lack of memory, the step
+        that needs the features tries again, and fails alone."""
         try:
-            return self._mover.up(kept)
+            return self._transfer.to_device(host)
         except Exception:
             log.exception("features could not be copied to the device")
-        return Arriving(lambda: _landed(self._mover.up(kept)))
+        return PendingUpload(lambda: _wait(self._transfer.to_device(host)))
 
-    def on_device(self, key: bytes) -> T:
-        """If they were on their way, the device waits for them, once."""
+    def get(self, key: bytes) -> T:
+        """Features on the device. The device waits for their upload once."""
         entry = self.device[key]
-        features = entry.value = _landed(entry.value)
+        features = entry.value = _wait(entry.value)
         self.device.touch(key)
         return features
 
-    # Down and out
-
-    def trim(self) -> None:
-        """Every tier within its budget, but for what is fixed."""
-        for key, entry in self.device.overflow():
-            self._leave_device(key, entry, keep=True)
-        for key, entry in self.host.overflow():
-            self._write(key, entry.value)
-            self._tidy(key)
+    def evict(self) -> None:
+        """Bring every tier within its budget, except for pinned entries."""
+        for key, entry in self.device.evict():
+            self._demote(key, entry, keep=True)
+        for key, host_entry in self.host.evict():
+            self._write(key, host_entry.value)
+            self._forget_if_gone(key)
 
     def expire(self) -> None:
-        for key, entry in self.device.expired():
-            self._leave_device(key, entry, keep=False)
-        for key, _ in self.host.expired():
-            self._tidy(key)
+        for key, entry in self.device.expire():
+            self._demote(key, entry, keep=False)
+        for key, _ in self.host.expire():
+            self._forget_if_gone(key)
 
-    def forget(self, key: bytes) -> None:
-        """Out of memory: at once, or when nobody needs it any more."""
-        if self.needed(key):
-            self.doomed.add(key)
+    def delete(self, key: bytes) -> None:
+        """Remove a view from memory, at once or when it is unpinned."""
+        if self.is_pinned(key):
+            self.deleted.add(key)
             return
         for tier in (self.device, self.host):
             if key in tier:
-                tier.take(key)
-        self.known.take(key)
+                tier.pop(key)
+        self.views.pop(key)
 
-    def let_go(self, key: bytes) -> None:
-        """It may be that nobody needs it any more."""
-        if key in self.doomed and not self.needed(key):
-            self.doomed.discard(key)
-            self.forget(key)
-        self.trim()
+    def after_unpin(self, key: bytes) -> None:
+        if key in self.deleted and not self.is_pinned(key):
+            self.deleted.discard(key)
+            self.delete(key)
+        self.evict()
 
-    def _leave_device(self, key: bytes, entry: Entry[T | Arriving[T]], *, keep: bool) -> None:
-        """To host memory if it is wanted there: somebody needs it, or it is to be kept and fits."""
-        weight = self._mover.weigh(entry.nbytes)
-        fits = keep and weight <= self.host.budget and key not in self.doomed
-        if key not in self.host and (fits or self.host.is_fixed(key)):
-            kept = self._down(entry.value)
-            if kept is not None:
-                self.host.put(key, kept, weight, entry.uses)
-                self.downs += 1
+    def _demote(self, key: bytes, entry: CacheEntry[T | PendingUpload[T]], *, keep: bool) -> None:
+        """An entry has left the device. It goes to the host tier if it is pinned there, or is to be kept and
+        fits; otherwise to disk if it is to be kept."""
+        nbytes = self._transfer.host_bytes(entry.nbytes)
+        fits = keep and nbytes <= self.host.budget and key not in self.deleted
+        if key not in self.host and (fits or self.host.is_pinned(key)):
+            host = self._download(entry.value)
+            if host is not None:
+                self.host.put(key, host, nbytes, entry.uses)
+                self.demotions += 1
         elif keep:
             self._save(key, entry.value)
-        self._tidy(key)
+        self._forget_if_gone(key)
 
-    def _down(self, features: T | Arriving[T]) -> Any | None:
-        """None if there is no memory for a copy: then they are gone from here."""
+    def _download(self, features: T | PendingUpload[T]) -> Any | None:
+        """None without memory for a copy: the features are lost."""
         try:
-            return self._mover.down(_landed(features))
+            return self._transfer.to_host(_wait(features))
         except Exception:
             log.exception("features could not be copied to host memory")
             return None
 
-    def _save(self, key: bytes, features: T | Arriving[T]) -> None:
-        """To disk, unless it is there."""
-        if self.disk is not None and self.disk.wants(key):
-            self._write(key, self.host[key].value if key in self.host else self._down(features))
+    def _save(self, key: bytes, features: T | PendingUpload[T]) -> None:
+        """Write to disk, unless they are there."""
+        if self._disk is not None and self._disk.wants(key):
+            self._write(key, self.host[key].value if key in self.host else self._download(features))
 
-    def _write(self, key: bytes, kept: Any | None) -> None:
-        if self.disk is not None and kept is not None and key not in self.doomed:
-            known = self.known[key]
-            self.disk.write(key, known.content, kept, known.nbytes, known.made)
+    def _write(self, key: bytes, host: Any | None) -> None:
+        if self._disk is not None and host is not None and key not in self.deleted:
+            view = self.views[key]
+            self._disk.write(key, view.content, host, view.nbytes, view.created)
 
-    def _tidy(self, key: bytes) -> None:
+    def _forget_if_gone(self, key: bytes) -> None:
         if key not in self.device and key not in self.host:
-            self.known.take(key)
+            self.views.pop(key)
 
     def faults(self) -> list[str]:
-        """What contradicts what."""
-        self.known.check()
+        """Contradictions between the tiers."""
+        self.views.check()
         found = [f"device: {fault}" for fault in self.device.faults()]
         found += [f"host: {fault}" for fault in self.host.faults()]
-        if {*self.known} != {*self.device.keys, *self.host.keys}:
-            found.append("what is known and what is kept differ")
-        if not all(self.needed(key) for key in self.doomed):
-            found.append("forgotten features are kept though nobody needs them")
+        if {*self.views} != {*self.device.keys, *self.host.keys}:
+            found.append("the index and the tiers hold different views")
+        if not all(self.is_pinned(key) for key in self.deleted):
+            found.append("a deleted view is kept though nothing pins it")
         return found
 
 
-def _landed(features: T | Arriving[T]) -> T:
-    return features.arrive() if isinstance(features, Arriving) else features
+def _wait(features: T | PendingUpload[T]) -> T:
+    return features.wait() if isinstance(features, PendingUpload) else features

@@ -7,10 +7,9 @@ never   rounds in secret: `concurrent` is a ratio, `whole` counts whole requests
 
 from dataclasses import dataclass
 
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ConfigError
-from saccade.kv_cache.pool_sizing import KVWish, Shares
-from saccade.kv_cache.vision_blocks import Kinds
+from saccade.kv_cache.pool_sizing import KVCacheOptions, PoolSizes, VisionBlocks
 from saccade.scheduler.cost_prior import Network
 from saccade.scheduler.policy import Limits
 from saccade.tools.planner.traffic import Kind, Vision, arrivals
@@ -53,7 +52,7 @@ class Fit:
 
 
 def fit_kind(
-    kind: Kind, network: Network, vision: Vision, limits: Limits, pool_bytes: int, wish: KVWish
+    kind: Kind, network: Network, vision: Vision, limits: Limits, pool_bytes: int, wish: KVCacheOptions
 ) -> Fit:
     tokens = kind.tokens(vision)
     shares = divide(network, limits, pool_bytes, wish)
@@ -82,17 +81,17 @@ def fit_kind(
     )
 
 
-def divide(network: Network, limits: Limits, pool_bytes: int, wish: KVWish) -> Shares:
+def divide(network: Network, limits: Limits, pool_bytes: int, wish: KVCacheOptions) -> PoolSizes:
     """The blocks of both pools. A network whose KV is all in 8 bits says so itself."""
     plain, small = (limits.block_size * per for per in (network.kv_bytes, network.small_kv_bytes))
     return wish.divide_bytes(pool_bytes, plain, small)
 
 
-def view_blocks(kind: Kind, vision: Vision, limits: Limits, wish: KVWish) -> int:
+def view_blocks(kind: Kind, vision: Vision, limits: Limits, wish: KVCacheOptions) -> int:
     """Blocks of a request of this kind that are nothing but views of the vision pool."""
     request = next(arrivals([kind], vision, 0, seconds=None, requests=1)).request
-    spans = lay_out(request).spans
-    return Kinds(spans, limits.block_size, wish.roles).among(0, limits.blocks_for(kind.tokens(vision)))
+    spans = lay_out_prompt(request).spans
+    return VisionBlocks(spans, limits.block_size, wish.roles).among(0, limits.blocks_for(kind.tokens(vision)))
 
 
 def _bytes(network: Network, form: str | None) -> int:

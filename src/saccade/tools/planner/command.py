@@ -14,10 +14,10 @@ from typing import Any, cast
 from rich.console import Console
 
 from saccade.config import GIB, VisionCache
-from saccade.encoder.partial_views import unit
+from saccade.encoder.partial_views import segment_layers
 from saccade.engine.model_size import read_network
 from saccade.errors import ConfigError
-from saccade.kv_cache.pool_sizing import KVDtype, KVWish, Views
+from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import CHIPS, H200, Network, coefficients
 from saccade.scheduler.policy import ANY, Limits
@@ -92,12 +92,12 @@ class PlanOptions:
         gpu = VisionCache.parse(self.vision_cache).gpu
         return 2 * GIB if gpu is None else gpu
 
-    def kv_wish(self) -> KVWish:
-        return KVWish(
+    def kv_wish(self) -> KVCacheOptions:
+        return KVCacheOptions(
             cache_dtype=cast(KVDtype, self.kv_cache_dtype),
             vision_dtype=cast(KVDtype, self.kv_vision_dtype),
             vision_share=self.kv_vision_share,
-            vision_views=cast(Views | None, self.kv_vision_views),
+            vision_views=cast(VisionScope | None, self.kv_vision_views),
         )
 
     def _refuse_mixture(self) -> None:
@@ -174,7 +174,7 @@ def make_report(options: PlanOptions) -> Report:
         max_queue=1 << 30,
         itl_target=options.itl_target or None,
         encode_layers=max(network.vision_depth, 1),
-        encode_unit=unit(network.vision_depth),
+        encode_unit=segment_layers(network.vision_depth),
         stream_tokens=padded[-1] if padded else ANY,
     )
     memory = Memory(

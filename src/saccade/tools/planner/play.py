@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.encoder.cache.store import FeatureStore
-from saccade.encoder.partial_views import Unfinished
-from saccade.encoder.prompt_layout import lay_out
+from saccade.encoder.cache.store import EncoderCache
+from saccade.encoder.partial_views import PartialViews
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import RequestError
 from saccade.kv_cache.block_pool import BlockPool
+from saccade.kv_cache.pool_sizing import VISION_SCOPES
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_space import SwapSpace
-from saccade.kv_cache.vision_blocks import SCOPES
 from saccade.metrics import EngineStats
 from saccade.request import Delta
 from saccade.scheduler.cost_model import CostModel, Work
@@ -40,7 +40,7 @@ class Machine:
     believed: CostModel  # what the scheduler thinks they take
     prefix_caching: bool = True
     vision: int = 0  # of the blocks, those of a pool for views
-    roles: frozenset[Role] = SCOPES["all"]  # of these views
+    roles: frozenset[Role] = VISION_SCOPES["all"]  # of these views
     swap_slots: int = 0  # KV blocks of host memory
     swap_seconds: float = 0.0  # to copy a block there, or back
 
@@ -95,10 +95,10 @@ class Player:
         self.now = 0.0
         self._machine = machine
         self._pool = BlockPool(machine.blocks, machine.vision, machine.roles)
-        self._store: FeatureStore[None] = FeatureStore(machine.feature_budget)
+        self._store: EncoderCache[None] = EncoderCache(machine.feature_budget)
         size = machine.limits.block_size
         prefix = PrefixCache(self._pool, size) if machine.prefix_caching else None
-        self._unfinished: Unfinished[int] = Unfinished(machine.limits.max_encode_patches)
+        self._unfinished: PartialViews[int] = PartialViews(machine.limits.max_encode_patches)
         self.scheduler = Scheduler(
             machine.limits,
             self._pool,
@@ -133,7 +133,7 @@ class Player:
     def _ask(self, arrival: Arrival) -> None:
         waits = self.outcome.kinds.setdefault(arrival.kind.name, Waits())
         try:
-            self.scheduler.add(arrival.request, lay_out(arrival.request))
+            self.scheduler.add(arrival.request, lay_out_prompt(arrival.request))
         except RequestError:
             waits.refused += 1
         else:

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from saccade.kv_cache.pool_sizing import Shares
+from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.scheduler.cost_model import Coefficients
 from saccade.scheduler.cost_prior import Network
 from saccade.tools.planner.capacity import Fit
@@ -24,7 +24,7 @@ from saccade.tools.planner.play import Outcome, Waits
 class Report:
     network: Network
     pool_bytes: int
-    shares: Shares
+    shares: PoolSizes
     costs: Coefficients
     source: str  # where the costs are from
     fits: Sequence[Fit]

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from saccade.encoder.encoder_runner import Encoder
+from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.encoder.preprocess import Preprocessor
 from saccade.errors import ConfigError
 from saccade.llm import LLM
@@ -211,7 +211,7 @@ class Clock:
 def watched() -> Iterator[Clock]:
     """While inside: waiting for results is timed, and preprocessing and encoding are ranges of the trace."""
     clock = Clock()
-    wait, patches, encode = Launched.wait, Preprocessor.patches, Encoder.attempt
+    wait, patches, encode = Launched.wait, Preprocessor.patches, EncoderRunner.try_encode
 
     @wraps(wait)
     def timed(self: Launched) -> StepResult:
@@ -232,9 +232,9 @@ def watched() -> Iterator[Clock]:
     try:
         Launched.wait = timed  # type: ignore[method-assign]
         Preprocessor.patches = named(PREPROCESS, patches)  # type: ignore[method-assign]
-        Encoder.attempt = named(ENCODE, encode)  # type: ignore[method-assign]
+        EncoderRunner.try_encode = named(ENCODE, encode)  # type: ignore[method-assign]
         yield clock
     finally:
         Launched.wait = wait  # type: ignore[method-assign]
         Preprocessor.patches = patches  # type: ignore[method-assign]
-        Encoder.attempt = encode  # type: ignore[method-assign]
+        EncoderRunner.try_encode = encode  # type: ignore[method-assign]

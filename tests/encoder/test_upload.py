@@ -6,12 +6,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from saccade.encoder.pinned_staging import LEAST_BYTES, Staging
+from saccade.encoder.upload import MIN_BUFFER_BYTES, PinnedStaging
 from saccade.inputs.media.pil_buffer import copy_rgbx
 from saccade.inputs.media.rgbx import rgb_of_words
 
 
-class Mark:
+class FakeEvent:
     """A copy the device has not made until told so."""
 
     def __init__(self) -> None:
@@ -28,37 +28,39 @@ class Mark:
 class Bench:
     def __init__(self, most_bytes: int) -> None:
         self.allocated: list[int] = []
-        self.marks: list[Mark] = []
-        self.staging = Staging(torch.device("cpu"), most_bytes, allocate=self.allocate, mark=self.mark)
+        self.events: list[FakeEvent] = []
+        self.staging = PinnedStaging(
+            torch.device("cpu"), most_bytes, allocate=self.allocate, record=self.record
+        )
 
     def allocate(self, nbytes: int) -> Tensor:
         self.allocated.append(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def mark(self) -> Mark:
-        self.marks.append(Mark())
-        return self.marks[-1]
+    def record(self) -> FakeEvent:
+        self.events.append(FakeEvent())
+        return self.events[-1]
 
     def send(self, megabytes: float, value: int = 0) -> Tensor:
-        height = int(megabytes * LEAST_BYTES) // 192
+        height = int(megabytes * MIN_BUFFER_BYTES) // 192
         return self.staging.send(np.full((1, height, 64, 3), value, dtype=np.uint8))
 
 
 def test_a_buffer_is_used_again_once_the_device_has_read_it() -> None:
     bench = Bench(64 << 20)
     bench.send(0.9)
-    bench.marks[0].done = True
+    bench.events[0].done = True
     bench.send(0.4)
     assert bench.allocated == [1 << 20]
     bench.send(0.4)  # the one before is still being read
     assert bench.allocated == [1 << 20, 1 << 20]
-    assert not any(mark.waited for mark in bench.marks)
+    assert not any(mark.waited for mark in bench.events)
 
 
 def test_what_was_sent_is_a_copy_that_later_pictures_leave_alone() -> None:
     bench = Bench(64 << 20)
     first = bench.send(0.5, 7)
-    bench.marks[0].done = True
+    bench.events[0].done = True
     second = bench.send(0.5, 9)
     assert bench.allocated == [1 << 20]
     assert bool((first == 7).all())
@@ -71,7 +73,7 @@ def test_beyond_the_bound_it_waits_for_the_oldest() -> None:
         bench.send(0.9)
     bench.send(0.9)
     assert bench.allocated == [1 << 20] * 3
-    assert [mark.waited for mark in bench.marks] == [True, False, False, False]
+    assert [mark.waited for mark in bench.events] == [True, False, False, False]
     assert bench.staging.nbytes == 3 << 20
 
 
@@ -80,7 +82,7 @@ def test_a_picture_larger_than_the_bound_still_goes() -> None:
     bench.send(0.9)
     assert bench.send(5.0, 3).nbytes > 2 << 20
     assert bench.staging.nbytes == 8 << 20
-    bench.marks[-1].done = True
+    bench.events[-1].done = True
     bench.send(0.9)
     assert bench.staging.nbytes <= 8 << 20
 
@@ -95,7 +97,7 @@ def test_a_read_only_picture_of_one_pixel_goes_too() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pictures_sent_one_after_the_other_arrive_whole() -> None:
-    staging = Staging(torch.device("cuda"), 16 << 20)
+    staging = PinnedStaging(torch.device("cuda"), 16 << 20)
     draw = np.random.default_rng(0)
     sent = []
     for size in (100, 700, 1000, 50, 1000, 700, 1200) * 3:

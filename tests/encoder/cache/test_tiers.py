@@ -8,19 +8,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bench.eviction import TRACES, work_saved
-from saccade.encoder.cache.tier import Tier
+from saccade.encoder.cache.tiers import CacheTier
 
 A, B, C = b"a", b"b", b"c"
 
 
-def keys_of(tier: Tier[str]) -> set[bytes]:
+def keys_of(tier: CacheTier[str]) -> set[bytes]:
     assert not tier.faults()
     return set(tier.keys)
 
 
-def filled(budget: int, *keys: bytes, ttl: float | None = None, now: list[float] | None = None) -> Tier[str]:
+def filled(
+    budget: int, *keys: bytes, ttl: float | None = None, now: list[float] | None = None
+) -> CacheTier[str]:
     moment = now if now is not None else [0.0]
-    made: Tier[str] = Tier(budget, ttl, lambda: moment[0])
+    made: CacheTier[str] = CacheTier(budget, ttl, lambda: moment[0])
     for key in keys:
         made.put(key, key.decode(), 10)
     return made
@@ -30,7 +32,7 @@ def test_of_equal_worth_the_least_recently_used_goes_first() -> None:
     tier = filled(20, A, B)
     tier.touch(A)
     tier.put(C, "c", 10)
-    assert [key for key, _ in tier.overflow()] == [B]
+    assert [key for key, _ in tier.evict()] == [B]
     assert keys_of(tier) == {A, C}
 
 
@@ -39,7 +41,7 @@ def test_what_is_used_again_outlives_what_is_newer() -> None:
     tier.use(A)
     tier.put(B, "b", 10)
     tier.put(C, "c", 10)
-    assert [key for key, _ in tier.overflow()] == [B]
+    assert [key for key, _ in tier.evict()] == [B]
     assert keys_of(tier) == {A, C}
 
 
@@ -50,7 +52,7 @@ def test_old_fame_fades() -> None:
     survived = 0
     while A in keys_of(tier):
         tier.put(b"new %d" % survived, "x", 10)
-        tier.overflow()
+        tier.evict()
         survived += 1
     assert 2 < survived < 8
 
@@ -58,16 +60,16 @@ def test_old_fame_fades() -> None:
 def test_what_nobody_used_for_its_time_to_live_goes_unless_fixed() -> None:
     now = [0.0]
     tier = filled(100, A, B, C, ttl=10.0, now=now)
-    tier.fix(B)
+    tier.pin(B)
     now[0] = 6.0
     tier.touch(C)
     now[0] = 11.0
-    assert [key for key, _ in tier.expired()] == [A]
-    tier.loosen(B)  # its time begins when nobody needs it any more
+    assert [key for key, _ in tier.expire()] == [A]
+    tier.unpin(B)  # its time begins when nobody needs it any more
     now[0] = 20.0
-    assert [key for key, _ in tier.expired()] == [C]
+    assert [key for key, _ in tier.expire()] == [C]
     now[0] = 22.0
-    assert [key for key, _ in tier.expired()] == [B]
+    assert [key for key, _ in tier.expire()] == [B]
     assert tier.stats.bytes == tier.stats.entries == 0
     assert tier.stats.evictions == 3
 
@@ -86,7 +88,7 @@ class TierAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tier: Tier[bytes] = Tier(25)
+        self.tier: CacheTier[bytes] = CacheTier(25)
         self.sizes: dict[bytes, int] = {}
         self.uses: dict[bytes, int] = {}
         self.worth: dict[bytes, tuple[float, int]] = {}
@@ -113,18 +115,18 @@ class TierAgainstModel(RuleBasedStateMachine):
             self.age = max(self.age, self.worth[key][0])
             del self.sizes[key], self.uses[key], self.worth[key]
             gone.append(key)
-        assert [key for key, _ in self.tier.overflow()] == gone
+        assert [key for key, _ in self.tier.evict()] == gone
 
     @rule(key=keys)
     def fix(self, key: bytes) -> None:
-        self.tier.fix(key)
+        self.tier.pin(key)
         self.fixed[key] = self.fixed.get(key, 0) + 1
 
     @precondition(lambda self: self.fixed)
     @rule(data=st.data())
     def loosen(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.fixed)))
-        self.tier.loosen(key)
+        self.tier.unpin(key)
         self.fixed[key] -= 1
         if not self.fixed[key]:
             del self.fixed[key]
@@ -147,13 +149,13 @@ class TierAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.sizes)))
-        assert self.tier.take(key).nbytes == self.sizes.pop(key)
+        assert self.tier.pop(key).nbytes == self.sizes.pop(key)
         del self.uses[key], self.worth[key]
 
     @invariant()
     def agrees(self) -> None:
         assert not self.tier.faults()
-        assert self.tier.fixed == self.fixed
+        assert self.tier.pins == self.fixed
         assert set(self.tier.keys) == set(self.sizes)
         assert self.tier.stats.bytes == sum(self.sizes.values())
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.encoder.cache.index import Catalogue
+from saccade.encoder.cache.disk import ViewIndex
 
 
 class Entry(NamedTuple):
@@ -16,14 +16,14 @@ class Entry(NamedTuple):
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=1), st.binary(max_size=1)), max_size=40))
 def test_it_finds_what_a_plain_dict_finds(moves: list[tuple[bool, bytes, bytes]]) -> None:
-    catalogue: Catalogue[Entry] = Catalogue({b"first": Entry(b"p", -1)})
+    catalogue: ViewIndex[Entry] = ViewIndex({b"first": Entry(b"p", -1)})
     plain = {b"first": Entry(b"p", -1)}
     for number, (adds, key, content) in enumerate(moves):
         if adds:
             catalogue.add(key, Entry(content, number))
             plain[key] = Entry(content, number)
         else:
-            assert catalogue.take(key) == plain.pop(key, None)
+            assert catalogue.pop(key) == plain.pop(key, None)
         catalogue.check()
         assert dict(catalogue.items()) == plain
         assert (len(catalogue), {*catalogue}) == (len(plain), {*plain})
