@@ -1,8 +1,8 @@
 """From measured times to the lines that make them the default: `python -m bench.kernels --choose [--write]`.
 
 takes   the times of every case, and which parts were wrong
-gives   lines for CHOICE (kernels/dispatch.py), TUNED, LEFT, AHEAD and NORMED_ROWS (kernels/gemm/skinny.py),
-        LAST_ROWS (kernels/attention/decode.py); with --write, those files, where something was measured
+gives   lines for CHOICE (kernels/dispatch.py), TUNED, LEFT and AHEAD (kernels/gemm/skinny.py), LAST_ROWS
+        (kernels/attention/decode.py); with --write, those files, where something was measured
 
 A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
 mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
@@ -178,9 +178,8 @@ def rows_line(results: list[Result], failed: set[str], name: str, way: LaunchWay
     return f"{name} = {most}  # of a layer's time in two launches, by rows: {figures}"
 
 
-# What may be one launch instead of two, by the name of its switch.
+# What may be one launch instead of two, with the name of its switch.
 LAST = "LAST_ROWS", LaunchWay("decode", "512, attention in one", split)
-NORMED = "NORMED_ROWS", LaunchWay("products", "512, norms in one", lambda rows: rows <= skinny.MOST_LAST)
 
 
 def rewrite_rows(text: str, name: str, line: str | None) -> str:
@@ -271,15 +270,13 @@ def report(
     tuned, left = (*(lines.tuned or ()), *many.tuned), (*(lines.left or ()), *many.left)
     for line in (*tuned, *left, *([lines.ahead] if lines.ahead else ())):
         show(line)
-    last, normed = (rows_line(results, failed, *switch) for switch in (LAST, NORMED))
-    show("\nLAST_ROWS in kernels/attention/decode.py, NORMED_ROWS in kernels/gemm/skinny.py:")
-    for line in (last or "LAST_ROWS: not measured", normed or "NORMED_ROWS: not measured"):
-        show(line)
+    last = rows_line(results, failed, *LAST)
+    show("\nLAST_ROWS in kernels/attention/decode.py:")
+    show(last or "LAST_ROWS: not measured")
     if write:
         table, tunings, decode = (Path(str(room.__file__)) for room in (choice, skinny, paged_decode))
         compared = [line for line in chosen if NOT_COMPARED not in line]
         table.write_text(rewrite_choice(table.read_text(), compared))
-        text = rewrite_skinny(tunings.read_text(), lines)
-        tunings.write_text(rewrite_rows(text, "NORMED_ROWS", normed))
+        tunings.write_text(rewrite_skinny(tunings.read_text(), lines))
         decode.write_text(rewrite_rows(decode.read_text(), "LAST_ROWS", last))
         show(f"written: {table}, {tunings}, {decode}")

@@ -630,7 +630,6 @@ class LayerWay(NamedTuple):
     ahead: int = 512
     left: bool = False  # qkv's parts are added up by `qkv_finish`
     last: bool = False  # attention in one launch
-    normed: bool = False  # o and down in one launch each, up to 4 rows
 
 
 def run_layer(way: LayerWay, x: Layer) -> Any:
@@ -645,7 +644,7 @@ def launch_layer(way: LayerWay, x: Layer) -> Any:
 
     def tuned(name: str) -> skinny.SkinnyTuning:
         tuning = skinny.default_tuning(rows, *PRODUCTS[name])
-        return tuning._replace(pdl=way.pdl, ahead=way.ahead, last=way.normed)
+        return tuning._replace(pdl=way.pdl, ahead=way.ahead)
 
     def product(name: str, values: Tensor, **epilogue: Any) -> tuple[Tensor, Tensor]:
         gated = PRODUCTS[name][2]
@@ -687,8 +686,6 @@ LAYERS = {
     "pdl, 2048 ahead": LayerWay(ahead=2048),
     "512, qkv left": LayerWay(left=True),
     "512, attention in one": LayerWay(last=True),
-    "512, norms in one": LayerWay(normed=True),
-    "512, all three": LayerWay(left=True, last=True, normed=True),
     "512, qkv and attention": LayerWay(left=True, last=True),
     "plain, qkv and attention": LayerWay(pdl=False, ahead=0, left=True, last=True),
 }
@@ -702,11 +699,7 @@ def layer_cases() -> Iterator[Case]:
             f"{rows} x {context}",
             partial(make_layer, rows, context),
             4,
-            {
-                name: partial(run_layer, way)
-                for name, way in LAYERS.items()
-                if rows <= skinny.MOST_LAST or not way.normed
-            },
+            {name: partial(run_layer, way) for name, way in LAYERS.items()},
             {"twin": twin_layer},
             (weights + rows * context * KV_HEADS * DIM * 4) / READ,
         )

@@ -417,20 +417,6 @@ def product(
     made = launch(skinny.skinny_triton, x, weight, residual=residual, norm=norm, tuning=tuning)[0]
     wanted = add_norm.add_rms_norm_reference(plain, residual, norm.weight, 1e-6)[0]
     yield compared(f"normed {label}", made, wanted, dtype)
-    if tuning is None or rows > skinny.MOST_LAST or tuning.mode == "many":
-        return
-    arrivals = torch.zeros(1, dtype=torch.int32, device=x.device)
-    rest: dict[str, Any] = {"residual": residual, "norm": norm}
-    with running(Mode(arrivals=arrivals)):
-        for early in (False, True):
-            last = tuning._replace(last=True, pdl=early, ahead=512 if early else 0)
-            made = launch(skinny.skinny_triton, x, weight, tuning=last, **rest)[0]
-            yield compared(f"normed in one launch {label}", made, wanted, dtype)
-            if device_runs(x):  # many, one behind the other: the same bits, and the counter at 0
-                others = [skinny.skinny_triton(x, weight, tuning=last, **rest)[0] for _ in range(200)]
-                differ = sum(int(not torch.equal(other, made)) for other in others)
-                yield Check(f"... the same bits {label}", float(differ), 0)
-                yield Check(f"... counter {label}", float(arrivals.abs().sum()), 0)
 
 
 def many(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:

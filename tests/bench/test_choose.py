@@ -3,7 +3,6 @@
 import ast
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -11,9 +10,7 @@ import torch
 from bench.candidates import CANDIDATES
 from bench.choose import (
     LAST,
-    NORMED,
     WITHOUT,
-    LaunchWay,
     Result,
     choice_lines,
     choices,
@@ -108,20 +105,16 @@ def test_a_measured_shape_goes_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     assert not skinny._by_kernel(torch.zeros(65, 64), weight)
 
 
-@pytest.mark.parametrize(
-    ("switch", "room", "rows"), [(LAST, paged_decode, (1, 8, 16, 32)), (NORMED, skinny, (1, 2, 4, 8))]
-)
-def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker(
-    switch: tuple[str, LaunchWay], room: ModuleType, rows: tuple[int, ...]
-) -> None:
-    name, way = switch
+def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker() -> None:
+    name, way = LAST
+    rows = (1, 8, 16, 32)
 
     def layer(rows: int, apart: float, in_one: float) -> Result:
         return Result("layer", f"{rows} x 640", {WITHOUT: apart, way.variant: in_one}, {})
 
-    # The last tells nothing: it is one launch anyway, or too many rows for one.
+    # The last tells nothing: it is one launch anyway.
     quicker = [layer(rows[0], 9, 8), layer(rows[1], 9, 8.5), layer(rows[2], 9, 9.5), layer(rows[3], 9, 8)]
-    text = Path(str(room.__file__)).read_text()
+    text = Path(str(paged_decode.__file__)).read_text()
     for results, failed, most in (
         (quicker, set(), rows[1]),
         (quicker[1:], {way.part}, 0),

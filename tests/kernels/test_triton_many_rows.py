@@ -22,7 +22,6 @@ from saccade.kernels.gemm.skinny import (
     skinny_triton,
 )
 from saccade.kernels.norm_rope.activation import silu_mul_reference
-from saccade.kernels.norm_rope.add_norm import add_rms_norm_reference
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, needs_triton, poison, where_it_fits
 from tests.kernels.epilogues import assert_epilogues
 
@@ -132,12 +131,9 @@ def test_the_model_s_products_take_a_measured_line(monkeypatch: pytest.MonkeyPat
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:
     x, weight = torch.zeros(70, 64), torch.zeros(48, 64)
-    norm = Norm(torch.ones(48), 1e-6)
     for tuning in (WHOLE._replace(lines=None), WHOLE._replace(columns=80), WHOLE._replace(columns=8)):
         with pytest.raises(ValueError, match="70 rows"):
             skinny_triton(x, weight, tuning=tuning)
-    with pytest.raises(ValueError, match="no norm in the same launch"):
-        skinny_triton(x, weight, norm=norm, tuning=WHOLE._replace(last=True))
     with pytest.raises(ValueError, match="257 rows"):
         skinny_triton(torch.zeros(257, 64), weight, tuning=WHOLE)
 
@@ -154,20 +150,3 @@ def test_candidates_fill_whole_waves_where_that_can_be(product: str, rows: int) 
     assert any(t.columns == 192 and t.lines == 128 for t in full)
     assert {t.lines for t in tried} == ({128} if rows == 128 else {128, 256})
     assert all(t.splits == 1 for t in tried if product == "head")
-
-
-@needs_triton
-def test_a_norm_is_not_left_to_the_last_program_of_a_kernel_that_cannot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whatever the switch for norms in one launch says: this kernel has no such end."""
-    monkeypatch.setattr(skinny, "NORMED_ROWS", 4)
-    monkeypatch.setattr(skinny, "runs_triton", lambda name, tensor: True)
-    monkeypatch.setattr(skinny, "TUNED", {(1, 48, 64, False): CUT._replace(lines=16)})
-    x, weight, residual = torch.randn(1, 64), torch.randn(48, 64) / 8, torch.randn(1, 48)
-    norm = Norm(torch.rand(48), 1e-6)
-    with running(Mode(arrivals=torch.zeros(1, dtype=torch.int32))):
-        made, stream = skinny_linear_normed(x, weight, residual, norm)
-    wanted, summed = add_rms_norm_reference(F.linear(x, weight), residual, norm.weight, norm.eps)
-    assert_near(made, wanted, torch.float32)
-    assert_near(stream, summed, torch.float32)

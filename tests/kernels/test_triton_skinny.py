@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from bench.candidates import CANDIDATES
-from saccade.kernels.dispatch import Mode, running
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.skinny import (
     Norm,
@@ -39,50 +38,6 @@ def test_every_epilogue_is_the_twin(
         pytest.skip("multiplies one row")
     poison(monkeypatch)
     assert_epilogues(place, rows, 72, 200, tuning)  # no multiples of any tile
-
-
-@pytest.mark.parametrize("tuning", [*TUNINGS, FMA], ids=lambda tuning: str(tuple(tuning)[:6]))
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("place", PLACES)
-def test_the_last_program_of_a_product_norms_its_lines(
-    place: Place, rows: int, tuning: SkinnyTuning, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if tuning.mode == "fma" and rows > 1:
-        pytest.skip("multiplies one row")
-    poison(monkeypatch)
-    columns, depth = 72, 200
-    x, weight = place.randn(rows, depth), place.randn(columns, depth, seed=1) * depth**-0.5
-    residual, norm = place.randn(rows, columns, seed=3), Norm(place.randn(columns, seed=4), 1e-6)
-    arrivals = torch.tensor([0, 7], dtype=torch.int32, device=place.device)
-    with running(Mode(arrivals=arrivals)):
-        for _ in range(2):
-            normed, stream = skinny_triton(
-                x, weight, residual=residual, norm=norm, tuning=tuning._replace(last=True)
-            )
-            assert arrivals.tolist() == [0, 7]
-    expected, total = skinny_triton(x, weight, residual=residual, norm=norm, tuning=tuning)
-    assert torch.equal(stream, total)
-    assert_near(normed, expected, place.dtype)
-
-
-def test_norms_in_one_launch_are_for_few_rows_and_where_there_is_a_counter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[bool] = []
-
-    def spy(x: torch.Tensor, *args: object, tuning: SkinnyTuning, **kwargs: object) -> None:
-        asked.append(tuning.last)
-
-    monkeypatch.setattr(skinny, "runs_triton", lambda name, tensor: True)
-    monkeypatch.setattr(skinny, "skinny_triton", spy)
-    monkeypatch.setattr(skinny, "NORMED_ROWS", 2)
-    weight, norm = torch.zeros(40, 64), Norm(torch.zeros(40), 1e-6)
-    counter = torch.zeros(1, dtype=torch.int32)
-    for mode in (Mode(), Mode(arrivals=counter), Mode(arrivals=counter, deterministic=True)):
-        with running(mode):
-            for rows in (2, 3):
-                skinny_linear_normed(torch.zeros(rows, 64), weight, torch.zeros(rows, 40), norm)
-    assert asked == [False, False, True, False, False, False]
 
 
 @pytest.mark.parametrize("place", EXACT)
@@ -127,11 +82,6 @@ def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None
         skinny_triton(torch.zeros(65, 8), weight)
     with pytest.raises(ValueError, match="'fma'"):
         skinny_triton(x, weight, tuning=SkinnyTuning(mode="fma"))
-    alone = SkinnyTuning(16, 16, last=True)
-    with pytest.raises(ValueError, match=r"Mode\.arrivals"):
-        skinny_triton(x, weight, residual=residual, norm=norm, tuning=alone)
-    with pytest.raises(ValueError, match="norm 5 rows"):
-        skinny_triton(torch.zeros(5, 8), weight, norm=norm, tuning=alone)
     with pytest.raises(ValueError, match="gated product of 5"):
         skinny_linear_gated(x, weight[:5])
     with pytest.raises(ValueError, match="residual"):

@@ -9,9 +9,8 @@ All that counts is that W comes from memory once and without a pause: N * K * it
 weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
 share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
 takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
-launches; or one, of a few rows, where the last program to finish does the rest (`last`). A kernel that comes
-next and can add the parts itself gets them (`skinny_linear_left`: one launch less). Sums of one tuning and
-one padding of x (16, 32 or 64 lines) are in one order whatever the neighbours.
+launches. A kernel that comes next and can add the parts itself gets them (`skinny_linear_left`: one launch
+less). Sums of one tuning and one padding of x (16, 32 or 64 lines) are in one order whatever the neighbours.
 
 Ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more: wgmma, W
 from shared memory without a transposition), "fma" multiplies in registers (M = 1 only), "many" is a kernel of
@@ -57,7 +56,6 @@ class SkinnyTuning(NamedTuple):
     pdl: bool = False
     reduce_block: int = 1024
     lines: int | None = None  # of x in one program, for any number of rows; None: all of them, up to 64
-    last: bool = False  # normed, up to 4 rows: the last program adds up; needs a counter in `mode().arrivals`
 
     @property
     def name(self) -> str:
@@ -68,14 +66,6 @@ class SkinnyTuning(NamedTuple):
 class Norm(NamedTuple):
     weight: Tensor  # [N]
     eps: float
-
-
-class Line(NamedTuple):
-    """Where a product ends that is normed in its own launch."""
-
-    norm: Norm
-    out: Tensor  # [M, N]
-    stream: Tensor
 
 
 # Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
@@ -112,10 +102,6 @@ LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
     (1, 6144, 4096): SkinnyTuning(192, 64, 4, 4, 6, "many", ahead=128, lines=16),  # qkv
 }
 LIMITS = (1, 16, 32, 64, 128, 256)  # of rows, in those tables; 128 speaks for 65 to 128, 256 for the rest
-# Rows up to which residual and norm are done by the last program of a product to finish; 0: always by a
-# second launch. Written by the same command.
-NORMED_ROWS = 0
-MOST_LAST = 4  # one program does all rows, one after the other
 
 BEST_UNKNOWN = SkinnyTuning()  # of a shape nobody has measured: the kernel, by the rule below
 # Weights per column asked for before the wait, with early launch.
@@ -183,12 +169,8 @@ def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
 def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """The RMS norm of residual + x W^T, and that sum."""
     _check(x, weight, None, residual, False)
-    (rows, depth), columns = x.shape, weight.shape[0]
-    if _by_kernel(x, weight) and columns <= WIDEST:
-        tuning, now = default_tuning(rows, columns, depth, False), mode()
-        last = rows <= min(NORMED_ROWS, MOST_LAST) and now.arrivals is not None and not now.deterministic
-        last = last and tuning.mode != "many"  # which has no such end
-        return skinny_triton(x, weight, residual=residual, norm=norm, tuning=tuning._replace(last=last))
+    if _by_kernel(x, weight) and weight.shape[0] <= WIDEST:
+        return skinny_triton(x, weight, residual=residual, norm=norm)
     return add_rms_norm(linear_reference(x, weight), residual, norm.weight, norm.eps)
 
 
@@ -248,9 +230,6 @@ def skinny_triton(
         return out, out
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     stream = torch.empty_like(out) if norm is not None else out
-    if norm is not None and t.last:
-        _parts(x, weight, gated, t, bias, residual, Line(norm, out, stream))
-        return out, stream
     parts = _parts(x, weight, gated, t)
     block = power_of_two(columns) if norm is not None else t.reduce_block
     reduce_kernel[(rows, up(columns, block))](
@@ -270,20 +249,12 @@ def skinny_parts(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyT
     return Parts(_parts(x, weight, False, tuning), bias, x.dtype)
 
 
-def _parts(
-    x: Tensor,
-    weight: Tensor,
-    gated: bool,
-    t: SkinnyTuning,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    line: Line | None = None,
-) -> Tensor:
-    """[splits, rows, rows of W] float32; no share is empty. With a line they have been added up to it."""
+def _parts(x: Tensor, weight: Tensor, gated: bool, t: SkinnyTuning) -> Tensor:
+    """[splits, rows, rows of W] float32; no share is empty."""
     pieces = up(x.shape[1], t.depth)
     splits = up(pieces, up(pieces, t.splits))
     parts = torch.empty(splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    _multiply_into(parts, splits, x, weight, bias, residual, gated, t, line)
+    _multiply_into(parts, splits, x, weight, None, None, gated, t)
     return parts
 
 
@@ -296,7 +267,6 @@ def _multiply_into(
     residual: Tensor | None,
     gated: bool,
     t: SkinnyTuning,
-    line: Line | None = None,
 ) -> None:
     """Into the answer [rows, columns], or into its parts: those have three axes."""
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
@@ -310,15 +280,10 @@ def _multiply_into(
         _multiply_many_into(out, splits, x, weight, bias, residual, gated, t)
         return
     lines = 1 if t.mode == "fma" else t.lines or max(16, power_of_two(rows))
-    end, counter = line or Line(Norm(x, 0.0), x, x), x
-    if line is not None:
-        counter = _counter(rows)
     skinny_kernel[(up(columns, t.columns), splits, up(rows, lines))](
-        x, weight, x if bias is None else bias, x if residual is None else residual, out, end.norm.weight,
-        end.out, end.stream, counter, rows, columns, depth, up(up(depth, t.depth), splits), x.stride(0),
-        0 if residual is None else residual.stride(0), end.norm.eps,
-        LAST=splits if line else 0, WIDE=power_of_two(columns) if line else 1, LINES=lines,
-        COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None,
+        x, weight, x if bias is None else bias, x if residual is None else residual, out, rows, columns,
+        depth, up(up(depth, t.depth), splits), x.stride(0), 0 if residual is None else residual.stride(0),
+        LINES=lines, COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None,
         ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0, STAGES=t.stages,
         AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **({"launch_pdl": True} if t.pdl else {}),
     )  # fmt: skip
@@ -328,10 +293,10 @@ def _multiply_many_into(out: Tensor, splits: int, x: Tensor, weight: Tensor, bia
                         residual: Tensor | None, gated: bool, t: SkinnyTuning) -> None:  # fmt: skip
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     piece = t.columns & -t.columns  # 192: three of 64
-    if t.lines is None or t.last or rows > LIMITS[-1] or piece < 16 or t.columns > 3 * piece:
+    if t.lines is None or rows > LIMITS[-1] or piece < 16 or t.columns > 3 * piece:
         raise ValueError(
             f"{rows} rows by {t}: 'many' takes up to {LIMITS[-1]}, a number of lines, and a power of two of "
-            "columns (16 or more) or thrice that; no norm in the same launch"
+            "columns (16 or more) or thrice that"
         )
     many_kernel[(up(rows, t.lines), up(weight.shape[0], t.columns), splits)](
         x, weight, x if bias is None else bias, x if residual is None else residual, out, rows, columns,
@@ -341,15 +306,6 @@ def _multiply_many_into(out: Tensor, splits: int, x: Tensor, weight: Tensor, bia
         STAGES=t.stages, AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps,
         **({"launch_pdl": True} if t.pdl else {}),
     )  # fmt: skip
-
-
-def _counter(rows: int) -> Tensor:
-    counters = mode().arrivals
-    if rows > MOST_LAST:
-        raise ValueError(f"one program cannot norm {rows} rows in good time; at most {MOST_LAST}")
-    if counters is None or counters.dtype != torch.int32 or not counters.numel():
-        raise ValueError("a product and its norm in one launch need an int32 to count in (Mode.arrivals)")
-    return counters
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gated: bool) -> None:

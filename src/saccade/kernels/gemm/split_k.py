@@ -3,7 +3,7 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
-from saccade.kernels.jit import arrives_last, fetch_ahead, jit, jit_for_any, tl, wait_for_previous
+from saccade.kernels.jit import fetch_ahead, jit, jit_for_any, tl, wait_for_previous
 from saccade.kernels.norm_rope.activation import silu
 from saccade.kernels.norm_rope.add_norm import scaled_by_rms
 
@@ -44,43 +44,13 @@ def _settled(acc, MODE: tl.constexpr):
     return sums
 
 
-@jit
-def _finish_line(parts, bias, residual, weight, out, stream, row, n, rows, columns, residual_stride, eps,
-                 SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-                 NORM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Add the parts of columns n [BLOCK] in their order, then the epilogue; NORM: n is the whole line."""
-    inside = n < columns
-    total = columns * (2 if GATED else 1)
-    kind = out.dtype.element_ty
-    y = tl.zeros([BLOCK], tl.float32)
-    over = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = parts + (split * rows + row) * total + n
-        y += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-        if GATED:
-            over += tl.load(at + columns, mask=inside, other=0.0, cache_modifier=".cg")
-    if BIAS:
-        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    y = y.to(kind).to(tl.float32)
-    if GATED:
-        y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
-    if ADD:
-        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        tl.store(stream + row * columns + n, y.to(kind), mask=inside)
-        y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
-    tl.store(out + row * columns + n, y.to(kind), mask=inside)
-
-
-@jit_for_any("rows", "steps", "arrivals")
-def skinny_kernel(x, w, bias, residual, out, norm, answer, stream, arrivals, rows, columns, depth, steps,
-                  x_stride, residual_stride, eps, LAST: tl.constexpr, WIDE: tl.constexpr,
+@jit_for_any("rows", "steps")
+def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
                   LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
                   GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
                   EVEN: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
                   PDL: tl.constexpr):  # fmt: skip
-    """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part. With LAST
-    parts (so many) the last program of all adds them up, line by line, with residual and norm."""
+    """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part."""
     split = tl.program_id(1)
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m = tl.program_id(2) * LINES + tl.arange(0, LINES)
@@ -106,13 +76,6 @@ def skinny_kernel(x, w, bias, residual, out, norm, answer, stream, arrivals, row
         tl.store(out + at, y, mask=inside)
         if GATED:
             tl.store(out + at + columns, _settled(over, MODE), mask=inside)
-        if LAST:
-            programs = tl.num_programs(0) * tl.num_programs(1)
-            if arrives_last(arrivals, programs):
-                for row in range(rows):
-                    _finish_line(out, bias, residual, norm, answer, stream, row, tl.arange(0, WIDE), rows,
-                                 columns, residual_stride, eps, LAST, False, BIAS, ADD, True,
-                                 WIDE)  # fmt: skip
     else:
         kind = out.dtype.element_ty
         if BIAS:
@@ -131,9 +94,28 @@ def skinny_kernel(x, w, bias, residual, out, norm, answer, stream, arrivals, row
 def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
                   SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
                   NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Some of one line; NORM: the whole line."""
+    """Add the parts of BLOCK columns of a line in their order, then the epilogue; NORM: of the whole line."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_previous(PDL)
-    _finish_line(parts, bias, residual, weight, out, stream, row, n, rows, columns, residual_stride, eps,
-                 SPLITS, GATED, BIAS, ADD, NORM, BLOCK)  # fmt: skip
+    inside = n < columns
+    total = columns * (2 if GATED else 1)
+    kind = out.dtype.element_ty
+    y = tl.zeros([BLOCK], tl.float32)
+    over = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = parts + (split * rows + row) * total + n
+        y += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        if GATED:
+            over += tl.load(at + columns, mask=inside, other=0.0, cache_modifier=".cg")
+    if BIAS:
+        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    y = y.to(kind).to(tl.float32)
+    if GATED:
+        y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
+    if ADD:
+        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        tl.store(stream + row * columns + n, y.to(kind), mask=inside)
+        y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
+    tl.store(out + row * columns + n, y.to(kind), mask=inside)
