@@ -14,7 +14,7 @@ PIP="${PIP:-.venv/bin/python -m pip}"
 WHEELS=.carry/wheels
 SITE=.carry/site
 # PyAV is left out: it is large, and only videos need it.
-PACKAGES="msgspec blake3 fastapi uvicorn httptools uvloop orjson prometheus_client click rich jinja2 pydantic"
+PACKAGES="msgspec blake3 fastapi uvicorn httptools uvloop prometheus_client click rich jinja2 pydantic"
 PACKAGES="$PACKAGES httpx"
 
 rm -rf "$WHEELS" "$SITE"
