@@ -13,20 +13,6 @@ TRAINED = read_views(
     {"saccade": {"views": {"trained": True, "global_tokens": [80, 256], "zoom_tokens": [16, 64, 196]}}}, 32
 )
 PUBLIC = read_views({}, 32)
-LEARNED: dict[str, list[float]] = {
-    "propositional": [-1, 0, 1, 0.5],
-    "perspectival": [0, 0, 0, 0],
-    "participatory": [2.5, 0, -2, 0],
-}
-ODD_ROWS: list[object] = [
-    *([1, 0, 0, odd] for odd in (float("nan"), float("inf"), 1e9, -101, 10**400, "2", None, True, [0])),
-    [1, 0, 0],
-    [1, 0, 0, 0, 0],
-    1,
-    None,
-    {},
-]
-ODD_SECTIONS: list[object] = [True, 0, "x", [], {}, [[0, 0, 0, 0]] * 3]
 LARGE = (40, 30)  # tokens of a picture at full detail
 
 
@@ -172,14 +158,6 @@ def test_a_zoom_outside_its_picture_is_refused(box: tuple[int, int, int, int]) -
         check_zoom(Region((0, 0, 10, 9), (0, 1), 1.0), (10, 9))
 
 
-def test_what_a_checkpoint_learned_about_the_scorers_is_read_with_trained_views_and_without() -> None:
-    rows = tuple(tuple(row) for row in LEARNED.values())
-    sections: tuple[dict[str, object], ...] = ({}, {"trained": True, "most_views": 3})
-    for views in sections:
-        assert read_views({"saccade": {"views": views, "balance": LEARNED}}, 32).rule.leanings == rows
-        assert read_views({"saccade": {"views": views}}, 32).rule.leanings is None
-
-
 @pytest.mark.parametrize(
     "section",
     [
@@ -196,18 +174,3 @@ def test_what_a_checkpoint_learned_about_the_scorers_is_read_with_trained_views_
 def test_a_broken_section_is_refused(section: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="saccade"):
         read_views({"saccade": section}, 32)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        *(({"participatory": row}, "balance.participatory") for row in ODD_ROWS),
-        ({"fourth": [0, 0, 0, 0]}, "balance is .*fourth.* nothing else"),
-        *((odd, "balance is .* nothing else") for odd in ODD_SECTIONS),
-    ],
-)
-def test_a_broken_balance_is_refused_by_name(given: object, told: str) -> None:
-    section = {**LEARNED, **given} if isinstance(given, dict) and given else given
-    for views in ({}, {"views": {"trained": True}}):
-        with pytest.raises(CheckpointError, match=rf"saccade\.{told}"):
-            read_views({"saccade": {**views, "balance": section}}, 32)

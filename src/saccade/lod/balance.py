@@ -2,7 +2,7 @@
 
 takes   the maps of one look
 gives   three tensions between 0 and 1, a weight per scorer, one map of relevance
-never   imports torch; needs training: leanings, where a checkpoint has learned them, replace the rule
+never   imports torch; needs training
 
 compress .. particularise   how much writing there is where it is relevant: what a token may cost
 exploit .. explore          how spread the question's map is, and how far the others disagree: their weight,
@@ -10,12 +10,11 @@ exploit .. explore          how spread the question's map is, and how far the ot
 focus .. diversify          how strong the second place is beside the first: how many views
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
-from saccade.lod.types import FINE, SCORERS, Leanings, Look, Map, Scorer, Weights, shares
+from saccade.lod.types import FINE, SCORERS, Look, Map, Scorer, Weights, shares
 
 FLAT = 1e-6  # of the mass of a map that a flat one may lack
 NEIGHBOURHOOD = 3  # cells along the side of the square that counts as one place
@@ -60,11 +59,8 @@ def places(share: Map) -> tuple[float, float]:
     return first, float(mass.max(initial=0.0))
 
 
-def balance(
-    look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = False, leanings: Leanings | None = None
-) -> Balanced:
-    """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions. `leanings`:
-    what was learned about questions replaces the rule where there is one."""
+def balance(look: Look, scorers: tuple[Scorer, ...] = SCORERS, even: bool = False) -> Balanced:
+    """Relevance of one look by the scorers asked for. `even`: equal weights, middling tensions."""
     maps = _speaking(look, scorers)
     given = dict.fromkeys(SCORERS, 0.0)
     if not maps:
@@ -72,8 +68,6 @@ def balance(
     explore = _explore(look, maps)
     if even or len(maps) == 1:
         given |= dict.fromkeys(maps, 1 / len(maps))
-    elif leanings is not None and "participatory" in maps:
-        given |= _learned(maps, _felt(look, maps, explore), leanings)
     else:
         given |= _by_rule(maps, explore)
     mixed = sum(np.float32(given[name]) * share for name, share in maps.items())
@@ -88,13 +82,6 @@ def balance(
         scorers=weights,
     )
     return Balanced(relevance, found)
-
-
-def felt(look: Look, scorers: tuple[Scorer, ...] = SCORERS) -> tuple[float, float, float, float]:
-    """What leanings go by, of a look with something in it: 1, and the three tensions as the leading map alone
-    has them."""
-    maps = _speaking(look, scorers)
-    return _felt(look, maps, _explore(look, maps))
 
 
 def finer(relevance: Map, within: Map | None) -> Map:
@@ -113,11 +100,6 @@ def _speaking(look: Look, scorers: tuple[Scorer, ...]) -> dict[Scorer, Map]:
     maps = zip(SCORERS, (*look.still.shares, look.share), strict=True)
     said = *look.still.said, bool(look.share.any())
     return {name: share for (name, share), there in zip(maps, said, strict=True) if there and name in scorers}
-
-
-def _felt(look: Look, maps: dict[Scorer, Map], explore: float) -> tuple[float, float, float, float]:
-    *_, lead = maps.values()
-    return 1.0, _particularise(lead, look.still.writing), explore, _diversify(lead)
 
 
 def _particularise(share: Map, writing: Map) -> float:
@@ -146,13 +128,3 @@ def _by_rule(maps: dict[Scorer, Map], explore: float) -> dict[Scorer, float]:
     *others, lead = maps
     rest = explore**2
     return {**dict.fromkeys(others, rest / len(others)), lead: 1 - rest}
-
-
-def _learned(maps: dict[Scorer, Map], tensions: tuple[float, ...], leanings: Leanings) -> dict[Scorer, float]:
-    """A softmax over those that say something; no number is so large that it could overflow."""
-    rows = dict(zip(SCORERS, leanings, strict=True))
-    strength = {
-        name: math.exp(sum(a * b for a, b in zip(rows[name], tensions, strict=True))) for name in maps
-    }
-    total = sum(strength.values())
-    return {name: value / total for name, value in strength.items()}

@@ -1,5 +1,4 @@
-"""Which views of a picture a checkpoint can be given, and how it weighs who chooses them: the `saccade`
-section of its config.json.
+"""Which views of a picture a checkpoint can be given: the `saccade` section of its config.json.
 
 takes   a configuration, and how many pixels a token stands for
 gives   `CheckpointViews`; without such a section, what is right for a checkpoint that never saw zoomed views
@@ -10,13 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
-from saccade.lod.types import LADDER, SCORERS, Leaning, Leanings, ViewRule
+from saccade.lod.types import LADDER, ViewRule
 
-MOST_SHOWN = 200  # characters of a value in a message
 TRAINED_VIEWS = 2  # zoomed views of a picture, where a checkpoint was trained with them and names no number
 
 
@@ -45,10 +41,8 @@ def views_of(checkpoint: Checkpoint) -> CheckpointViews:
 def read_views(config: Mapping[str, Any], unit: int) -> CheckpointViews:
     section = _section(config, "saccade")
     views, head = _section(section, "views"), _section(section, "relevance")
-    leanings = _leanings(section.get("balance"))
     if not views:
-        rule = ViewRule(unit=unit, leanings=leanings)
-        return CheckpointViews(rule, trained=False, registered=False, head=_head(head))
+        return CheckpointViews(ViewRule(unit=unit), trained=False, registered=False, head=_head(head))
     positions = views.get("positions", "stock")
     if positions not in ("stock", "registered"):
         raise CheckpointError(f"config.json: saccade.views.positions is {positions!r}; stock or registered")
@@ -58,11 +52,11 @@ def read_views(config: Mapping[str, Any], unit: int) -> CheckpointViews:
             f"config.json: saccade.views.placement is {placement!r}; only after_question is implemented"
         )
     return CheckpointViews(
-        _rule(views, unit, leanings), bool(views.get("trained")), positions == "registered", _head(head)
+        _rule(views, unit), bool(views.get("trained")), positions == "registered", _head(head)
     )
 
 
-def _rule(views: Mapping[str, Any], unit: int, leanings: Leanings | None) -> ViewRule:
+def _rule(views: Mapping[str, Any], unit: int) -> ViewRule:
     plain = ViewRule(unit=unit)
     bounds = _numbers(views, "global_tokens", plain.global_tokens)
     levels = _numbers(views, "zoom_tokens", plain.zoom_tokens)
@@ -80,33 +74,9 @@ def _rule(views: Mapping[str, Any], unit: int, leanings: Leanings | None) -> Vie
             square=not grids or all(rows == columns for rows, columns in grids),
             most_views=most,
             unit=unit,
-            leanings=leanings,
         )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: saccade.views: {error}") from error
-
-
-def _leanings(given: object) -> Leanings | None:
-    if given is None:
-        return None
-    if not isinstance(given, Mapping) or set(given) != set(SCORERS):
-        raise CheckpointError(
-            f"config.json: saccade.balance is {str(given)[:MOST_SHOWN]}; numbers for {', '.join(SCORERS)} "
-            "and nothing else are needed"
-        )
-    propositional, perspectival, participatory = (_leaning(name, given[name]) for name in SCORERS)
-    return propositional, perspectival, participatory
-
-
-def _leaning(name: str, row: object) -> Leaning:
-    try:
-        found: Leaning = msgspec.convert(row, Leaning)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(
-            f"config.json: saccade.balance.{name} is {str(row)[:MOST_SHOWN]} ({error}); four numbers from "
-            "-100 to 100 are needed"
-        ) from error
-    return found
 
 
 def _head(section: Mapping[str, Any]) -> RelevanceHead | None:

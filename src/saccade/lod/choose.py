@@ -23,7 +23,7 @@ def choose(pictures: Sequence[Picture], budget: int, params: LodParams, rule: Vi
     """`budget` counts global views too: what they leave is for zooming."""
     for picture in pictures:
         _check(picture)
-    balanced = [balance(one.look, params.scorers, not params.balance, rule.leanings) for one in pictures]
+    balanced = [balance(one.look, params.scorers, not params.balance) for one in pictures]
     gated = [_gate(one, found, params) for one, found in zip(pictures, balanced, strict=True)]
     left = budget - sum(one.grid[0] * one.grid[1] for one in pictures)
     share = _shares(pictures)

@@ -7,7 +7,7 @@ never   imports torch; imports anything of ours
 
 import math
 from functools import cached_property
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -18,11 +18,6 @@ Scorer = Literal["propositional", "perspectival", "participatory"]
 Grid = tuple[int, int]  # rows, columns of tokens
 Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in source pixels
 Map = NDArray[np.float32]  # [rows, columns] over the global view's tokens
-# What a checkpoint has learned of one scorer: a base, and what each tension of the question's map (`felt` in
-# balance.py) adds to it; of all, in the order of SCORERS, a softmax makes weights.
-Steep = Annotated[float, msgspec.Meta(ge=-100, le=100)]
-Leaning = tuple[Steep, Steep, Steep, Steep]
-Leanings = tuple[Leaning, Leaning, Leaning]
 
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
@@ -76,15 +71,13 @@ class LodParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
-    """The views a checkpoint can be given, and what it has learned about choosing them. The defaults are for
-    one that was never trained with views."""
+    """The views a checkpoint can be given. The defaults are for one that was never trained with views."""
 
     global_tokens: tuple[int, int] = (144, 256)  # fewest and most tokens of a global view
     zoom_tokens: tuple[int, ...] = LADDER
     square: bool = False  # zoomed views are square; else as many tokens may also stand in a long row
     most_views: int = 8  # zoomed views of one picture
     unit: int = 32  # pixels along a token's side
-    leanings: Leanings | None = None  # None: the scorers are weighed by rule
 
     def __post_init__(self) -> None:
         least, most = self.global_tokens
