@@ -29,7 +29,7 @@ def questions(bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[L
             f"\n{QUESTIONS} questions about a picture of {size[0]}x{size[1]}, answers of {length} tokens, "
             f"one after the other, about {PICTURES if bench.on_cuda else 1}; "
             f"milliseconds to the first token and to the last\n{'':>6} {'first one':>15} {'the others':>15}"
-            f" {'mean':>7} {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6} {'guessed':>7} {'right':>5}"
+            f" {'mean':>7} {'spent':>6} {'encodes':>7} {'zooms':>6} {'found':>6}"
             f" {'prefix hit':>10}"
         )
         for number, level in enumerate(levels, start=1):
@@ -50,7 +50,6 @@ def in_turn(bench: Bench, pictures: Sequence[Pixels], level: Level, full: int) -
     ]
     after = bench.llm.engine.stats()
     encodes, zooms = after.encodes - before.encodes, after.zooms - before.zooms
-    guesses, right = after.guesses - before.guesses, after.right_guesses - before.right_guesses
     hits = after.prefix_hit_tokens - before.prefix_hit_tokens
     queried = after.prefix_queried_tokens - before.prefix_queried_tokens
     begun = [first for first, *_ in asked]
@@ -61,7 +60,7 @@ def in_turn(bench: Bench, pictures: Sequence[Pixels], level: Level, full: int) -
         f" {middle(others, 'first'):7.1f}"
         f" {middle(others, 'whole'):7.1f} {statistics.mean(one.whole for one in every):7.1f}"
         f" {statistics.mean(one.visual_tokens for one in every):6.0f} {encodes:7} {zooms:6}"
-        f" {zooms + len(begun) - encodes:6} {guesses:7} {right:5} {hits / max(queried, 1):10.0%}",
+        f" {zooms + len(begun) - encodes:6} {hits / max(queried, 1):10.0%}",
         flush=True,
     )
     return others

@@ -44,8 +44,6 @@ COUNTERS: dict[tuple[str, str | None], str] = {
     ("saccade_looks_total", None): "looks",
     ("saccade_gated_looks_total", None): "gated_looks",
     ("saccade_zooms_total", None): "zooms",
-    ("saccade_guesses_total", None): "guesses",
-    ("saccade_right_guesses_total", None): "right_guesses",
     ("saccade_prefix_cache_queried_tokens_total", None): "prefix_queried_tokens",
     ("saccade_prefix_cache_hit_tokens_total", None): "prefix_hit_tokens",
     ("saccade_prefix_cache_copied_tokens_total", None): "prefix_copied_tokens",

@@ -109,8 +109,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     looks: int = 0  # pictures looked at to choose zoomed views
     gated_looks: int = 0  # of those, where the global view was enough
     zooms: int = 0  # zoomed views chosen
-    guesses: int = 0  # requests computed with the views chosen most often, before their look was known
-    right_guesses: int = 0  # of those, where the look chose the same
     steps: int = 0
     encodes: int = 0  # views run through the vision tower
     encode_slices: int = 0  # pieces in which some of them went, spread over steps
@@ -237,8 +235,6 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("looks", "Pictures looked at to choose zoomed views.", stats.looks),
         ("gated_looks", "Of those, where the global view was enough.", stats.gated_looks),
         ("zooms", "Zoomed views chosen.", stats.zooms),
-        ("guesses", "Requests computed with the views chosen most, before they had looked.", stats.guesses),
-        ("right_guesses", "Of those, where the look chose the same.", stats.right_guesses),
         ("vision_encode_slices", "Pieces of views spread over several steps.", stats.encode_slices),
         ("vision_encode_failures", "Views the device could not encode.", stats.encode_failures),
     ):

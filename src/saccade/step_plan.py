@@ -73,8 +73,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # holds nothing that could re
     spans: tuple[Span, ...]  # the spans that overlap start .. start+count
     sample: bool  # whether the last position yields a token
     output_position: int  # how many output tokens precede the one sampled here
-    sights: tuple[Sight, ...] = ()  # what the end of a question is to look at
-    asks: int = 0  # with sights: of its positions, those up to that end
+    sights: tuple[Sight, ...] = ()  # what its last position, the end of a question, is to look at
 
 
 class Encode(msgspec.Struct, frozen=True):
@@ -113,9 +112,6 @@ class StepPlan(msgspec.Struct, frozen=True):
     # All rows only look: no layer runs behind those that looks need. The KV of these rows is then not whole:
     # they are computed again.
     brief: bool = False
-    # Rows go on behind their question with views that were guessed: what they do next depends on the looks of
-    # this step, which are there before its end where it does nothing else.
-    guessed: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -11,7 +11,6 @@ from saccade import SamplingParams
 from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.engine import builder as build
 from saccade.lod.image_maps import Stills
-from saccade.scheduler.recall import Recall
 from tests.parity.test_views import LOOKS, TURN, Bench, bench, boxes, looked
 
 __all__ = ["bench"]  # a fixture
@@ -50,7 +49,6 @@ def test_nobody_is_told_what_another_sees(
     """Red when a step, or the capture of one, writes over looks that nobody has read yet."""
     peers = bench("stock")
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 512)
-    monkeypatch.setattr(Recall, "luck", 0.0)
     ordinary = one_behind_the_other(peers, "off", met=False)
     assert ordinary["short"][0] != ordinary["long"][0], "they would not notice"
     assert one_behind_the_other(peers, "on", met=met) == ordinary

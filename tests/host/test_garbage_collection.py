@@ -107,7 +107,7 @@ def test_at_its_end_a_process_that_kept_all_lets_it_go() -> None:
     program = (
         "import atexit, gc\n"
         "from saccade.host.garbage_collection import freeze_all_objects\n"
-        "atexit.register(lambda: print('frozen', gc.get_freeze_count()))\n"  # runs after freeze_all_objects's own
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count()))\n"  # runs after its own
         "freeze_all_objects()\n"
         "print(gc.get_freeze_count() > 1000)\n"
     )

@@ -91,19 +91,6 @@ def test_a_chain_grown_token_by_token_equals_one_grown_at_once() -> None:
     assert slow.keys == keys(TEXT, span(2, 1, 6), salt=b"x")
 
 
-def test_a_chain_that_was_cut_grows_again_as_if_nothing_had_been_behind_it() -> None:
-    for end in range(len(TEXT) + 1):
-        chain = HashChain(b"", [span(8, 1)], 4)
-        chain.extend(TEXT)
-        chain.truncate(end)
-        assert len(chain.keys) == len(chain.contents) == end // 4
-        chain.set_spans([span(8, 2)])
-        other = [*TEXT[:end], *[5] * 9]
-        chain.extend(other)
-        if end <= 8:
-            assert chain.keys == keys(other, span(8, 2))
-
-
 def test_a_changed_token_changes_its_block_and_all_behind_it() -> None:
     for index in range(len(TEXT)):
         changed = [*TEXT[:index], 99, *TEXT[index + 1 :]]

@@ -25,7 +25,6 @@ from saccade.lod.types import Choice, Grid, LodParams, Look, Picture, Region, St
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomRequest
 from saccade.scheduler.cost_model import Coefficients, CostModel, Work
 from saccade.scheduler.lod_choice import Choose, Looking
-from saccade.scheduler.recall import Recall
 from saccade.scheduler.scheduler import Limits, Scheduler
 from saccade.scheduler.sequence import derive_seed
 from saccade.step_plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
@@ -246,7 +245,6 @@ class Device:
     swapped: int = 0  # blocks that came back
     slices: int = 0  # that did not complete their view
     looked: int = 0  # rows that looked
-    guessed: int = 0  # of those, rows that went on and sampled
     brief: int = 0  # steps that ended before the last layers
     fails: Callable[[Encode], bool] = lambda encode: False
 
@@ -293,11 +291,9 @@ class Device:
 
     def looks(self, row: Row) -> tuple[Look, ...]:
         """From the cells of the views, wherever they were computed, and that of the question's end."""
-        assert 0 < row.asks <= row.count
-        assert row.sample or row.asks == row.count, "a row goes on behind its look with nothing to sample"
-        last = row.start + row.asks - 1
+        assert not row.sample, "a row that looks waits for what is chosen"
+        last = row.start + row.count - 1
         self.looked += 1
-        self.guessed += row.sample
         return tuple(
             look_of(
                 [
@@ -426,8 +422,7 @@ class Engine:
         disk: DiskTier | None = None,
         pins: PinnedPrefixes | None = None,
         chooser: Choose = choose_by_hash,
-        luck: float | None = None,  # of guesses; None: learnt
-        hears: bool = True,  # overlapped: looks at guesses are heard before the next step is planned
+        hears: bool = False,  # overlapped: looks are heard before the next step is planned
     ) -> None:
         self.now = 0.0
         self.chooser = chooser
@@ -450,7 +445,6 @@ class Engine:
             unfinished=self.unfinished,
             swap=SwapSpace(slots, slot_milliseconds),
             looking=Looking(chooser=chooser),
-            recall=Recall(luck),
         )
         self.device = Device(self.limits, self.pool, self.store, self.unfinished)
         self.overlap = overlap
@@ -497,10 +491,11 @@ class Engine:
         return plan
 
     def hear(self) -> None:
-        """What the next step does depends on what the one in flight saw."""
-        if self.in_flight and self.hears and self.in_flight[-1][0].guessed:
+        """What the step in flight saw, unless it does nothing but look: then its result is as soon there."""
+        if self.in_flight and self.hears:
             plan, result = self.in_flight[-1]
-            self.take(self.scheduler.hear(plan, result.looks))
+            if result.looks and not plan.brief:
+                self.take(self.scheduler.hear(plan, result.looks))
 
     def fail(self) -> None:
         """The step launched last cannot be run after all."""

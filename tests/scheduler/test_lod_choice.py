@@ -1,14 +1,12 @@
 """The length of a request is decided in the middle of its life, once, and everything it holds goes along."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from saccade.errors import ContextTooLong
-from saccade.lod.choose import choose as real
-from saccade.lod.types import Choice, LodParams, Look, Picture, Region, ViewRule
+from saccade.lod.types import Choice, LodParams, Look, Region, ViewRule
 from saccade.request import Request
 from saccade.scheduler.lod_choice import Looking
 from saccade.scheduler.policy import Brief
@@ -200,34 +198,9 @@ def test_a_second_question_shares_the_picture_and_the_zooms_that_agree() -> None
     assert after.zooms == before.zooms + 1
 
 
-def test_a_choice_is_rehearsed_with_a_picture_like_the_last_and_nothing_that_was_seen() -> None:
-    asked: list[tuple[tuple[Picture, ...], int, LodParams]] = []
-
-    def choose(
-        pictures: Sequence[Picture], budget: int, params: LodParams, rule: ViewRule
-    ) -> tuple[Choice, ...]:
-        asked.append((tuple(pictures), budget, params))
-        return (Choice(relevance=np.zeros((2, 3), dtype=np.float32)),)
-
-    engine = Engine()
-    engine.scheduler.looking = Looking(chooser=choose)
-    engine.scheduler.looking.rehearse()
-    assert not asked, "nothing is known before the first look"
-    engine.add(looking("a", **ENDLESS))
-    engine.run()
-    engine.scheduler.looking.rehearse()
-    (((seen,), *wish), ((made_up,), *wished)) = asked
-    assert wish == wished
-    assert isinstance(wish[1], LodParams)
-    assert (made_up.size, made_up.frame, made_up.grid) == (seen.size, seen.frame, seen.grid)
-    assert seen.look.participatory.max() not in made_up.look.participatory
-    (choice,) = real([made_up], 99, wish[1], ViewRule())  # it makes sense
-    assert choice.relevance.any()
-
-
 def briefly(**changes: Any) -> Engine:
     """An engine that has seen the picture, and whose looks may be brief."""
-    engine = Engine(limits=small_limits(brief=Brief(8, 0.5)), luck=0.0, **changes)  # nothing is guessed
+    engine = Engine(limits=small_limits(brief=Brief(8, 0.5)), **changes)
     engine.add(looking("before", max_tokens=1, **ENDLESS))
     engine.run()
     assert engine.device.brief == 0, "the picture itself was to be computed"

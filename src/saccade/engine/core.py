@@ -112,15 +112,6 @@ class Turns:
         self._scheduler.study()
         return launched, told
 
-    def expect_looks(self, launched: Launched | None) -> None:
-        """While a step runs whose looks are waited for. On a CPU it has run by now."""
-        if self._pace is None or launched is None or not launched.awaited:
-            return
-        try:
-            self._scheduler.looking.rehearse()
-        except Exception:  # it was for speed alone
-            log.exception("the looks of step %d could not be prepared for", launched.plan.number)
-
     def hear(self, launched: Launched) -> list[Delta]:
         """The looks of a step alone, which are there before its end: what follows them need not wait."""
         if launched.looks is None:
@@ -170,8 +161,8 @@ class OverlappedLoop:
     """The same, except that step N+1 is planned and launched before N is learnt.
 
     The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row. Looks come
-    before the rest of their step: where nothing can be done without them, or where views were guessed, the
-    views chosen by them are in N+1. A step that does nothing but look has no rest: its views are on their way
+    before the rest of their step: where nothing can be done without them, the views chosen by them
+    are in N+1. A step that does nothing but look has no rest: its views are on their way
     before anybody is told of anything.
     """
 
@@ -187,15 +178,10 @@ class OverlappedLoop:
         told = heard + self._turns.learn(behind) + failed
         if plan is None and not told and behind is not None and behind.looks is not None:
             self._ahead, told = self._turns.launch(self._turns.plan())
-        if not told:  # nobody waits for what is done now
-            self._turns.expect_looks(self._ahead)
         return told
 
     def _plan(self, behind: Launched | None) -> tuple[StepPlan | None, list[Delta]]:
         """The next step, and what was heard for it."""
-        if behind is not None and behind.plan.guessed and behind.awaited:
-            heard = self._turns.hear(behind)
-            return self._turns.plan(), heard
         plan = self._turns.plan()
         if plan is not None or behind is None or behind.looks is None or behind.plan.brief:
             return plan, []

@@ -97,10 +97,6 @@ class HashChain:
         if marks:
             self._spans = [replace(one, place=one.place + marks.get(one.view.content, b"")) for one in spans]
 
-    def truncate(self, tokens: int) -> None:
-        """What stood behind the first `tokens` was taken back."""
-        del self.keys[tokens // self._block_size :], self.contents[tokens // self._block_size :]
-
     def parent_key(self, index: int) -> bytes:
         """The key of the block before block `index`; the tenant's root before the first."""
         return self.keys[index - 1] if index else self._root

@@ -161,7 +161,7 @@ class Lookout:
     def watch(self, rows: Sequence[Row]) -> Watch | None:
         """The hidden states that the forward pass of these rows must hand out."""
         starts = accumulate((row.count for row in rows), initial=0)
-        asking = [start + row.asks - 1 for start, row in zip(starts, rows, strict=False) if row.sights]
+        asking = [start + row.count - 1 for start, row in zip(starts, rows, strict=False) if row.sights]
         if self._head is None:
             if not asking:
                 return None

@@ -31,10 +31,8 @@ class Admission:
         totals: Totals,
         clock: Callable[[], float],
         queue: Callable[[Sequence], None],
-        guess: Callable[[Step, Sequence, Allowance], None],
     ) -> None:
-        """`queue` puts a sequence into the line of its class, as things stand; `guess` may lengthen one that
-        is about to enter a step."""
+        """`queue` puts a sequence into the line of its class, as things stand."""
         self._limits = limits
         self._places = places
         self._holdings = holdings
@@ -43,7 +41,6 @@ class Admission:
         self._totals = totals
         self._clock = clock
         self._queue = queue
-        self._guess = guess
 
     def admit(self, step: Step, kind: bool, allowance: Allowance) -> None:
         """The waiting sequences of a class in order, up to the first that does not fit. If all that one lacks
@@ -117,8 +114,6 @@ class Admission:
     def _enter(self, step: Step, sequence: Sequence, allowance: Allowance) -> bool:
         """A row and first tokens for a sequence that has begun; False, and it has not, if they do not fit."""
         beside = sequence.host and step.planned  # its blocks come back while this step runs
-        if not beside:
-            self._guess(step, sequence, allowance)
         tokens = 0 if beside else self._holdings.portion(step, sequence, allowance)
         if not tokens and not beside:
             self._holdings.drop(sequence)

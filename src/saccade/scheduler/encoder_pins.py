@@ -1,12 +1,12 @@
 """Views kept on the device for a sequence that is about to compute their tokens.
 
 takes   a sequence, and the spans it comes to
-gives   the pins; whether all of some views could have one at once
+gives   the pins
 owns    nothing: a sequence has its pins, the store counts them
 never   has a view made
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from saccade.encoder.cache.store import EncoderCache
@@ -25,23 +25,9 @@ class Pinning:
         if made and span.view.content in sequence.group.deleted:
             self._store.discard(span.key)
 
-    def pin_ready(self, sequence: Sequence, spans: Iterable[Span]) -> bool:
-        """Pin views that are there for a sequence that has no pins yet; none, and False, if one of them is
-        not. Pinning one may send another away that nobody has pinned."""
-        for span in spans:
-            if not self._store.is_ready(span.key):
-                self.drop(sequence)
-                return False
-            self.pin(sequence, span)
-        return True
-
     def passed(self, sequence: Sequence, computed: int) -> None:
         """It is computed so far, and that is known."""
         self._unpin(sequence, lambda span: span.stop <= computed)
-
-    def taken_back(self, sequence: Sequence, end: int) -> None:
-        """What stood behind the first `end` tokens stands there no more."""
-        self._unpin(sequence, lambda span: span.start >= end)
 
     def drop(self, sequence: Sequence) -> None:
         self._unpin(sequence, lambda span: True)

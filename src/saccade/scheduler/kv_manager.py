@@ -28,7 +28,6 @@ from saccade.scheduler.encoder_pins import Pinning
 from saccade.scheduler.encoder_scheduler import Making
 from saccade.scheduler.named_images import Named
 from saccade.scheduler.policy import Allowance, Limits, refuse_unplaceable
-from saccade.scheduler.recall import Recall
 from saccade.scheduler.sequence import Group, Sequence
 from saccade.scheduler.step_builder import Step
 from saccade.scheduler.swap_policy import Swapping
@@ -57,7 +56,6 @@ class Holdings:
         store: EncoderCache[Any],
         swapping: Swapping,
         unfinished: PartialViews[Any] | None = None,
-        recall: Recall | None = None,
     ) -> None:
         self._limits = limits
         self._size = limits.block_size
@@ -70,7 +68,6 @@ class Holdings:
             prefix.on_evict = swapping.space.save_evicted
         self.named = Named(store)
         self.pinning = Pinning(store)
-        self.recall = recall if recall is not None else Recall()
 
     # How much there is
 
@@ -154,7 +151,6 @@ class Holdings:
 
     def _hide(self, content: bytes) -> None:
         self.making.deleted(content)
-        self.recall.forget(content)
         if self._prefix is not None:
             self._prefix.image_versions.delete(content)
 

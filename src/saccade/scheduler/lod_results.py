@@ -1,4 +1,4 @@
-"""What the looks of a step lead to: views are chosen, guesses stand or fall.
+"""What the looks of a step lead to: views are chosen.
 
 takes   a step, and what its rows with sights have seen
 gives   news of requests that end by it
@@ -53,7 +53,7 @@ class Hearing:
         told = []
         asking = [(sequence, epoch) for sequence, epoch, row in step.planned if row.sights]
         for (sequence, epoch), seen in zip(asking, looks, strict=True):
-            zooming = sequence.group.asked[0].zooming
+            zooming = sequence.group.request.zooming
             if sequence.ended or (zooming is not None and zooming.only_look):
                 continue
             if sequence.epoch == epoch:
@@ -63,15 +63,13 @@ class Hearing:
 
     def decide(self, group: Group, looks: tuple[Look, ...]) -> list[Delta]:
         """The views of a request are chosen, once: another stay of it may have looked before it gave way."""
-        if not group.undecided and not group.guessing:
+        if not group.undecided:
             return []
-        asked, guessing = group.asked[0], group.guessing
+        name = group.request.id
         try:
             zoomed = self._looking().decide(group, looks, self._limits, self._holdings)
         except ValueError as error:
-            return self._end(asked.id, "error", f"the picture could not be looked at: {error}")
-        self._holdings.recall.learn(asked, zoomed.regions, group.deleted)
+            return self._end(name, "error", f"the picture could not be looked at: {error}")
         group.looked(self._clock())
         self._totals.looked(zoomed)
-        self._totals.right_guesses += guessing and group.guess is not None and group.guess.kept
-        return self._end(asked.id, "stop") if zoomed.looks else []
+        return self._end(name, "stop") if zoomed.looks else []

@@ -26,14 +26,12 @@ from saccade.lod.types import Look
 from saccade.metrics import EngineStats
 from saccade.request import Delta, FinishReason, Request
 from saccade.scheduler import failures as failing
-from saccade.scheduler import lod_extend as lengthening
 from saccade.scheduler import policy
 from saccade.scheduler.admission import Admission
 from saccade.scheduler.arrivals import Arrivals
 from saccade.scheduler.choices import choices_of
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import UNKNOWN
-from saccade.scheduler.guessing import Guessing
 from saccade.scheduler.kv_manager import Holdings
 from saccade.scheduler.lod_choice import Looking
 from saccade.scheduler.lod_results import Hearing
@@ -42,10 +40,9 @@ from saccade.scheduler.outputs import last_news, news
 from saccade.scheduler.policy import Limits
 from saccade.scheduler.prefix_wait import Coming
 from saccade.scheduler.queues import Places
-from saccade.scheduler.recall import Recall
 from saccade.scheduler.sequence import Group, Sequence, group_of
 from saccade.scheduler.stats import Totals
-from saccade.scheduler.step_builder import Step, counts, guesses, looking_faults
+from saccade.scheduler.step_builder import Step, looking_faults
 from saccade.scheduler.swap_policy import Swapping
 from saccade.step_plan import Layout, StepPlan, StepResult
 
@@ -68,7 +65,6 @@ class Scheduler:
         unfinished: PartialViews[Any] | None = None,
         swap: SwapSpace | None = None,
         looking: Looking | None = None,
-        recall: Recall | None = None,
     ) -> None:
         self._limits = limits
         self._pool = pool
@@ -76,7 +72,7 @@ class Scheduler:
         self._store = store
         self._cost = cost if cost is not None else CostModel(UNKNOWN)
         swapping = Swapping(limits, pool, store, self._cost, swap)
-        self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished, recall)
+        self._holdings = Holdings(limits, pool, prefix, store, swapping, unfinished)
         self.forget = self._holdings.forget  # of a deleted picture
         self._clock = clock
         self.looking = looking if looking is not None else Looking()
@@ -100,7 +96,6 @@ class Scheduler:
             self._totals,
             clock,
             self._queue,
-            Guessing(limits, self._places, self._holdings, store, self._totals).guess,
         )
 
     # Requests come and go
@@ -257,7 +252,7 @@ class Scheduler:
         plan = step.plan(self._totals.steps, self._limits.brief)
         self._holdings.copied(step)
         for sequence, _, row in planned:
-            sequence.looking = plan.brief or (plan.guessed and guesses(row))
+            sequence.looking = plan.brief
             sequence.computed += row.count * (not plan.brief)
             sequence.pending += row.sample
         self._holdings.making.sweep()
@@ -289,16 +284,13 @@ class Scheduler:
             seen = next(looks) if row.sights else None
             if sequence.ended:
                 continue  # stopped or cancelled meanwhile: the row was wasted
-            if row.sights and not counts(sequence, row):
-                sample = None  # of a guess that was wrong
             if sample:  # also for one that gave way meanwhile: the token is its own, it goes on from there
                 sequence.pending -= 1
                 sequence.tokens.append(sample[0])
             if sequence.epoch == epoch:
                 sequence.looking &= not step.brief
-                # The end of a look may be computed again, to sample, but for a right guess; all of a brief
-                # one is.
-                whole = row.asks - 1 if row.sights and not sample else row.count
+                # The end of a look may be computed again, to sample; all of a brief one is.
+                whole = row.count - 1 if row.sights else row.count
                 computed = row.start if step.brief else row.start + whole
                 if sequence.pins or computed // block_size > sequence.sealed:
                     self._holdings.settle(sequence, computed)
@@ -317,8 +309,6 @@ class Scheduler:
     def _give_way(self, sequence: Sequence) -> None:
         """Back to the queue, to go on when its rank is next: with what was set aside, or computed again. What
         its look decides counts when it comes, but nothing waits there for it."""
-        if sequence.group.guessing:
-            lengthening.take_back(sequence.group, self._limits, self._holdings)
         self._holdings.swapping.set_aside(sequence)
         self._leave(sequence)
         self._queue(sequence)

@@ -16,23 +16,10 @@ from numpy.typing import NDArray
 
 from saccade.kv_cache.pool_sizing import VisionBlocks
 from saccade.kv_cache.prefix_cache import HashChain, overlapping_spans
-from saccade.lod.types import Region
 from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling, ZoomResult
 from saccade.step_plan import Enter, Layout, Row, Sight, Span
 
 Rank = tuple[float, int]  # when it came, moved by its priority; its handle
-Regions = tuple[tuple[Region, ...], ...]  # zoomed views, by medium in the order of `ZoomRequest.placeholders`
-
-
-@dataclass(eq=False)
-class Guess:
-    """Views a request was lengthened with before the look that decides is here."""
-
-    request: Request  # as it came: its views still to be chosen
-    layout: Layout  # up to the end of the question
-    regions: Regions
-    open: bool = True  # whether it is still to be seen if it is right
-    kept: bool = False  # it was: what was computed with it stands
 
 
 @dataclass(eq=False)
@@ -58,23 +45,11 @@ class Group:
     )
     deleted: set[bytes] = field(default_factory=set)  # contents of its pictures deleted since it came
     zoomed: ZoomResult | None = None  # what was chosen after a look; None again once told
-    guess: Guess | None = None  # made once for a request at most; stays, with what became of it
 
     @property
     def undecided(self) -> bool:
         """Whether views are still to be chosen: the layout ends where they go."""
         return self.request.zooming is not None
-
-    @property
-    def guessing(self) -> bool:
-        """Whether its views are guessed, and a look is to say if they are right."""
-        return self.guess is not None and self.guess.open
-
-    @property
-    def asked(self) -> tuple[Request, Layout]:
-        """As it is without what is only guessed."""
-        guess = self.guess
-        return (guess.request, guess.layout) if guess and guess.open else (self.request, self.layout)
 
     def times(self, clock: Callable[[], float], *, last: bool) -> EngineTimes | None:
         """Where its time went, for its first news and its last ones; the others cost nothing."""
@@ -91,7 +66,7 @@ class Group:
 
 
 def group_of(request: Request, layout: Layout, since: float) -> Group:
-    """A request that has just come. Zoomed views show the pixels of their picture."""
+    """A request that has just come. ZoomResult views show the pixels of their picture."""
     given = {item.placeholder: item.pixels for item in request.media}
     pixels = pixels_of(request, layout)
     return Group(request, layout, pixels, sum(one.nbytes for one in given.values()), since=since)
@@ -140,7 +115,7 @@ class Sequence:
     sealed: int = 0  # leading blocks known to the prefix cache
     stale: list[int] = field(default_factory=list)  # block indices the device's table does not have yet
     pins: dict[int, Span] = field(default_factory=dict)  # views kept for it, by their start
-    looking: bool = False  # a brief look, or one at a guess, is on its way; nothing of it runs before that
+    looking: bool = False  # a brief look is on its way; nothing of it runs before that
     arriving: bool = False  # the step it got the row in is being planned: its blocks are still to be filled
     host: tuple[int, ...] = ()  # host slots of its next blocks, in the step it returns with
 
@@ -159,10 +134,8 @@ class Sequence:
 
     @property
     def claim(self) -> int:
-        """Tokens it needs places for when it enters: of a prompt that may grow, the most it can have. Views
-        that are guessed may become others."""
-        most = self.group.asked[0].max_length if self.group.guessing else 0
-        return max(self.length, self.prompt_length, most)
+        """Tokens it needs places for when it enters: of a prompt that may grow, the most it can have."""
+        return max(self.length, self.prompt_length)
 
     @property
     def remaining(self) -> int:
@@ -201,7 +174,8 @@ class Sequence:
             column = text_position(start + self.group.layout.delta)
             last = stop == len(self.tokens) + self.pending
             return Row(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
-        asks = self._asks(start, stop)
+        undecided = self.group.undecided
+        end = stop == len(self.tokens) + self.pending
         return Row(
             self.handle,
             self.row,
@@ -210,31 +184,17 @@ class Sequence:
             tuple(self.tokens[start:stop]),
             _positions(self.group.layout, start, stop),
             tuple(self.spans(start, stop)),
-            stop == len(self.tokens) + self.pending and not self.group.undecided,
+            end and not undecided,
             stop - prompt if stop > prompt else 0,
-            self._sights() if asks else (),
-            asks,
+            self._sights() if end and undecided else (),
         )
-
-    def _asks(self, start: int, stop: int) -> int:
-        """Of a row's positions, those up to the end of a question that looks; 0 if it does not get there."""
-        group = self.group
-        if not group.undecided and not group.guessing:
-            return 0
-        if group.guessing and stop != len(self.tokens):
-            raise RuntimeError(
-                f"sequence {self.handle} is to be computed up to {stop}, in the middle of a guess"
-            )
-        end = len(group.asked[1].tokens)
-        return end - start if stop >= end else 0
 
     def _sights(self) -> tuple[Sight, ...]:
         """What is looked at where the known part of an undecided prompt ends."""
         group = self.group
-        request, layout = group.asked
-        zooming = request.zooming
-        slots = sorted(item.placeholder for item in request.media)  # in the order of the spans
-        spans = dict(zip(slots, layout.spans, strict=True))
+        zooming = group.request.zooming
+        slots = sorted(item.placeholder for item in group.request.media)  # in the order of the spans
+        spans = dict(zip(slots, group.layout.spans, strict=True))
         wanted = [spans[slot] for slot in zooming.placeholders] if zooming else []
         return tuple(
             Sight(span, group.pixels[span.key], span.view.content not in group.deleted) for span in wanted

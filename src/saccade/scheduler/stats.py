@@ -34,8 +34,6 @@ class Counters:
     looks: int = 0
     gated_looks: int = 0
     zooms: int = 0
-    guesses: int = 0
-    right_guesses: int = 0
     steps: int = 0
     encodes: int = 0
     encode_slices: int = 0
@@ -78,7 +76,7 @@ class Totals(Counters):
         self.gone(group)
         self.started += 1
         self.wait_seconds += now - group.since
-        request, layout = group.asked  # zoomed views count once they are chosen
+        request, layout = group.request, group.layout  # zoomed views count once they are chosen
         self.prompt_tokens += request.length
         self.visual_tokens += sum(span.view.tokens for span in layout.spans)
         self.full_visual_tokens += request.full_detail_tokens

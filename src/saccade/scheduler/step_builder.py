@@ -19,17 +19,6 @@ from saccade.step_plan import Encode, Enter, Row, StepPlan, StepResult
 Planned = tuple[Sequence, int, Row]
 
 
-def guesses(row: Row) -> bool:
-    """Whether the row goes on behind its question, before it is known what the look there leads to."""
-    return row.sample and bool(row.sights)
-
-
-def counts(sequence: Sequence, row: Row) -> bool:
-    """Whether the row yields a token that is the sequence's: not if it was sampled behind a wrong guess."""
-    guess = sequence.group.guess
-    return row.sample and (not row.sights or (guess is not None and guess.kept))
-
-
 @dataclass
 class Step:
     tokens_left: int
@@ -109,14 +98,13 @@ class Step:
         """Requests whose logits were no numbers: any token of theirs would be made up."""
         if not result.unsound:
             return []
-        sampled = [(sequence, row) for sequence, _, row in self.planned if row.sample]
-        hit = [sampled[place] for place in result.unsound]
-        return list(dict.fromkeys(one.group.request.id for one, row in hit if counts(one, row)))
+        sampled = [sequence for sequence, _, row in self.planned if row.sample]
+        return list(dict.fromkeys(sampled[place].group.request.id for place in result.unsound))
 
     def only_looks(self, most: int) -> bool:
         """Whether all it does is to look at views that are computed, by at most so many tokens."""
         rows = [row for _, _, row in self.planned]
-        looks = bool(rows) and all(row.sights and not row.spans and not row.sample for row in rows)
+        looks = bool(rows) and all(row.sights and not row.spans for row in rows)
         return looks and not self.encodes and sum(row.count for row in rows) <= most
 
     def plan(self, number: int, brief: Brief) -> StepPlan:
@@ -136,7 +124,6 @@ class Step:
             await_swaps=self.await_swaps,
             expected=self.milliseconds * (brief.share if self.brief else 1.0),
             brief=self.brief,
-            guessed=self.looking > 0 and any(guesses(row) for _, _, row in self.planned),
         )
 
     def without(self, plan: StepPlan, failed: Container[bytes]) -> StepPlan:
@@ -151,8 +138,7 @@ class Step:
         self.sampling = sum(row.sample for row in rows)
         self.looking = sum(bool(row.sights) for row in rows)
         self.spoiled = True
-        guessed = any(map(guesses, rows))
-        return replace(plan, encodes=tuple(self.encodes), rows=rows, guessed=guessed)
+        return replace(plan, encodes=tuple(self.encodes), rows=rows)
 
     @property
     def planned(self) -> list[Planned]:
@@ -161,12 +147,9 @@ class Step:
 
 def looking_faults(everyone: Iterable[Sequence], in_flight: Iterable[Step]) -> list[str]:
     """What contradicts what, of the sequences that have not ended and the steps whose results are to come."""
-    planned = [(step, one, row) for step in in_flight for one, _, row in step.planned]
-    coming = {id(one) for step, one, row in planned if step.brief or guesses(row)}
-    found = []
-    for item in everyone:
-        if item.looking and (item.row is None or id(item) not in coming):
-            found.append(f"sequence {item.handle} waits for a look that is not on its way")
-        if item.group.guessing and not item.looking:
-            found.append(f"sequence {item.handle} goes on with a guess without waiting for its look")
-    return found
+    coming = {id(one) for step in in_flight if step.brief for one, _, _ in step.planned}
+    return [
+        f"sequence {item.handle} waits for a look that is not on its way"
+        for item in everyone
+        if item.looking and (item.row is None or id(item) not in coming)
+    ]

@@ -20,13 +20,8 @@ CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed ar
 ASKING = (1, *CHUNKS)  # the same, of steps that do nothing but ask: most have one question
 COUPLED = 256  # tokens of a view that a step couples with a question
 # Captured ahead of lone questions that look, with views and without: with their picture's global view to be
-# computed, or longer than brief steps are; with guessed views, or where none are guessed.
-AHEAD = (
-    ("whole", True, TOKENS[:5]),
-    ("whole", False, TOKENS[:5]),
-    ("greedy", True, TOKENS[:3]),
-    ("greedy", False, TOKENS[:2]),
-)
+# computed, or longer than brief steps are.
+AHEAD = TOKENS[:5]
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
 MOST = 176  # captured steps
@@ -40,10 +35,14 @@ class Shape(NamedTuple):
     tokens: int  # of prompts
     chunks: int  # rows of prompts
     longest: int
-    # greedy, drawn, logits; whole: nobody samples; look: nobody does, and it ends before the last layers
+    # greedy, drawn, logits; whole: questions alone; look: the same, and it ends before the last layers
     ending: str
     sighted: bool = False  # some tokens of prompts are visual
-    asks: bool = False  # nobody but questions that look, or go on behind that: the host is told what they see
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is nobody but questions that look: the host is told what they see."""
+        return self.ending in ("look", "whole")
 
 
 class Division(NamedTuple):
@@ -120,13 +119,13 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
     padded, prompts = _least(of_tokens, tokens), _least(of_prompts, len(chunks))
     if padded is None or prompts is None:
         return None
-    return Shape(rows, padded, prompts, tier, ending, divided.sighted, divided.asks)
+    return Shape(rows, padded, prompts, tier, ending, divided.sighted)
 
 
 def without_telling(shape: Shape, ending: str) -> Shape:
     """The shape of as many prompts like any others: it keeps what looks need, and tells nobody."""
     chunks = shape.chunks if shape.chunks in CHUNKS else CHUNKS[0]
-    return shape._replace(chunks=chunks, ending=ending, asks=False)
+    return shape._replace(chunks=chunks, ending=ending)
 
 
 def first_shapes(most_rows: int, longest: int) -> list[Shape]:
@@ -140,13 +139,9 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [
-        Shape(0, tokens, chunks, tier, "look", asks=True) for chunks in ASKING[:2] for tokens in BRIEF[:2]
-    ]
+    brief = [Shape(0, tokens, chunks, tier, "look") for chunks in ASKING[:2] for tokens in BRIEF[:2]]
     asking = brief + [
-        Shape(0, tokens, ASKING[0], tier, ending, sighted, asks=True)
-        for ending, sighted, sizes in AHEAD
-        for tokens in sizes
+        Shape(0, tokens, ASKING[0], tier, "whole", sighted) for sighted in (True, False) for tokens in AHEAD
     ]
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]

@@ -81,10 +81,9 @@ class Graphs:
     def _ending(self, divided: Division, *, brief: bool) -> str:
         if brief:
             return "look"
-        rows = *divided.decodes, *divided.chunks
-        if divided.asks and not any(row.sample for row in rows):
+        if divided.asks:
             return "whole"
-        return self._sampler.ending(rows)
+        return self._sampler.ending((*divided.decodes, *divided.chunks))
 
     def warm(self, progress: bool) -> None:
         """Capture the steps that nearly everybody meets."""

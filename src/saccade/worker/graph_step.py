@@ -46,7 +46,6 @@ class Feed(NamedTuple):
     last: Tensor  # [R] position of the row's last token, bits of float32
     seen: Tensor  # [T] 1 where the token is visual: its embedding and deeper levels are in `FixedStep.visual`
     looked: Tensor  # [2 * R] of the view a row looks at: where in the sequence it begins, its tokens or 0
-    asked: Tensor  # [R] the last token of a row's question, or of the row, among all tokens of the step
 
 
 # ends [watched layers, R, hidden], positions [3, R], tables [R, blocks], starts [R], tokens [R] -> what looks
@@ -56,7 +55,7 @@ Couple = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def _sizes(tokens: int, chunks: int) -> list[int]:
     lines = [chunks, chunks, chunks + 1, chunks, chunks]
-    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens, 2 * chunks, chunks]
+    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens, 2 * chunks]
 
 
 def pack(rows: Sequence[Row], shape: Shape) -> Ints:
@@ -65,7 +64,7 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
     packed = np.zeros(sum(sizes), dtype=np.int32)
     ends = accumulate(sizes)
     cut = [packed[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen, looked, asked = cut
+    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen, looked = cut
     axes = positions.view(np.float32).reshape(3, -1)
     owners.fill(-1)
     chunks.fill(-1)
@@ -77,7 +76,6 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
         owners[some] = row.row
         places[some] = np.arange(row.start, row.start + row.count)
         chunks[line], lengths[line], outputs[line] = row.row, row.start + row.count, row.output_position
-        asked[line] = shape.decodes + used + (row.asks or row.count) - 1
         used = some.stop
         ends_at[line + 1 :] = used
         last[line] = positions[used - 1]  # bits of the first axis
@@ -287,7 +285,7 @@ class FixedStep:
             self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
         )
         embeds, deep = self._sight(self._model.embed(tokens), feed, shape)
-        watch = self._watch(feed, shape, positions) if self._watched else None
+        watch = self._watch(feed, shape, positions, at) if self._watched else None
         stop = self._watched[-1] if shape.ending == "look" else None
         hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop)
         if stop is not None and self._couples(shape):  # all keys were there before
@@ -295,15 +293,14 @@ class FixedStep:
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 
-    def _watch(self, feed: Feed, shape: Shape, positions: Tensor) -> Watch:
-        """Keeps the stream at the ends of questions; couples them with what they look at, beside the layers
+    def _watch(self, feed: Feed, shape: Shape, positions: Tensor, at: Tensor) -> Watch:
+        """Keeps the stream at the ends of prompts; couples them with what they look at, beside the layers
         that follow."""
         ends, places = self.ends(shape)
-        asked = feed.asked.long()
-        torch.index_select(positions, 1, asked, out=places)
+        torch.index_select(positions, 1, at, out=places)
         into = dict(zip(self._watched, ends, strict=True))
         then = partial(self._tell, feed, shape) if self._couples(shape) and shape.ending != "look" else None
-        return Watch(dict.fromkeys(self._watched, asked), into, then)
+        return Watch(dict.fromkeys(self._watched, at), into, then)
 
     def _tell(self, feed: Feed, shape: Shape) -> None:
         """Nothing is read here but buffers that stay: what else a step makes may be gone by then."""

@@ -54,11 +54,6 @@ class Launched:
         results = [one for one in (self.sample, self.looks) if one is not None]
         return bool(results) and all(one.there for one in results)
 
-    @property
-    def awaited(self) -> bool:
-        """Whether its looks decide what the next step does: nobody else is in it."""
-        return self.looks is not None and all(row.sights for row in self.plan.rows)
-
     def wait(self) -> StepResult:
         looks = () if self.looks is None else self.looks.wait()
         if self.sample is None:
