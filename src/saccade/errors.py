@@ -1,26 +1,25 @@
-"""Everything that can go wrong, as one tree.
+"""All errors, as one tree. Messages are for the caller: value, limit and remedy; never a path or an address.
 
-    SaccadeError
-    ├── RequestError            the caller's fault, or want of room; nothing else is harmed
-    │   ├── InvalidValue        400  a field is wrong: names the field
-    │   │   ├── MediaRefused    400  a picture or video that cannot or may not be used
-    │   │   └── ContextTooLong  400  more tokens than the model holds
-    │   ├── NotAllowed          401  missing or wrong key
-    │   ├── NotFound            404  no such model or route
-    │   │   └── ImageNotFound   404  a picture was named that is not kept
-    │   ├── WrongMethod         405  the route exists, the method does not
-    │   ├── BodyTooSlow         408  the request took too long to arrive
-    │   ├── BodyTooLarge        413  the request body is over its limit
-    │   ├── WrongContentType    415  the request body does not say that it is JSON
-    │   ├── TimedOut            504  the answer took longer than a request may take
-    │   ├── EncodingFailed      503  the device could not encode a picture; it may the next time
-    │   └── Overloaded          503  the queue is full, or the server drains
-    ├── CheckpointError         500  the model folder is wrong: names the file, tensor or key
-    ├── ConfigError             500  options that contradict each other or the machine
-    └── EngineDied              503  the engine process ended; nothing more can be answered
-
-Messages are for the caller: they name the value, the limit and the remedy, never a path of the server,
-an address or a class.
+SaccadeError
+├── RequestError            the caller's fault, or no capacity; other requests are not affected
+│   ├── InvalidValue        400  a field is wrong: `param` names it
+│   │   ├── MediaRefused    400  an image or video that cannot or may not be used
+│   │   └── ContextTooLong  400  more tokens than the model's context
+│   ├── InvalidHTTP         400  the bytes on the connection are not HTTP
+│   ├── NotAllowed          401  missing or wrong API key
+│   ├── NotFound            404  no such model or route
+│   │   └── ImageNotFound   404  an image was named whose features are not cached
+│   ├── WrongMethod         405  the route does not take this method
+│   ├── BodyTooSlow         408  the request took too long to arrive
+│   ├── BodyTooLarge        413  the request body is over its limit
+│   ├── WrongContentType    415  the request body is not declared as JSON
+│   ├── HeadersTooLarge     431  the request's headers are over their limit
+│   ├── TimedOut            504  the answer took longer than a request may take
+│   ├── EncodingFailed      503  the device could not encode an image; a retry may succeed
+│   └── Overloaded          503  the queue is full, or the server is shutting down
+├── CheckpointError         500  the checkpoint is wrong: the message names the file, tensor or key
+├── ConfigError             500  options contradict each other or the machine
+└── EngineDied              503  the engine core ended; the server exits
 """
 
 from typing import ClassVar
@@ -56,6 +55,10 @@ class ContextTooLong(InvalidValue):
     code = "context_length_exceeded"
 
 
+class InvalidHTTP(RequestError):
+    code = "invalid_http"
+
+
 class NotAllowed(RequestError):
     status = 401
     kind = "authentication_error"
@@ -89,6 +92,11 @@ class BodyTooLarge(RequestError):
 class WrongContentType(RequestError):
     status = 415
     code = "unsupported_media_type"
+
+
+class HeadersTooLarge(RequestError):
+    status = 431
+    code = "headers_too_large"
 
 
 class TimedOut(RequestError):

@@ -303,7 +303,7 @@ class ServerMetrics:
             buckets=END_TO_END_BUCKETS,
             registry=self.registry,
         )
-        self.late = Histogram(
+        self.loop_lag = Histogram(
             "saccade_front_late_seconds",
             "How late the server's event loop was, asked twenty times a second.",
             buckets=LATE_BUCKETS,

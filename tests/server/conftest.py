@@ -13,8 +13,9 @@ import uvloop
 
 from saccade.config import ServeConfig
 from saccade.inputs.processor import InputProcessor
-from saccade.server.app import create_app, serve
-from saccade.server.auth import Guard
+from saccade.server.app import create_app
+from saccade.server.auth import AuthMiddleware
+from saccade.server.launch import serve
 from tests.server.fakes import FakeLink, make_front
 
 MODEL = "tiny"
@@ -42,7 +43,7 @@ def link() -> FakeLink:
 class Site:
     """A server in this process, called without a network."""
 
-    app: Guard
+    app: AuthMiddleware
     link: FakeLink
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -75,7 +76,7 @@ class Site:
         assert answer.json()["choices"][0]["message"]["content"] == "fine"
         assert (await self.get("/health")).status_code == 200
         assert not self.link.open
-        assert not self.app.service.exchanges
+        assert not self.app.state.active
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ async def running(front: InputProcessor, link: FakeLink, **options: Any) -> Asyn
     where: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config = ServeConfig(port=0, **{"shutdown_timeout": 0.2, **options})
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(front, link, config, started=where.set_result, stop=stop))
+    task = asyncio.create_task(serve(front, link, config, on_started=where.set_result, stop=stop))
     try:
         yield await where
     finally:

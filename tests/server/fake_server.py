@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from saccade.config import ServeConfig
-from saccade.server.app import serve
+from saccade.server.launch import serve
 from tests.server.fakes import FakeLink, make_front
 
 
@@ -21,7 +21,7 @@ async def main(folder: Path, seconds: float) -> int:
     link = FakeLink()
     link.pause = 0.01
     config = ServeConfig(port=0, shutdown_timeout=seconds)
-    return await serve(make_front(folder), link, config, started=lambda url: print(url, flush=True))
+    return await serve(make_front(folder), link, config, on_started=lambda url: print(url, flush=True))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from saccade.config import ServeConfig
 from saccade.inputs.processor import InputProcessor
 from saccade.server import auth as guard
 from saccade.server.app import create_app
-from saccade.server.http_protocol import MAX_HEAD_BYTES
+from saccade.server.http_protocol import MAX_HEADER_BYTES
 from tests.server.conftest import JSON, MODEL, Site, running
 from tests.server.fakes import FakeLink
 
@@ -138,7 +138,7 @@ async def test_unforeseen_failure_is_a_neutral_500_logged_once(
     def broken() -> bytes:
         raise RuntimeError("secret /srv/path")
 
-    monkeypatch.setattr(site.app.service.metrics, "render", broken)
+    monkeypatch.setattr(site.app.state.metrics, "render", broken)
     answer = await site.get("/metrics")
     assert answer.status_code == 500
     assert "secret" not in answer.text
@@ -233,7 +233,7 @@ async def test_bodies_over_the_limit_are_413(front: InputProcessor, link: FakeLi
     [
         b"x-big: " + b"a" * 10_000_000,
         b"".join(b"x-%d: %s\r\n" % (number, b"a" * 1000) for number in range(1000)),
-        b"x-big: " + b"a" * (MAX_HEAD_BYTES + 1) + b"\r\n\r\n",
+        b"x-big: " + b"a" * (MAX_HEADER_BYTES + 1) + b"\r\n\r\n",
     ],
     ids=["endless", "many", "finished"],
 )
@@ -248,7 +248,7 @@ async def test_headers_over_the_limit_are_431(front: InputProcessor, link: FakeL
 
 async def test_long_path_is_431(front: InputProcessor, link: FakeLink) -> None:
     async with running(front, link) as url:
-        response = await talk(url, b"GET /" + b"a" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        response = await talk(url, b"GET /" + b"a" * (MAX_HEADER_BYTES + 1) + b" HTTP/1.1\r\nhost: x\r\n\r\n")
         assert error_of(response) == (431, "headers_too_large")
 
 

@@ -15,9 +15,8 @@ import pytest
 
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.request import Delta, Request
-from saccade.server import openai_serving as exchange
-from saccade.server import state as service
-from saccade.server import streaming as reply
+from saccade.server import openai_serving, request_handler
+from saccade.server import state as server_state
 from saccade.server.chat_messages import UserMessage
 from tests.server.client_checks import picture
 from tests.server.conftest import MODEL, Site
@@ -52,8 +51,8 @@ class Backlog(FakeLink):
 async def test_the_loop_turns_while_a_backlog_is_read(
     site: Site, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(service, "SLICE_SECONDS", 0.0)  # every turn has lasted long enough
-    monkeypatch.setattr(site.app.service, "link", Backlog())
+    monkeypatch.setattr(server_state, "LOOP_BUDGET_SECONDS", 0.0)  # every iteration is over its budget
+    monkeypatch.setattr(site.app.state, "engine", Backlog())
     turns = 0
 
     async def count() -> None:
@@ -72,16 +71,16 @@ async def test_the_loop_turns_while_a_backlog_is_read(
 async def test_all_requests_share_the_work_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are, each does one thing more in a turn that has lasted long enough."""
     now = 0.0
-    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: now))
-    pace = service.Pace()
+    monkeypatch.setattr(server_state, "time", SimpleNamespace(monotonic=lambda: now))
+    budget = server_state.LoopBudget()
     done = 0
 
     async def work() -> None:
         nonlocal now, done
         for _ in range(10):
             done += 1
-            now += service.SLICE_SECONDS
-            await pace.breathe()
+            now += server_state.LOOP_BUDGET_SECONDS
+            await budget.yield_if_spent()
 
     tasks = [asyncio.create_task(work()) for _ in range(5)]
     await asyncio.sleep(0)
@@ -91,16 +90,18 @@ async def test_all_requests_share_the_work_of_one_turn(monkeypatch: pytest.Monke
 
 async def test_small_texts_are_prepared_at_once_and_nothing_else_is(site: Site) -> None:
     texts, media = Noting(), Noting()
-    site.app.service.preparers, site.app.service.loaders = texts, media
+    site.app.state.text_threads, site.app.state.media_threads = texts, media
     assert (await site.chat("say: hi")).status_code == 200
     assert (await site.complete("say: hi")).status_code == 200
     assert (texts.given, media.given) == (0, 0)
     assert (await site.complete(["say: hi"] * 3)).status_code == 200  # one by one they would hold up others
     assert (texts.given, media.given) == (3, 0)
     texts.given = 0
-    assert (await site.chat("say: " + "h" * exchange.SMALL_BODY)).status_code == 400  # more than the context
+    assert (
+        await site.chat("say: " + "h" * request_handler.SMALL_BODY)
+    ).status_code == 400  # more than the context
     assert (texts.given, media.given) == (1, 0)
-    assert len(json.dumps(LOOK)) < exchange.SMALL_BODY - 200  # its body is small too
+    assert len(json.dumps(LOOK)) < request_handler.SMALL_BODY - 200  # its body is small too
     assert (await site.chat(LOOK)).status_code == 200
     assert (texts.given, media.given) == (1, 1)
 
@@ -108,9 +109,9 @@ async def test_small_texts_are_prepared_at_once_and_nothing_else_is(site: Site) 
 async def test_requests_with_media_have_threads_of_their_own(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
+    monkeypatch.setattr(request_handler, "SMALL_BODY", 0)
     texts, media = Noting(), Noting()
-    site.app.service.preparers, site.app.service.loaders = texts, media
+    site.app.state.text_threads, site.app.state.media_threads = texts, media
     assert (await site.chat("say: hi")).status_code == 200
     assert (texts.given, media.given) == (1, 0)
     assert (await site.complete("say: hi")).status_code == 200
@@ -134,14 +135,14 @@ async def test_who_leaves_takes_the_loading_thread_along(
         loop.call_soon_threadsafe(ended.set)
         cancel.raise_if_cancelled()
 
-    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
-    monkeypatch.setattr(site.app.service.front, "prepare_chat", slow)
+    monkeypatch.setattr(request_handler, "SMALL_BODY", 0)
+    monkeypatch.setattr(site.app.state.processor, "prepare_chat", slow)
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("x")).content)
     await entered.wait()
     if way == "client":
         visit.left.set()
     else:
-        await site.app.service.drain(0.0)
+        await site.app.state.drain(0.0)
     await visit.task
     async with asyncio.timeout(20):
         await ended.wait()
@@ -156,7 +157,7 @@ async def test_messages_are_unpacked_in_a_thread(site: Site, monkeypatch: pytest
         where.add(threading.current_thread())
         return real(self, **options)
 
-    monkeypatch.setattr(exchange, "SMALL_BODY", 0)
+    monkeypatch.setattr(request_handler, "SMALL_BODY", 0)
     monkeypatch.setattr(UserMessage, "model_dump", noted)
     await site.chat("say: hi")
     assert where
@@ -167,8 +168,8 @@ async def test_messages_are_unpacked_in_a_thread(site: Site, monkeypatch: pytest
 async def test_long_answers_are_written_in_a_thread(
     site: Site, monkeypatch: pytest.MonkeyPatch, limit: int, threads: int
 ) -> None:
-    monkeypatch.setattr(exchange, "LARGE_ANSWER", limit)
-    site.app.service.preparers = pool = Noting()
+    monkeypatch.setattr(request_handler, "LARGE_RESPONSE", limit)
+    site.app.state.text_threads = pool = Noting()
     answer = await site.chat("say: hi", logprobs=True, top_logprobs=5)
     assert answer.json()["choices"][0]["message"]["content"] == "hi"
     assert pool.given == threads
@@ -177,7 +178,7 @@ async def test_long_answers_are_written_in_a_thread(
 async def test_slices_of_an_answer_make_the_same_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = []
     for size in (1, 3, 1000):
-        monkeypatch.setattr(reply, "SLICE", size)
+        monkeypatch.setattr(openai_serving, "LOGPROBS_SLICE", size)
         answer = await site.chat("say: some words", logprobs=True, top_logprobs=2, n=2)
         bodies.append(answer.json()["choices"])
         assert len(bodies[-1][1]["logprobs"]["content"]) == 11
@@ -186,15 +187,15 @@ async def test_slices_of_an_answer_make_the_same_answer(site: Site, monkeypatch:
 
 STUCK = """
 import threading
-from saccade.server import run
+from saccade.server import launch
 
 async def ended(engine, config):
     threading.Thread(target=threading.Event().wait).start()
     return 3
 
-run._run_server = ended
-run.EXIT_SECONDS = 0.01
-raise SystemExit(run.run_server(None, None))
+launch._run_server = ended
+launch.EXIT_SECONDS = 0.01
+raise SystemExit(launch.run_server(None, None))
 """
 
 

@@ -17,10 +17,10 @@ import pytest
 from saccade.config import ServeConfig
 from saccade.errors import ConfigError, Overloaded
 from saccade.inputs.processor import InputProcessor
-from saccade.server import app as server
-from saccade.server import openai_serving as exchange
-from saccade.server.app import bind, create_app, serve
-from saccade.server.asgi import ABORT
+from saccade.server import launch, request_handler
+from saccade.server.app import create_app
+from saccade.server.asgi import ABORT_CONNECTION
+from saccade.server.launch import bind, serve
 from tests.server.conftest import MODEL, Site, running
 from tests.server.fakes import ANSWER, FakeLink
 from tests.server.test_streaming import events
@@ -74,7 +74,7 @@ class Visit:
             "scheme": "http",
             "server": ("test", 80),
             "root_path": "",
-            ABORT: self._drop,
+            ABORT_CONNECTION: self._drop,
         }
         self.task = asyncio.create_task(site.app(scope, self._receive, self._send))
 
@@ -111,7 +111,7 @@ async def test_leaving_client_is_cancelled(site: Site, text: str, stream: bool) 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_may_leave_at_any_step(site: Site, stream: bool) -> None:
     """Row 30: whatever the exchange is doing, nothing of it is left."""
-    site.app.service.preparers = Inline()
+    site.app.state.text_threads = Inline()
     body = httpx.Request("POST", "http://x", json=chat("say: a few words", stream=stream)).content
     for steps in range(100):
         visit = Visit(site, body)
@@ -120,8 +120,8 @@ async def test_client_may_leave_at_any_step(site: Site, stream: bool) -> None:
         visit.left.set()
         await visit.task
         assert not site.link.open
-        assert not site.app.service.exchanges
-        assert site.app.service._body_bytes == 0
+        assert not site.app.state.active
+        assert site.app.state._body_bytes == 0
     assert 0 < len(site.link.cancelled) < len(site.link.requests)
     await site.well()
 
@@ -133,7 +133,7 @@ async def test_client_leaving_while_its_body_arrives(site: Site) -> None:
     await visit.task
     assert not visit.sent
     assert not site.link.requests
-    assert site.app.service._body_bytes == 0
+    assert site.app.state._body_bytes == 0
     await site.well()
 
 
@@ -143,14 +143,14 @@ async def test_client_leaving_while_its_request_is_prepared(
     """The picture is being fetched or decoded: the engine never hears of it."""
     loop = asyncio.get_running_loop()
     entered, go_on = asyncio.Event(), asyncio.Event()
-    prepare = site.app.service.front.prepare_chat
+    prepare = site.app.state.processor.prepare_chat
 
     def slow(*arguments: Any, **more: Any) -> Any:
         loop.call_soon_threadsafe(entered.set)
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
         return prepare(*arguments, **more)
 
-    monkeypatch.setattr(site.app.service.front, "prepare_chat", slow)
+    monkeypatch.setattr(site.app.state.processor, "prepare_chat", slow)
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("x")).content)
     await entered.wait()
     visit.left.set()
@@ -203,7 +203,7 @@ async def test_drain_refuses_new_requests_and_lets_running_ones_finish(
     text = "say: " + "x" * 30
     old = asyncio.create_task(site.chat(text))
     await until(lambda: link.open)
-    drained = asyncio.create_task(site.app.service.drain(20))
+    drained = asyncio.create_task(site.app.state.drain(20))
     await asyncio.sleep(0)
     assert (await site.get("/ready")).status_code == 503
     assert (await site.get("/health")).status_code == 200
@@ -218,7 +218,7 @@ async def test_drain_ends_what_does_not_finish_with_an_error(site: Site) -> None
     streamed = asyncio.create_task(site.chat("hang", stream=True))
     whole = asyncio.create_task(site.chat("hang"))
     await until(lambda: len(site.link.open) == 2)
-    await site.app.service.drain(0.05)
+    await site.app.state.drain(0.05)
     assert told(await streamed) == "overloaded"
     assert (await whole).status_code == 503
     assert sorted(site.link.cancelled) == sorted(request.id for request in site.link.requests)
@@ -226,8 +226,8 @@ async def test_drain_ends_what_does_not_finish_with_an_error(site: Site) -> None
 
 async def test_drain_does_not_wait_for_bodies_that_trickle_in(site: Site) -> None:
     visit = Visit(site, b'{"model"', more_body=True)
-    await until(lambda: site.app.service._body_bytes)
-    await site.app.service.drain(0.05)
+    await until(lambda: site.app.state._body_bytes)
+    await site.app.state.drain(0.05)
     await visit.task
     assert visit.sent[0]["status"] == 503
 
@@ -236,11 +236,11 @@ async def test_drain_does_not_wait_for_bodies_that_trickle_in(site: Site) -> Non
 async def test_abort_at_any_step_is_answered(site: Site, steps: int) -> None:
     """The drain may end an exchange anywhere, also between its body and the first step of its answer."""
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("hang")).content)
-    while not site.app.service.exchanges:
+    while not site.app.state.active:
         await asyncio.sleep(0)
     for _ in range(steps):
         await asyncio.sleep(0)
-    site.app.service.abort_all(Overloaded("too late"))
+    site.app.state.abort_all(Overloaded("too late"))
     await visit.task
     assert visit.sent[0]["status"] == 503
     assert not site.link.open
@@ -251,7 +251,7 @@ async def test_client_that_does_not_read_is_dropped_at_the_deadline(
     front: InputProcessor, link: FakeLink, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Its error cannot be sent either; the connection goes, with whatever is unsent."""
-    monkeypatch.setattr(exchange, "ERROR_SECONDS", 0.05)
+    monkeypatch.setattr(request_handler, "ERROR_SECONDS", 0.05)
     site = Site(create_app(front, link, ServeConfig(request_timeout=0.2)), link)
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("x", stream=stream)).content, stuck=True)
     await visit.task
@@ -272,21 +272,21 @@ async def test_engine_that_died_is_told_by_health_and_by_every_answer(site: Site
 
 async def test_bodies_in_memory_are_bounded(front: InputProcessor, link: FakeLink) -> None:
     site = Site(create_app(front, link, ServeConfig(max_body_bytes=1000)), link)
-    service = site.app.service
-    service.hold_bytes(15_900)
+    state = site.app.state
+    state.count_body_bytes(15_900)
     answer = await site.chat("x" * 500)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
     with pytest.raises(Overloaded):
-        service.hold_bytes(101)
-    service.hold_bytes(-15_900 - 101)
-    assert service._body_bytes == 0
+        state.count_body_bytes(101)
+    state.count_body_bytes(-15_900 - 101)
+    assert state._body_bytes == 0
     await site.well()
 
 
 async def test_requests_being_answered_hold_no_body(site: Site) -> None:
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("hang")).content)
     await until(lambda: site.link.open)
-    assert site.app.service._body_bytes == 0
+    assert site.app.state._body_bytes == 0
     visit.left.set()
     await visit.task
 
@@ -394,21 +394,21 @@ async def test_the_heap_is_trimmed_while_nobody_is_answered_or_when_that_is_over
     """The event loop waits for it: all streams would."""
     trims: list[str] = []
     heap = SimpleNamespace(due=True, overdue=False, trim=lambda: trims.append("trim"))
-    monkeypatch.setattr(server, "HeapTrimmer", lambda: heap)
-    monkeypatch.setattr(server, "ENGINE_POLL_SECONDS", 0.001)
-    service: Any = SimpleNamespace(link=SimpleNamespace(alive=True), exchanges={"somebody"})
+    monkeypatch.setattr(launch, "HeapTrimmer", lambda: heap)
+    monkeypatch.setattr(launch, "ENGINE_POLL_SECONDS", 0.001)
+    state: Any = SimpleNamespace(engine=SimpleNamespace(alive=True), active={"somebody"})
     running: Any = asyncio.get_running_loop().create_future()
-    over = asyncio.create_task(server._until_over(service, asyncio.Event(), running))
+    over = asyncio.create_task(launch._wait_for_end(state, asyncio.Event(), running))
     await asyncio.sleep(0.1)
     assert not trims
     heap.overdue = True
     await asyncio.sleep(0.1)
     assert trims
     heap.overdue = False
-    service.exchanges.clear()
+    state.active.clear()
     await asyncio.sleep(0.05)
     trims.clear()
     await asyncio.sleep(0.1)
     assert trims
-    service.link.alive = False
+    state.engine.alive = False
     assert await over

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from saccade.errors import InvalidValue
 from saccade.sampling_params import LIMITS, SamplingParams
-from saccade.server.openai_schema import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody, read
-from saccade.server.strict_json import UNSUPPORTED
+from saccade.server.json_body import UNSUPPORTED
+from saccade.server.openai_schema import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody, parse_body
 from tests.server.client_checks import picture
 from tests.server.conftest import Site
 from tests.server.fakes import CONTEXT, END, IMAGE, VOCAB
@@ -310,7 +310,7 @@ def test_many_wrong_items_are_one_error() -> None:
 def test_errors_never_repeat_a_long_value() -> None:
     data = {"model": "m", "messages": [{"role": "x" * 10_000, "content": ""}], "k" * 10_000: 1}
     with pytest.raises(InvalidValue) as caught:
-        read(ChatBody, data, max_choices=1, vocab_size=9, context=9)
+        parse_body(ChatBody, data, max_choices=1, vocab_size=9, context=9)
     assert len(caught.value.message) < 300
 
 

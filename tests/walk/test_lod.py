@@ -14,7 +14,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from saccade.server.lod_preview import HEEDED, PreviewBody
+from saccade.server.lod_preview import USED_FIELDS, PreviewBody
 from tests.parity.oracle import picture
 from tests.parity.test_views import VIEWS, write_head
 from tests.walk.conftest import Server
@@ -166,7 +166,7 @@ def test_a_preview_refuses_what_is_about_an_answer(looking: Server) -> None:
         error = response.json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert ask(looking, LARGE, route="lod/preview", **dict.fromkeys(OF_ANSWERS)).status_code == 200
-    assert {*OF_ANSWERS, *HEEDED, "top_logprobs", "stream_options"} == {*PreviewBody.model_fields}
+    assert {*OF_ANSWERS, *USED_FIELDS, "top_logprobs", "stream_options"} == {*PreviewBody.model_fields}
     response = ask(looking, LARGE, route="lod/preview", format="png", png=False)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "png")
 

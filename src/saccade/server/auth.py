@@ -1,54 +1,38 @@
-"""The gate in front of every route.
-
-takes   every ASGI call
-gives   401 without a right key, 500 for what nobody foresaw, a count of every response
-never   lets a path through because it looks unlike the others: without a key only the open paths answer
-"""
+"""Middleware around every route: API keys, a neutral 500 for unexpected failures, the response counter."""
 
 import hashlib
 import hmac
 import logging
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from saccade.errors import NotAllowed
-from saccade.server.asgi import SALT, App, Message, Receive, Scope, Send, internal_error, send_error
-from saccade.server.state import Service
+from saccade.server.asgi import TENANT_SALT, internal_error, send_error
+from saccade.server.state import ServerState
 
 log = logging.getLogger("saccade.server")
 
-OPEN = frozenset({"/health", "/ready"})  # probes have no key
-LEFT = 499  # the client was gone before a status was sent
-_ROUTES = frozenset(
-    {
-        "/",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/lod/preview",
-        "/v1/models",
-        "/v1/images",
-        "/health",
-        "/ready",
-        "/metrics",
-        "/version",
-    }
-)
+NO_KEY_NEEDED = frozenset({"/health", "/ready"})  # probes; every other path, known or not, needs a key
+CLIENT_CLOSED = 499  # the client disconnected before a status was sent
+_PLAIN_ROUTES = "/ /v1/chat/completions /v1/completions /v1/lod/preview /health /ready /metrics /version"
+_NAMED_ROUTES = ("/v1/models", "/v1/images")  # a name may follow
+ROUTES = frozenset((*_PLAIN_ROUTES.split(), *_NAMED_ROUTES))
 
 
-class Guard:
-    def __init__(self, app: App, service: Service) -> None:
+class AuthMiddleware:
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
-        self.service = service
-        self._keys = [_digest(key.encode()) for key in service.config.api_keys]
+        self.state = state
+        self._digests = [_digest(key.encode()) for key in state.config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._http(scope, receive, send)
-        else:
+            return
+        if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = LEFT
+            return
+        status = CLIENT_CLOSED
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -57,36 +41,36 @@ class Guard:
             await send(message)
 
         try:
-            scope[SALT] = self._tenant(scope)
+            scope[TENANT_SALT] = self._authenticate(scope)
             await self._app(scope, receive, counted)
         except NotAllowed as error:
             await send_error(counted, error)
         except Exception:
             log.exception("a request to %r failed", scope["path"][:64])
-            if status == LEFT:
+            if status == CLIENT_CLOSED:
                 await send_error(counted, internal_error())
         finally:
-            self.service.metrics.responses.labels(_route(scope["path"]), str(status)).inc()
+            self.state.metrics.responses.labels(_route_label(scope["path"]), str(status)).inc()
 
-    def _tenant(self, scope: Scope) -> bytes:
-        """Who is asking, as a salt for caches; empty on a server without keys."""
-        if not self._keys or scope["path"] in OPEN:
+    def _authenticate(self, scope: Scope) -> bytes:
+        """The tenant's salt for caches; empty on a server without keys."""
+        if not self._digests or scope["path"] in NO_KEY_NEEDED:
             return b""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         digest = _digest(key.strip())
-        # Every key is compared, and digests of one length: the time tells nothing about the keys.
-        known = sum(hmac.compare_digest(digest, one) for one in self._keys)
-        if scheme.lower() != b"bearer" or not known:
+        # Constant time: every key is compared, as digests of equal length.
+        matches = sum(hmac.compare_digest(digest, one) for one in self._digests)
+        if scheme.lower() != b"bearer" or not matches:
             raise NotAllowed("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
         return digest
 
 
-def _route(path: str) -> str:
-    """A label of which there are few, whatever clients ask for."""
-    for many in ("/v1/models", "/v1/images"):
-        path = many if path.startswith(many + "/") else path
-    return path if path in _ROUTES else "other"
+def _route_label(path: str) -> str:
+    """The metric label of a path; the number of labels is bounded whatever clients request."""
+    for route in _NAMED_ROUTES:
+        path = route if path.startswith(route + "/") else path
+    return path if path in ROUTES else "other"
 
 
 def _digest(key: bytes) -> bytes:

@@ -1,9 +1,4 @@
-"""The prompts of one HTTP request, answered by the engine; nothing of HTTP.
-
-takes   prepared requests; the link
-gives   every piece of every choice, in order, to one taker; the finished choices and their usage
-never   leaves a request running in the engine when `run` is over; keeps the event loop to itself
-"""
+"""The prompts of one request in the engine: output, usage, timing and metrics. Knows nothing of HTTP."""
 
 import asyncio
 import logging
@@ -12,123 +7,127 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from saccade.errors import ENGINE_ERRORS, Overloaded
+from saccade.errors import ENGINE_ERRORS, Overloaded, SaccadeError
 from saccade.inputs.output_processor import CompletionOutput, OutputProcessor, TextDelta, Usage
-from saccade.request import Delta, Request, ZoomResult
+from saccade.request import Delta, Request
 from saccade.request_timing import RequestTiming
 from saccade.server.asgi import internal_error
-from saccade.server.state import Service
+from saccade.server.state import ServerState
 
 log = logging.getLogger("saccade.server")
 
-Take = Callable[[int, TextDelta], Awaitable[None]]
+Emit = Callable[[int, TextDelta], Awaitable[None]]
 
 
 @dataclass
-class Job:
-    """One prompt: its request until the engine has it, the fold of its deltas, its first choice's number."""
+class PromptRun:
+    """One prompt of a request in the engine."""
 
-    request: Request | None
-    answer: OutputProcessor
-    first: int
-    stages: RequestTiming
+    request: Request | None  # None once the engine has it: pixels are large
+    output: OutputProcessor
+    first_index: int  # of its choices among those of all prompts
+    timing: RequestTiming
 
 
 class Generation:
-    def __init__(self, service: Service, name: str, arrived: float, jobs: list[Job]) -> None:
-        self._service = service
+    """The prompts of one request in the engine, their choices and metrics. Knows nothing of HTTP."""
+
+    def __init__(self, state: ServerState, name: str, prompts: list[PromptRun]) -> None:
+        self._state = state
         self._name = name
-        self._arrived = arrived
-        self._jobs = jobs
+        self.prompts = prompts
 
     @property
     def choices(self) -> list[tuple[int, CompletionOutput]]:
-        return [(job.first + choice.index, choice) for job in self._jobs for choice in job.answer.choices]
+        return [
+            (one.first_index + choice.index, choice) for one in self.prompts for choice in one.output.choices
+        ]
 
     @property
     def usage(self) -> Usage:
-        each = [job.answer.usage for job in self._jobs]
+        each = [one.output.usage for one in self.prompts]
+        if len(each) == 1:
+            return each[0]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in each),
             completion_tokens=sum(usage.completion_tokens for usage in each),
             cached_tokens=sum(usage.cached_tokens for usage in each),
             visual_tokens=sum(usage.visual_tokens for usage in each),
-            images=tuple(name for usage in each for name in usage.images),
             full_visual_tokens=sum(usage.full_visual_tokens for usage in each),
+            images=tuple(name for usage in each for name in usage.images),
         )
 
     @property
-    def zoomed(self) -> ZoomResult | None:
-        """What was chosen for the first prompt, where views could be."""
-        return self._jobs[0].answer.zoomed
+    def timing(self) -> RequestTiming:
+        """Of the prompt that finished last; the others did not delay the response."""
+        return max((one.timing for one in self.prompts), key=lambda timing: timing.last or 0.0)
 
-    @property
-    def stages(self) -> RequestTiming:
-        """Of several prompts, of the one that has come furthest: the others were waited for no longer."""
-        return max((job.stages for job in self._jobs), key=lambda one: one.last or 0.0)
-
-    async def run(self, take: Take) -> None:
-        """Hands every piece to `take`; leaving early, by any way, cancels what runs in the engine."""
-        if len(self._jobs) == 1:
-            await self._run_one(self._jobs[0], take)
+    async def run(self, emit: Emit | None = None) -> None:
+        """Run all prompts to their end and `emit` their output; leaving early cancels them in the engine."""
+        if len(self.prompts) == 1:
+            await self._run_prompt(self.prompts[0], emit)
             return
-        async with asyncio.TaskGroup() as group:
-            for job in self._jobs:
-                group.create_task(self._run_one(job, take))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for prompt in self.prompts:
+                    group.create_task(self._run_prompt(prompt, emit))
+        except ExceptionGroup as failures:
+            _, unexpected = failures.split(SaccadeError)
+            raise (unexpected or failures.exceptions[0]) from None
 
-    def observe_end(self) -> None:
-        metrics = self._service.metrics
-        now = time.monotonic()
-        metrics.end_to_end.observe(now - self._arrived)
-        for job in self._jobs:
-            if job.answer.done:
-                metrics.observe_stages(job.stages.seconds(now))
-        for _, choice in self.choices:
-            metrics.finished.labels(choice.finish_reason or "cancelled").inc()
-
-    async def _run_one(self, job: Job, take: Take) -> None:
-        answer, request = job.answer, job.request
+    async def _run_prompt(self, prompt: PromptRun, emit: Emit | None) -> None:
+        output, request, prompt.request = prompt.output, prompt.request, None
         if request is None:
             raise internal_error()
-        job.request = None  # pixels are large and an answer may take minutes
-        seen: dict[int, float] = {}  # when each choice had its latest token
-        job.stages.sent = time.monotonic()
-        deltas = self._service.link.generate(request)
+        last_token_at: dict[int, float] = {}  # by choice
+        prompt.timing.sent = time.monotonic()
+        deltas = self._state.engine.generate(request)
         del request
         async with aclosing(deltas):
             async for delta in deltas:
-                self._time(delta, seen, job.stages)
-                piece = answer.push(delta)
+                self._observe(delta, last_token_at, prompt.timing)
+                piece = output.push(delta)
                 if piece is not None:
-                    self._check(piece)
-                    await take(job.first + piece.index, piece)
-                if answer.done:
+                    if piece.finish in ("error", "cancelled"):
+                        raise self._failure(piece)
+                    if emit is not None:
+                        await emit(prompt.first_index + piece.index, piece)
+                if output.done:
                     return
-                await self._service.pace.breathe()  # deltas that are there already never wait
-        raise Overloaded("the engine ended this answer early; try again")
+                await self._state.loop_budget.yield_if_spent()  # reading available deltas never waits
+        raise Overloaded("the engine ended this answer early; send the request again")
 
-    def _check(self, piece: TextDelta) -> None:
-        if piece.finish == "error" and piece.code in ENGINE_ERRORS:
-            raise ENGINE_ERRORS[piece.code](piece.error or "")
-        if piece.finish == "error":
-            log.error("%s: the engine reports: %s", self._name, piece.error)
-            raise internal_error()
+    def _failure(self, piece: TextDelta) -> SaccadeError:
         if piece.finish == "cancelled":
-            raise Overloaded("the server cancelled this answer; try again")
+            return Overloaded("the server cancelled this answer; send the request again")
+        if piece.code in ENGINE_ERRORS:
+            return ENGINE_ERRORS[piece.code](piece.error or "")
+        log.error("%s: the engine reports: %s", self._name, piece.error)
+        return internal_error()
 
-    def _time(self, delta: Delta, seen: dict[int, float], stages: RequestTiming) -> None:
+    def _observe(self, delta: Delta, last_token_at: dict[int, float], timing: RequestTiming) -> None:
         if delta.times is not None:
-            stages.engine = delta.times
+            timing.engine = delta.times
         if not delta.tokens:
             return
-        metrics = self._service.metrics
+        metrics = self._state.metrics
         now = time.monotonic()
-        stages.last = now
-        if not seen:
-            stages.first = now
-            metrics.first_token.observe(now - self._arrived)
-        latest = seen.get(delta.index)
-        if latest is not None:
-            for _ in delta.tokens:  # tokens that came together share the time since the last
-                metrics.inter_token.observe((now - latest) / len(delta.tokens))
-        seen[delta.index] = now
+        timing.last = now
+        if not last_token_at:
+            timing.first = now
+            metrics.first_token.observe(now - timing.arrived)
+        previous = last_token_at.get(delta.index)
+        if previous is not None:
+            for _ in delta.tokens:  # tokens of one delta share the time since the previous delta
+                metrics.inter_token.observe((now - previous) / len(delta.tokens))
+        last_token_at[delta.index] = now
+
+    def observe_end(self) -> None:
+        metrics = self._state.metrics
+        now = time.monotonic()
+        metrics.end_to_end.observe(now - self.prompts[0].timing.arrived)
+        for prompt in self.prompts:
+            if prompt.output.done:
+                metrics.observe_stages(prompt.timing.seconds(now))
+        for _, choice in self.choices:
+            metrics.finished.labels(choice.finish_reason or "cancelled").inc()

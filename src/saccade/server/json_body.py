@@ -1,8 +1,6 @@
-"""The body of a request: read within its limits, then parsed to exactly what it says.
+"""Request bodies: reading within limits, strict JSON parsing, strict validation with named parameters.
 
-takes   an ASGI `receive`
-gives   parsed JSON, or BodyTooLarge, BodyTooSlow, `Disconnected`, or InvalidValue
-never   buffers more than the limit; lets a later duplicate key win; lets half a character through
+Nothing is coerced or guessed: duplicate keys, lone surrogates, unknown fields, 1.0 for an integer are errors.
 """
 
 import asyncio
@@ -10,31 +8,34 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue, WrongContentType
-from saccade.server.asgi import Receive
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import ErrorDetails
+from starlette.types import Receive
 
-# Values in one body. A comma separates any two values of one object or list, so counting commas bounds what
-# parsing may allocate; no context holds a text with more of them.
+from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue, WrongContentType
+
+# JSON values in one body. A comma separates any two values of an object or list, so counting commas bounds
+# what parsing allocates; no model's context holds a text with more of them.
 MAX_VALUES = 1 << 20
 MAX_KEYS = 2048  # of one object; logit_bias is the largest that is allowed
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Disconnected(Exception):
-    """The client left; nobody waits for an answer."""
+    """The client closed the connection."""
 
 
-def check_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuses what does not say that it is JSON.
+def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse bodies that are not declared as JSON.
 
-    A web page may send other types (and none) to any address without asking; for JSON its browser asks first,
-    and is refused. So no page a user happens to visit can use a server that has no keys.
+    Browsers let any web page send other content types without a preflight request, so this keeps web pages
+    from using a server that has no keys.
     """
-    said = [value for name, value in headers if name == b"content-type"]
-    if len(said) != 1 or said[0].partition(b";")[0].strip().lower() != b"application/json":
+    given = [value for name, value in headers if name == b"content-type"]
+    if len(given) != 1 or given[0].partition(b";")[0].strip().lower() != b"application/json":
         raise WrongContentType("the request must have the header 'Content-Type: application/json'")
 
 
@@ -43,13 +44,13 @@ async def read_body(
     headers: Iterable[tuple[bytes, bytes]],
     limit: int,
     timeout: float,
-    hold: Callable[[int], None] = lambda count: None,
+    on_bytes: Callable[[int], None] = lambda count: None,
 ) -> bytes:
-    """The whole body, in `timeout` seconds however it trickles in; `hold` is told of its bytes."""
-    said = dict(headers)
-    length = said.get(b"content-length", b"")
+    """The whole body, within `timeout` seconds in total; `on_bytes` gets the size of every chunk."""
+    given = dict(headers)
+    length = given.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > limit:
-        if b"expect" not in said:  # who expects a word first has sent nothing yet
+        if b"expect" not in given:  # with "Expect: 100-continue" the client has not sent the body yet
             await _discard(receive, timeout)
         raise _too_large(limit)
     chunks: list[bytes] = []
@@ -66,7 +67,7 @@ async def read_body(
                     chunks.clear()
                     await _discard(receive, timeout)
                     raise _too_large(limit)
-                hold(len(chunk))
+                on_bytes(len(chunk))
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
@@ -75,8 +76,7 @@ async def read_body(
 
 
 async def _discard(receive: Receive, timeout: float) -> None:
-    """Lets the rest of a body arrive, in the time a body has: closing on a client that still sends would
-    reset the connection, and the reset overtakes the answer."""
+    """Read the rest of a body and drop it: closing earlier sends a reset, which may overtake the response."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             while True:
@@ -89,17 +89,15 @@ async def _discard(receive: Receive, timeout: float) -> None:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"the request body is larger than the {limit} bytes allowed; send smaller or fewer pictures"
+        f"the request body is larger than the {limit} bytes allowed; send smaller or fewer images"
     )
 
 
 def parse_json(body: bytes) -> object:
-    """What `body` says in JSON. Duplicate keys and lone surrogates are errors.
+    """The JSON value in `body`. Duplicate keys and lone surrogates are errors.
 
-    NaN and numbers too large come out as floats that are not finite, because the schema, which takes none of
-    them, can name the parameter.
-
-    A 1.4 MB picture takes about 1.3 ms; orjson alone takes 0.4 ms but cannot see duplicate keys.
+    NaN and numbers out of range become floats that are not finite: the schema refuses them and can name the
+    parameter. A body with a 1.4 MB image takes about 1.3 ms.
     """
     if len(body) > MAX_VALUES and body.count(b",") > MAX_VALUES:
         raise InvalidValue(f"the body holds more than {MAX_VALUES} JSON values")
@@ -126,28 +124,120 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                shown = key[:64].encode(errors="replace").decode()
-                raise InvalidValue(f"the body names '{shown}' twice in one object", param=shown)
+                name = key[:64].encode(errors="replace").decode()
+                raise InvalidValue(f"the body names '{name}' twice in one object", param=name)
             seen.add(key)
     return result
 
 
 def _integer(digits: str) -> int | float:
-    # Converting is quadratic in the digits, and Python refuses more than 4300.
+    # Conversion is quadratic in the digits, and Python refuses more than 4300.
     return int(digits) if len(digits) <= 400 else math.copysign(math.inf, -1 if digits[0] == "-" else 1)
 
 
 def _refuse_lone_surrogates(value: object) -> None:
-    todo = [value]
-    while todo:
-        item = todo.pop()
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if isinstance(item, str):
             try:
                 item.encode()
             except UnicodeEncodeError:
                 raise InvalidValue("the body holds half of a surrogate pair, which is no character") from None
         elif isinstance(item, dict):
-            todo.extend(item)
-            todo.extend(item.values())
+            pending.extend(item)
+            pending.extend(item.values())
         elif isinstance(item, list):
-            todo.extend(item)
+            pending.extend(item)
+
+
+# --- validation -----------------------------------------------------------------------------------------
+
+# Parameters of OpenAI's API, or of other servers, that this server does not have. Setting one is an error
+# that says so; null is the same as absent.
+_UNSUPPORTED_GROUPS = {
+    "tools are not supported": "tools tool_choice parallel_tool_calls tool_calls",
+    "functions are not supported": "functions function_call",
+    "structured output is not supported": (
+        "guided_json guided_regex guided_grammar guided_choice structured_outputs"
+    ),
+    "the checkpoint's chat template is used as it is": (
+        "chat_template chat_template_kwargs add_generation_prompt continue_final_message"
+    ),
+    "it is not supported by this server": (
+        "audio modalities prompt_embeds mm_processor_kwargs best_of suffix use_beam_search length_penalty"
+        " logits_processors metadata store service_tier prediction web_search_options reasoning_effort"
+        " verbosity prompt_cache_key safety_identifier name refusal annotations reasoning_content"
+        " include_obfuscation prompt_logprobs priority"
+    ),
+}
+UNSUPPORTED: Mapping[str, str] = {
+    name: reason for reason, names in _UNSUPPORTED_GROUPS.items() for name in names.split()
+}
+
+
+class UnknownParameter(InvalidValue):
+    code = "unknown_parameter"
+
+
+class UnsupportedParameter(InvalidValue):
+    code = "unsupported_parameter"
+
+
+class MissingParameter(InvalidValue):
+    code = "missing_required_parameter"
+
+
+class StrictModel(BaseModel):
+    """Base of every request schema: no coercion, no unknown fields, no NaN or infinity."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unsupported_nulls(cls, data: Any) -> Any:
+        if isinstance(data, dict) and any(data[key] is None for key in data if key in UNSUPPORTED):
+            return {key: value for key, value in data.items() if value is not None or key not in UNSUPPORTED}
+        return data
+
+
+def short_repr(value: object) -> str:
+    """A JSON value for an error message; long strings are cut."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:40] + "…")
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return "a number of more than 64 bits"
+    if isinstance(value, int | float):
+        return repr(value)
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def parameter_name(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "~user", "content") -> "messages[0].content". Union tags start with "~"."""
+    name = ""
+    for step in location:
+        if isinstance(step, int):
+            name += f"[{step}]"
+        elif not step.startswith("~"):
+            name += f".{step[:64]}" if name else step[:64]
+    return name
+
+
+def validation_error(error: ErrorDetails) -> InvalidValue:
+    """A pydantic error as our error, in OpenAI's words."""
+    location, kind = error["loc"], error["type"]
+    param = parameter_name(location)
+    if kind == "missing":
+        return MissingParameter(f"missing required parameter: '{param}'", param=param)
+    if kind == "extra_forbidden":
+        reason = UNSUPPORTED.get(str(location[-1]))
+        if reason is not None:
+            return UnsupportedParameter(f"unsupported parameter '{param}': {reason}", param=param)
+        return UnknownParameter(f"unknown parameter: '{param}'", param=param)
+    message = error["msg"].removeprefix("Input ").removeprefix("String ").replace(" after validation", "")
+    message = re.sub(r"valid dictionary( or instance of \w+)?", "valid object", message)
+    given = error["input"]
+    got = "" if isinstance(given, list | dict) else f"; got {short_repr(given)}"
+    return InvalidValue(f"invalid '{param}': {message}{got}", param=param)

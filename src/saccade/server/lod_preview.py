@@ -1,91 +1,89 @@
-"""POST /v1/lod/preview: where a question looks, without the answer.
+"""POST /v1/lod/preview: where a question looks and which regions it would zoom into, without an answer.
 
-takes   a chat body; `format` json (maps and plan, with the annotated pictures as data URLs) or png (the first
-        picture, annotated)
-gives   what `saccade.lod.preview` makes of it
-never   generates a token: the request ends in the engine once its views are chosen; what a chat body may ask
-        of an answer is refused
+The request ends once its views are chosen. Chat parameters that only affect an answer are refused.
 """
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 import msgspec
-from pydantic import Field
+from starlette.types import Send
 
 from saccade.errors import InvalidValue, Overloaded
-from saccade.lod.detail import Wishes
+from saccade.inputs.media.cancellation import CancelToken
 from saccade.lod.preview import Preview, preview_of
 from saccade.request import Request
-from saccade.server.asgi import Send, send_json
+from saccade.request_timing import RequestTiming
+from saccade.server.asgi import send_body
 from saccade.server.generation import Generation
-from saccade.server.openai_schema import Body, ChatBody, wishes_of
-from saccade.server.openai_serving import Asked, GenerationExchange, Terms, ignore
-from saccade.server.state import Service
-from saccade.server.strict_json import UnsupportedParameter
+from saccade.server.json_body import UnsupportedParameter
+from saccade.server.openai_schema import ChatBody
+from saccade.server.openai_serving import ChatHandler
+from saccade.server.request_handler import ParsedRequest, ResponseEncoder
+from saccade.server.state import ServerState
 
-# What a preview goes by; the rest of a chat body is about an answer, of which there is none.
-HEEDED = frozenset(("model", "messages", "visual_tokens", "lod", "user", "format", "png"))
+USED_FIELDS = frozenset(("model", "messages", "visual_tokens", "lod", "user", "format", "png"))
 
 
 class PreviewBody(ChatBody):
-    """A chat body that may also say what it wants back."""
-
     format: Literal["json", "png"] | None = None
-    png: bool | None = Field(default=None)  # in JSON: with the annotated pictures
+    png: bool | None = None  # with format json: include the annotated images
 
     @property
     def token_limit(self) -> int:
-        return 1  # the least a request may ask for: it ends before
+        return 1  # the least a request may ask for; it ends before
 
 
-def refuse_unheeded(body: Body) -> None:
-    """Raise for what was asked and would change nothing; a null is the same as not asking."""
-    for name in sorted(body.model_fields_set - HEEDED):
+def _refuse_unused(body: PreviewBody) -> None:
+    for name in sorted(body.model_fields_set - USED_FIELDS):
         if getattr(body, name) is not None:
-            why = "a preview only looks, and gives no answer; leave it out"
-            raise UnsupportedParameter(f"unsupported parameter '{name}': {why}", param=name)
-    if isinstance(body, PreviewBody) and body.format == "png" and body.png is not None:
+            reason = "a preview generates no answer; leave it out"
+            raise UnsupportedParameter(f"unsupported parameter '{name}': {reason}", param=name)
+    if body.format == "png" and body.png is not None:
         raise InvalidValue("png is for the json format, and format is 'png'; leave one out", param="png")
 
 
-class PreviewExchange(GenerationExchange):
-    def __init__(self, service: Service) -> None:
-        super().__init__(service, PreviewBody)
+class PreviewHandler(ChatHandler):
+    def __init__(self, state: ServerState) -> None:
+        super().__init__(state)
         self._request: Request | None = None
+        self._encode: partial[tuple[bytes, bytes]] = partial(_encode_preview)
 
-    def _read(self) -> Asked:
-        asked = super()._read()
-        refuse_unheeded(asked.body)
-        return asked
+    def parse(self, data: object) -> ParsedRequest:
+        body = self._parse_body(PreviewBody, data)
+        _refuse_unused(body)
+        self._encode = partial(_encode_preview, model=body.model, as_png=body.format == "png", png=body.png)
+        parsed = self._parsed_chat(body, only_look=True)
+        (prepare,) = parsed.prompts
 
-    def _wishes(self, body: ChatBody) -> Wishes:
-        return wishes_of(body, only_look=True)
+        def prepare_and_keep(
+            request_id: str, salt: bytes, *, cancel: CancelToken, timing: RequestTiming
+        ) -> Request:  # the preview is drawn on its pixels
+            self._request = prepare(request_id, salt, cancel=cancel, timing=timing)
+            return self._request
 
-    def _prepared(self, request: Request) -> Request:
-        self._request = request  # its pixels are drawn on
-        return request
+        return replace(parsed, prompts=[prepare_and_keep])
 
-    async def _generate(self, terms: Terms, generation: Generation, send: Send) -> None:
-        try:
-            await generation.run(ignore)
-        finally:
-            generation.observe_end()
-        zoomed, request = generation.zoomed, self._request
+    async def _respond(
+        self, generation: Generation, encoder: ResponseEncoder, stream: bool, send: Send
+    ) -> None:
+        await generation.run()
+        zoomed, request = generation.prompts[0].output.zoomed, self._request
         if zoomed is None or request is None:
-            raise Overloaded("the engine ended this look early; try again")
-        write = partial(_written, preview_of(request, zoomed), terms)
-        kind, body = await asyncio.get_running_loop().run_in_executor(self._service.loaders, write)
-        timing = (b"server-timing", generation.stages.header(time.monotonic()))
-        await send_json(send, 200, body, [(b"content-type", kind), self._mark, timing])
+            raise Overloaded("the engine ended this preview early; send the request again")
+        encode = partial(self._encode, preview_of(request, zoomed))
+        loop = asyncio.get_running_loop()
+        content_type, body = await loop.run_in_executor(self.state.media_threads, encode)
+        headers = self._response_headers(generation, time.monotonic())
+        await send_body(send, 200, body, [(b"content-type", content_type), *headers])
 
 
-def _written(preview: Preview, terms: Terms) -> tuple[bytes, bytes]:
-    body = terms.body
-    if isinstance(body, PreviewBody) and body.format == "png":
+def _encode_preview(preview: Preview, *, model: str, as_png: bool, png: bool | None) -> tuple[bytes, bytes]:
+    """Content type and body."""
+    if as_png:
         return b"image/png", preview.png(0)
-    drawn = not isinstance(body, PreviewBody) or body.png is not False
-    values = {"object": "lod.preview", "model": body.model, **preview.values(png=drawn)}
+    values = {"object": "lod.preview", "model": model, **preview.values(png=png is not False)}
     return b"application/json", msgspec.json.encode(values)

@@ -1,9 +1,4 @@
-"""What all requests of one server share.
-
-takes   a front, an engine link, the server's options
-gives   the answers to "which models", "is it open", and the drain
-owns    the threads that prepare requests, the bytes of bodies being read, the exchanges going on, the pace
-"""
+"""What all requests of one server share: worker threads, buffered body bytes, active requests, shutdown."""
 
 import asyncio
 import hashlib
@@ -18,96 +13,96 @@ from saccade.errors import EngineDied, NotFound, Overloaded, SaccadeError
 from saccade.inputs.processor import InputProcessor
 from saccade.metrics import ServerMetrics
 
-PREPARERS = 8  # threads for what only computes: parsing, tokenising, writing long answers
-LOADERS = 64  # threads for requests with media; they wait for remote pictures more than they compute
-SLICE_SECONDS = 0.004  # work on deltas in one turn of the event loop, all requests together
-BODIES_AT_ONCE = 16  # bodies of the largest size that may be held at the same time
-DYING_SECONDS = 5.0  # what ended exchanges get to tell their clients
+TEXT_THREADS = 8  # CPU work only: parsing, tokenising, encoding long responses
+MEDIA_THREADS = 64  # for requests with media; they mostly wait for remote images
+LOOP_BUDGET_SECONDS = 0.004  # work on deltas per event loop iteration, all requests together
+MAX_BUFFERED_BODIES = 16  # bodies of the largest allowed size in memory at once
+ABORT_SECONDS = 5.0  # for aborted requests to send their errors
 
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-class Exchange(Protocol):
-    """A request being answered, as the drain sees it."""
-
+class ActiveRequest(Protocol):
     def abort(self, reason: SaccadeError) -> None: ...
 
 
-class Pace:
-    """Lets the event loop turn while much is to be done in it, however many tasks do it."""
+class LoopBudget:
+    """Limits the work on deltas per event loop iteration, however many tasks share it."""
 
     def __init__(self) -> None:
-        self._began: float | None = None  # when work began in this turn of the loop
+        self._started_at: float | None = None  # of this iteration's work
 
-    async def breathe(self) -> None:
-        """Waits for the loop's next turn if this one has lasted long enough."""
-        if self._began is None:
-            self._began = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._turn)
-        elif time.monotonic() - self._began >= SLICE_SECONDS:
+    async def yield_if_spent(self) -> None:
+        """Wait for the next loop iteration if this one has used up its budget."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._reset)
+        elif time.monotonic() - self._started_at >= LOOP_BUDGET_SECONDS:
             await asyncio.sleep(0)
 
-    def _turn(self) -> None:
-        self._began = None
+    def _reset(self) -> None:
+        self._started_at = None
 
 
-class Service:
-    def __init__(self, front: InputProcessor, link: EngineLink, config: ServeConfig) -> None:
-        self.front = front
-        self.link = link
+class ServerState:
+    def __init__(self, processor: InputProcessor, engine: EngineLink, config: ServeConfig) -> None:
+        self.processor = processor
+        self.engine = engine
         self.config = config
-        self.names = config.served_model_names or (front.checkpoint.name,)
+        self.model_names = config.served_model_names or (processor.checkpoint.name,)
         self.created = int(time.time())
-        self.metrics = ServerMetrics(link.stats)
-        # Apart, so that slow pictures keep nobody waiting who sends none.
-        self.preparers = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
-        self.loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="load")
-        self.pace = Pace()
+        self.metrics = ServerMetrics(engine.stats)
+        # Two pools: slow image downloads must not delay text requests.
+        self.text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
+        self.media_threads = ThreadPoolExecutor(MEDIA_THREADS, thread_name_prefix="media")
+        self.loop_budget = LoopBudget()
         self.draining = False
-        self.exchanges: set[Exchange] = set()
+        self.active: set[ActiveRequest] = set()
         self._body_bytes = 0
-        info = link.info
-        described = f"{__version__}|{info.model}|{info.dtype}|{info.device}"
-        self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:12]
+        info = engine.info
+        identity = f"{__version__}|{info.model}|{info.dtype}|{info.device}"
+        self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:12]
 
-    def model_name(self, name: str) -> str:
-        if name in self.names:
-            return name
-        served = ", ".join(f"'{one}'" for one in self.names)
-        raise ModelNotFound(f"the model '{name[:64]}' does not exist here; use {served}", param="model")
+    def check_model(self, name: str) -> None:
+        if name not in self.model_names:
+            served = ", ".join(f"'{one}'" for one in self.model_names)
+            message = f"the model '{name[:64]}' does not exist here; use {served}"
+            raise ModelNotFound(message, param="model")
 
-    def check_open(self) -> None:
-        """Raises when no new request can be taken."""
-        if not self.link.alive:
+    def check_accepting(self) -> None:
+        """Raise if the server accepts no new requests."""
+        if not self.engine.alive:
             raise EngineDied("the engine has stopped; the server is about to exit")
         if self.draining:
             raise Overloaded("the server is shutting down; send the request elsewhere")
 
-    def hold_bytes(self, count: int) -> None:
-        """Accounts for `count` more (or, negative, fewer) bytes of bodies in memory."""
+    def count_body_bytes(self, count: int) -> None:
+        """Add `count` (negative: subtract) to the bytes of request bodies in memory."""
         self._body_bytes += count
-        limit = BODIES_AT_ONCE * self.config.max_body_bytes
+        limit = MAX_BUFFERED_BODIES * self.config.max_body_bytes
         if count > 0 and self._body_bytes > limit:
-            raise Overloaded(f"the bodies being read take more than {limit} bytes together; try again")
+            raise Overloaded(
+                f"request bodies in memory exceed {limit} bytes in total; send the request again later"
+            )
 
     async def drain(self, seconds: float) -> None:
-        """Takes no new requests; lets the running ones finish, then ends them with an error."""
+        """Refuse new requests; wait for the active ones, then abort the rest with an error."""
         self.draining = True
-        await self._emptied(seconds)
-        self.abort_all(Overloaded("the server is shutting down and stopped waiting for this answer"))
-        await self._emptied(DYING_SECONDS)
+        await self._wait_until_idle(seconds)
+        self.abort_all(Overloaded("the server shut down before this answer was complete; send it elsewhere"))
+        await self._wait_until_idle(ABORT_SECONDS)
 
     def abort_all(self, reason: SaccadeError) -> None:
-        for exchange in tuple(self.exchanges):
-            exchange.abort(reason)
+        for request in tuple(self.active):
+            request.abort(reason)
 
-    async def _emptied(self, seconds: float) -> None:
+    async def _wait_until_idle(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self.exchanges and time.monotonic() < deadline:
+        while self.active and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        for pool in (self.preparers, self.loaders):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self.text_threads, self.media_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
