@@ -1,0 +1,113 @@
+"""The documents: links and anchors resolve, commands have the options shown, every option is documented."""
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import click
+import pytest
+
+from saccade.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part == "build" for part in page.relative_to(ROOT).parts)
+)
+SERVING = ROOT / "docs" / "serving.md"
+
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`]+)`")
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_COMMAND = re.compile(r"(?<!from )\bsaccade ([a-z][a-z-]*)")
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?)\s*$", _FENCE.sub("", text), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        found.add(
+            next(
+                f"{slug}{end}"
+                for end in ("", *(f"-{i}" for i in range(1, 100)))
+                if f"{slug}{end}" not in found
+            )
+        )
+    return found
+
+
+def commands(text: str) -> list[str]:
+    """Code spans and lines of code blocks, continuation lines joined."""
+    blocks = "\n".join(_FENCE.findall(text)).replace("\\\n", " ")
+    return [*blocks.splitlines(), *(span.replace("\n", " ") for span in _CODE.findall(_FENCE.sub("", text)))]
+
+
+def options(command: str) -> set[str]:
+    """Every flag of a subcommand, both forms of switches."""
+    found = app.commands[command]
+    named = [param for param in found.params if isinstance(param, click.Option)]
+    return {flag for param in named for flag in (*param.opts, *param.secondary_opts)} | {"--help"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_and_anchors_resolve(page: Path) -> None:
+    text = page.read_text()
+    broken = []
+    for link in _LINK.findall(_CODE.sub("", _FENCE.sub("", text))):
+        path, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = (page.parent / unquote(path)).resolve() if path else page
+        is_page = target.suffix == ".md" and target.is_file()
+        if not target.exists() or (anchor and (not is_page or anchor not in anchors(target.read_text()))):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist_and_have_the_options_they_are_shown_with(page: Path) -> None:
+    if "history" in page.parts:
+        pytest.skip("a log of commands as they were")
+    unknown = []
+    for line in commands(page.read_text()):
+        called = _COMMAND.search(line)
+        if not called or "python -m" in line[: called.start()]:
+            continue
+        if called[1] not in app.commands:
+            unknown.append(called[0])
+            continue
+        given = line[called.end() :].split("#")[0]
+        unknown += [f"{called[0]} {flag}" for flag in _FLAG.findall(given) if flag not in options(called[1])]
+    assert not unknown
+
+
+def test_every_option_named_in_the_serving_guide_exists() -> None:
+    unknown = []
+    for line in _FENCE.sub("", SERVING.read_text()).splitlines():
+        spans = _CODE.findall(line)
+        known = options("serve")
+        for command in _COMMAND.findall(" ".join(spans)):
+            known |= options(command)
+        unknown += [
+            flag
+            for span in spans
+            if not span.startswith("python")
+            for flag in _FLAG.findall(span)
+            if flag not in known
+        ]
+    assert not unknown
+
+
+def test_every_option_of_serve_is_in_the_serving_guide() -> None:
+    documented = set(_FLAG.findall(SERVING.read_text()))
+    named = [param for param in app.commands["serve"].params if isinstance(param, click.Option)]
+    missing = [param.opts[0] for param in named if not documented & {*param.opts, *param.secondary_opts}]
+    assert not missing
