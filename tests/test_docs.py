@@ -91,18 +91,11 @@ def test_commands_exist_and_have_the_options_they_are_shown_with(page: Path) -> 
 
 def test_every_option_named_in_the_serving_guide_exists() -> None:
     unknown = []
-    for line in _FENCE.sub("", SERVING.read_text()).splitlines():
-        spans = _CODE.findall(line)
-        known = options("serve")
-        for command in _COMMAND.findall(" ".join(spans)):
-            known |= options(command)
-        unknown += [
-            flag
-            for span in spans
-            if not span.startswith("python")
-            for flag in _FLAG.findall(span)
-            if flag not in known
-        ]
+    for paragraph in re.split(r"\n(?=\n|- |\||#)", _FENCE.sub("", SERVING.read_text())):
+        spans = _CODE.findall(paragraph)
+        known = options("serve").union(*map(options, _COMMAND.findall(" ".join(spans))))
+        flags = [flag for span in spans if not span.startswith("python") for flag in _FLAG.findall(span)]
+        unknown += [flag for flag in flags if flag not in known]
     assert not unknown
 
 
