@@ -21,6 +21,7 @@ _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _COMMAND = re.compile(r"(?<!from )\bsaccade ([a-z][a-z-]*)")
+_MODULE = re.compile(r"\bpython3? -m ((?:bench|training)[.\w]*)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
@@ -87,6 +88,14 @@ def test_commands_exist_and_have_the_options_they_are_shown_with(page: Path) -> 
         given = line[called.end() :].split("#")[0]
         unknown += [f"{called[0]} {flag}" for flag in _FLAG.findall(given) if flag not in options(called[1])]
     assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_programs_run_by_module_name_exist(page: Path) -> None:
+    if "history" in page.parts:
+        pytest.skip("a log of commands as they were")
+    paths = [ROOT.joinpath(*name.split(".")) for name in _MODULE.findall(page.read_text())]
+    assert not [path for path in paths if not (path.with_suffix(".py").is_file() or path.is_dir())]
 
 
 def test_every_option_named_in_the_serving_guide_exists() -> None:
