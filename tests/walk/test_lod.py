@@ -3,10 +3,8 @@
 import base64
 import io
 import json
-import math
 import shutil
 from collections.abc import Iterator
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,6 @@ from tests.parity.oracle import picture
 from tests.parity.test_views import VIEWS, write_head
 from tests.walk.conftest import Server
 
-LEARNED: dict[str, list[float]] = {
-    "propositional": [1, 0, 2, 0],
-    "perspectival": [0, 0, 0, 0],
-    "participatory": [1, 0, -1, 0],
-}
-
 
 @pytest.fixture(scope="module")
 def looking(vl_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -32,7 +24,7 @@ def looking(vl_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = shutil.copytree(vl_folder, tmp_path_factory.mktemp("served") / "views")
     config = json.loads((folder / "config.json").read_text())
     views = {**VIEWS, "positions": "registered"}
-    section = {"views": views, "relevance": write_head(folder), "balance": LEARNED}
+    section = {"views": views, "relevance": write_head(folder)}
     (folder / "config.json").write_text(json.dumps({**config, "saccade": section}))
     log = tmp_path_factory.mktemp("server") / "log"
     server = Server(folder, log, "--num-blocks", "512", "--limit-mm-per-prompt", "image=20")
@@ -194,12 +186,11 @@ def test_a_preview_has_the_maps_and_the_plan(looking: Server) -> None:
     assert Image.open(io.BytesIO(image.content)).format == "PNG"
 
 
-def test_what_the_checkpoint_learned_weighs_the_scorers(looking: Server) -> None:
+def test_the_weights_of_the_scorers_follow_from_the_tension_to_explore(looking: Server) -> None:
     (one,) = ask(looking, LARGE, route="lod/preview", visual_tokens=56).json()["pictures"]
-    felt = 1.0, 0.0, one["tensions"]["explore"], 0.0  # of the question's map; the others told are not
-    strength = {name: math.exp(sum(map(mul, row, felt))) for name, row in LEARNED.items()}
-    for name, weight in one["weights"].items():
-        assert weight == pytest.approx(strength[name] / sum(strength.values()), abs=1e-3)
+    rest = one["tensions"]["explore"] ** 2
+    weights = {"propositional": rest / 2, "perspectival": rest / 2, "participatory": 1 - rest}
+    assert one["weights"] == pytest.approx(weights, abs=1e-3)
 
 
 def test_a_preview_of_a_picture_seen_in_full_says_so(looking: Server) -> None:
