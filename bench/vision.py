@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from saccade.encoder.encoder_graphs import MOST_PATCHES, PACKED_PATCHES, TowerGraph, build_encoder_graphs
+from saccade.encoder.encoder_graphs import MAX_PATCHES, PACKED_PATCHES, TowerGraph, build_encoder_graphs
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.encoder.partial_views import PartialViews, segment_layers
 from saccade.encoder.preprocess import Preprocessor
@@ -142,7 +142,7 @@ def check(lab: Lab, size: tuple[int, int]) -> list[str]:
     stream = lab.tower.begin(made["torch"], layout)
     planned, levels = lab.tower.carry(stream, layout, 0, lab.tower.depth, recurring=True)
     same = lab.tower.finish(planned, levels)
-    captured = encode.patches <= MOST_PATCHES
+    captured = encode.patches <= MAX_PATCHES
     if captured and not torch.equal(replayed(lab, encode), same):
         wrong.append("captured stretches give other features")
     whole = same if captured else lab.encoder(captured=False).encode([encode])[encode.key]

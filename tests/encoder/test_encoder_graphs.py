@@ -157,7 +157,7 @@ def test_a_copy_of_tables_that_fails_leaves_none_taken_for_there(
 def test_views_of_another_size_are_refused(tower: VisionTower) -> None:
     found = graphs(tower, Counting()).find(TowerShape(24, 2), now=True)
     assert found is not None
-    with pytest.raises(RuntimeError, match="came to the graphs of"):
+    with pytest.raises(RuntimeError, match="were given to the graphs of"):
         found.begin(patches(tower, TowerShape(24, 2)), tower.layout([(8, 4), (4, 4)]))
 
 
@@ -181,7 +181,7 @@ def test_a_second_shape_does_not_disturb_what_the_first_gave(tower: VisionTower)
 
 def test_a_shape_is_captured_when_it_has_come_often_a_stretch_per_call(tower: VisionTower) -> None:
     recorder = Counting()
-    made = graphs(tower, recorder, sightings=3)
+    made = graphs(tower, recorder, min_uses=3)
     shape = TowerShape(16, 1)
     assert made.find(shape) is made.find(shape) is None
     for call in range(1, 8):
@@ -194,7 +194,7 @@ def test_a_shape_is_captured_when_it_has_come_often_a_stretch_per_call(tower: Vi
 
 
 def test_least_recently_used_shapes_go_when_there_are_too_many(tower: VisionTower) -> None:
-    made = graphs(tower, Counting(), most_shapes=2)
+    made = graphs(tower, Counting(), max_shapes=2)
     a, b, c = (TowerShape(size, 1) for size in (4, 8, 12))
     for shape in (a, b, a, c):
         assert made.find(shape, now=True) is not None
@@ -203,7 +203,7 @@ def test_least_recently_used_shapes_go_when_there_are_too_many(tower: VisionTowe
 
 
 def test_a_shape_beyond_the_bound_takes_the_ordinary_way(tower: VisionTower) -> None:
-    made = graphs(tower, Counting(), most_patches=16)
+    made = graphs(tower, Counting(), max_patches=16)
     assert made.find(TowerShape(24, 1), now=True) is None
     assert made.find(TowerShape(16, 2), now=True) is None
     assert made.find(TowerShape(16, 1), now=True) is not None
@@ -251,7 +251,7 @@ def test_views_go_together_by_powers_of_two_up_to_what_a_call_gains_from(tower: 
         16,
         64,
     ]
-    assert [made.views_per_call(64, views, blank=False) for views in (1, 3, 5, 9)] == [1, 2, 4, 8]
+    assert [made.views_per_call(64, views, padding=False) for views in (1, 3, 5, 9)] == [1, 2, 4, 8]
 
 
 @pytest.mark.gpu

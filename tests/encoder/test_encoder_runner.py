@@ -207,7 +207,7 @@ def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: Vision
     box = (0, 0, 90, 90)
     views = [View(bytes([i] * 16), box, grid, 2, VIT_PROCESSING.digest) for i, grid in enumerate(grids)]
     encodes = [encode_of(pixels, view) for view in views]
-    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1)
     together = run(EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs), encodes)
     assert set(graphs.shapes) == {TowerShape(24, 16), TowerShape(16, 2)}
     plain = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32)
@@ -219,7 +219,7 @@ def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: Vision
 @pytest.mark.parametrize(("views", "calls"), [(1, [1]), (3, [4]), (5, [8]), (8, [8]), (9, [16])])
 def test_blank_views_make_one_call_of_two(views: int, calls: list[int]) -> None:
     tower = MeanTower()
-    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1)
     encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs)
     for seed in (0, 20):  # what is blank the second time is what lay there the first
         tower.calls.clear()
@@ -265,7 +265,7 @@ def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(tower: Visio
 
 def test_slices_go_on_with_their_own_grids_where_others_went_in_between(tower: VisionTower) -> None:
     unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
-    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1)
     encoder = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, unfinished, graphs)
     plain = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32)
     pixels = picture(3, 70, 100)
@@ -307,7 +307,7 @@ def test_a_tower_that_reads_grids_itself_has_graphs_of_one_grid_each() -> None:
     ]
     encodes = [encode_of(pixels, view) for view in views]
     tower = GridTower()
-    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1)
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1)
     features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs), encodes)
     assert set(graphs.shapes) == {
         TowerShape(24, 2, (4, 6)),
@@ -399,7 +399,7 @@ def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_na
     """Four of 24 patches and one of 100, which no call has memory for."""
     tower = ShortTower(10_000 if cut else 60)
     unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
-    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, sightings=1) if captured else None
+    graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1) if captured else None
     encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, unfinished, graphs)
     encodes = [encode_of(picture(i, 16, 24)) for i in range(4)]
     large = encode_of(picture(9, 40, 40))

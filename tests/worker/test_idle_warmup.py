@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.encoder.encoder_graphs import MOST_SHAPES, EncoderGraphs, TowerShape
+from saccade.encoder.encoder_graphs import MAX_SHAPES, EncoderGraphs, TowerShape
 from saccade.inputs.image_processor import plain_view
 from saccade.lod.allocate import Field, windows
 from saccade.lod.types import ViewRule
@@ -39,7 +39,7 @@ def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: Vi
     assert {shape.views for shape in shapes if shape.size == 4 * 64} == {1, 2, 4, 8, 16}
     assert {shape.views for shape in shapes if shape.size == 4 * 400} == {1, 2}, "as many as go together"
     assert {shape.views for shape in shapes if shape.size == 4 * 144} == {1, 2, 4}, "a look"
-    often = shapes[: MOST_SHAPES - SPARE - 13]
+    often = shapes[: MAX_SHAPES - SPARE - 13]
     for tokens in (36, 39, 40):
         reason = "a window at 1024x1024, whose budget of 12% leaves 41"
         assert {TowerShape(4 * tokens, 1), TowerShape(4 * tokens, 2)} <= set(often), reason
@@ -67,7 +67,7 @@ def test_a_window_of_any_size_is_thought_of(tower: VisionTower, alone: bool) -> 
     assert {TowerShape(4 * tokens, 1) for tokens in sizes} <= set(shapes)
     if alone:
         last = max(shapes.index(TowerShape(4 * tokens, 1)) for tokens in sizes)
-        assert last < MOST_SHAPES - SPARE - len(SIZES)
+        assert last < MAX_SHAPES - SPARE - len(SIZES)
 
 
 def test_a_checkpoint_of_square_views_of_two_levels_has_only_those(tower: VisionTower) -> None:
@@ -105,7 +105,7 @@ def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTo
 
 
 def test_no_shape_leaves_for_one_that_has_not_come(tower: VisionTower) -> None:
-    made = graphs(tower, Counting(), most_shapes=SPARE + 1)
+    made = graphs(tower, Counting(), max_shapes=SPARE + 1)
     ahead = Ahead(made, [TowerShape(size, 1) for size in (4, 8, 12)])
     assert ahead.go_on()
     assert not ahead.go_on()
@@ -123,11 +123,11 @@ def test_what_comes_often_fits_beside_what_is_there_from_the_start(tower: Vision
         if made.views_per_call(size, views) == views
     }
     last = shapes.index(TowerShape(4 * 16, 64))  # of levels together; what follows is rare
-    assert len(began | set(shapes[: last + 1])) <= MOST_SHAPES - SPARE
+    assert len(began | set(shapes[: last + 1])) <= MAX_SHAPES - SPARE
 
 
 def test_a_shape_begun_by_requests_is_completed(tower: VisionTower) -> None:
-    made, shape = graphs(tower, Counting(), sightings=1), TowerShape(16, 1)
+    made, shape = graphs(tower, Counting(), min_uses=1), TowerShape(16, 1)
     found = made.find(shape)
     assert found is not None
     through(found, tower, [(4, 4)], patches(tower, shape), [])

@@ -1,22 +1,15 @@
-"""The vision tower as captured stretches of layers, one set for each shape that comes often.
+"""CUDA graphs of the vision tower, by shape.
 
-takes   the tower; streams of views that have as many patches each, whatever their grids
-gives   what the tower gives, in a dozen launches instead of some hundreds
-owns    the captured stretches (least recently used shapes go), and the static buffers all of them share
-never   lets a capture that fails end a request: the shape then takes the ordinary way, for good
+A shape is a number of patches per view and a number of views, a power of two; the last views may be padding.
+It has one graph for the patch embedding, one for each segment of layers and one for the merger, so that
+slices of a view that end at a segment boundary (`Limits.encode_unit`) are replays too. Layers of a partial
+segment run eagerly. A shape is captured when it has been used `MIN_USES` times, at most one graph per call,
+which spreads the cost of capture over several steps. A shape whose capture fails runs eagerly from then on.
 
-A shape is a number of patches and how many views of it go together: a power of two, the last of them perhaps
-blank. Its graphs are one for the patches, one for each stretch of layers, one for the end, so that slices of
-a view that end where a stretch ends (`Limits.encode_unit`) are replays too. Layers of a stretch that is not
-passed whole run one by one. A shape is captured when it has come `SIGHTINGS` times, a stretch per call at
-most: what capturing costs is spread over as many steps.
-
-Grids are an input: the graphs read the tower's tables from a static buffer, and what a call's grids have in
-them is copied there before, unless it lies there from the last call.
+Grids are an input: the graphs read the tower's tables from a static buffer, into which a call copies the
+tables of its grids unless they are there from the call before.
 """
 
-import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import NamedTuple, Protocol
@@ -25,23 +18,20 @@ import torch
 from torch import Tensor
 
 from saccade.encoder.partial_views import segment_layers
-from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder, Recorder, Replay
+from saccade.kernels.cuda_graph import CudaGraphCache, CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.models.layers import Layout, PatchGrid, VisionTower
 
-log = logging.getLogger(__name__)
-
-MOST_SHAPES = 96  # some 300 kernels each: about 10 MB of the device
-MOST_PATCHES = 8192  # of a shape; beyond, kernels are long enough to hide their launches
-PACKED_PATCHES = 4096  # views go together up to here; more at a time gain nothing
-# A call of few patches takes as long as its kernels take to start (1.9 ms on an H200 for 64 as for 256). Up
-# to here blank views that make one call of two pay: 22% more requests at 12% of the tokens, 2% at 25%.
-BLANK_PATCHES = 1024
-SIGHTINGS = 3
-NEVER = -1  # sightings of a shape that cannot be captured
+MAX_SHAPES = 96  # about 300 kernels each: 10 MB of device memory
+MAX_PATCHES = 8192  # of a shape; longer kernels hide their launches
+PACKED_PATCHES = 4096  # views share a call up to here; larger calls gain nothing
+# A small call takes as long as its kernels take to launch (1.9 ms on an H200 for 64 patches as for 256). Up
+# to here padding views that make one call of two pay: 22% more requests at 12% of the tokens, 2% at 25%.
+PADDED_PATCHES = 1024
+MIN_USES = 3
 
 
 class TowerStages(Protocol):
-    """The tower in pieces, as `VisionTower` has them."""
+    """The stages of `VisionTower`."""
 
     def begin(self, patches: Tensor, layout: Layout) -> Tensor: ...
     def carry(self, stream: Tensor, layout: Layout, first: int, stop: int) -> tuple[Tensor, list[Tensor]]: ...
@@ -51,7 +41,7 @@ class TowerStages(Protocol):
 class TowerShape(NamedTuple):
     size: int  # patches of a view
     views: int
-    grid: PatchGrid | None = None  # where the tower's pieces are `by_grid`
+    grid: PatchGrid | None = None  # for towers whose kernels depend on the grid (`by_grid`)
 
     @property
     def patches(self) -> int:
@@ -59,46 +49,46 @@ class TowerShape(NamedTuple):
 
 
 class EncoderBuffers:
-    """What captured stretches read and write; every shape uses the beginning of each."""
+    """The static buffers of the graphs; every shape uses the beginning of each."""
 
     def __init__(self, tower: VisionTower, device: torch.device, dtype: torch.dtype, patches: int) -> None:
         width = (1 + tower.depth_levels) * tower.out_dim
         self.patches = torch.zeros(patches, tower.patch_dim, device=device, dtype=dtype)
         self.stream = torch.zeros(patches, tower.hidden_dim, device=device, dtype=dtype)
         self.features = torch.zeros(patches // tower.merge**2 * width, device=device, dtype=dtype)
-        least = tower.tables((tower.merge, tower.merge))
-        self._tables = [one.new_zeros((patches, *one.shape[1:])) for one in least]
-        self._grids: tuple[PatchGrid, ...] = ()  # whose tables lie there
+        smallest = tower.tables((tower.merge, tower.merge))
+        self._tables = [one.new_zeros((patches, *one.shape[1:])) for one in smallest]
+        self._grids: tuple[PatchGrid, ...] = ()  # whose tables are in the buffer
 
     def layout(self, grids: tuple[PatchGrid, ...]) -> Layout:
-        """Of a call with views of these sizes, its tables here: those of whatever grids are put in."""
+        """A layout for views of these sizes whose tables are the buffer's."""
         count = sum(rows * columns for rows, columns in grids)
         return Layout(grids, tuple((table[:count],) for table in self._tables))
 
     def put(self, own: Layout, given: Layout) -> None:
-        """The tables of a call into a layout of ours, if others lie there. Nobody waits: copies and replays
-        are on one stream, so what was launched before has read what it overwrites."""
+        """Copy the tables of a call into a layout of ours, unless they are there. Copies and replays share a
+        stream, so launched work has read what the copy overwrites."""
         if given.grids == self._grids:
             return
-        self._grids = ()  # if copying fails half way
+        self._grids = ()  # in case the copy fails
         own.copy_(given)
         self._grids = given.grids
 
     def check(self, tower: VisionTower) -> None:
-        """Raise unless the tables that lie there are those of their grids."""
+        """Raise unless the tables in the buffer are those of their grids."""
         own, right = self.layout(self._grids), tower.layout(self._grids)
         if not all(torch.equal(own.table(n), right.table(n)) for n in range(len(right.tables))):
-            raise RuntimeError(f"the tables of captured views are not those of the grids {self._grids}")
+            raise RuntimeError(f"the static tables are not those of the grids {self._grids}")
 
     @staticmethod
-    def nbytes(tower: VisionTower, dtype: torch.dtype, patches: int = MOST_PATCHES) -> int:
+    def nbytes(tower: VisionTower, dtype: torch.dtype, patches: int = MAX_PATCHES) -> int:
         features = (1 + tower.depth_levels) * tower.out_dim // tower.merge**2
         tables = sum(one.nbytes for one in tower.tables((tower.merge, tower.merge))) // tower.merge**2
         return patches * ((tower.patch_dim + tower.hidden_dim + features) * dtype.itemsize + tables)
 
 
 class TowerGraph:
-    """One shape. Streams and levels it gives are its buffers: copy what is to outlive the next call."""
+    """The graphs of one shape. Returned streams and levels are its buffers, valid until the next call."""
 
     def __init__(
         self, tower: VisionTower, shape: TowerShape, buffers: EncoderBuffers, owner: "EncoderGraphs"
@@ -118,25 +108,25 @@ class TowerGraph:
 
     @property
     def views(self) -> int:
-        """How many go in a call; fewer may be given, whatever lies behind them is carried along."""
+        """Views of a call. With fewer, the rest of the buffer is computed as padding."""
         return self._shape.views
 
     @property
     def complete(self) -> bool:
-        """Whether every piece is captured."""
+        """Whether every stage is captured."""
         return len(self._replays) == 2 + -(-self._tower.depth // segment_layers(self._tower.depth))
 
     def begin(self, patches: Tensor, layout: Layout) -> Tensor:
         self._put_tables(layout)
-        if len(patches) % self._shape.size:  # else a view would end in what lay there before
-            raise RuntimeError(f"{len(patches)} patches came to the graphs of {self._shape}")
+        if len(patches) % self._shape.size:  # otherwise a view would end in old contents of the buffer
+            raise RuntimeError(f"{len(patches)} patches were given to the graphs of {self._shape}")
         self._patches[: len(patches)].copy_(patches)
         self._run("begin", self._begin)
         return self._stream
 
     def carry(self, stream: Tensor, layout: Layout, first: int, stop: int) -> tuple[Tensor, list[Tensor]]:
-        self._put_tables(layout)  # since `begin` other views may have gone
-        _put(self._stream, stream)
+        self._put_tables(layout)  # other views may have run since `begin`
+        _copy(self._stream, stream)
         step, layer = segment_layers(self._tower.depth), first
         while layer < stop:
             end = min(layer - layer % step + step, self._tower.depth)
@@ -146,31 +136,33 @@ class TowerGraph:
                 end = min(end, stop)
                 self._carry(layer, end)
             layer = end
-        passed = [place for place, at in enumerate(self._tower.deep) if first <= at < stop]
-        return self._stream, [self._levels[place] for place in passed]
+        return self._stream, [self._levels[level] for level in self._deep_between(first, stop)]
 
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
-        _put(self._stream, stream)
+        _copy(self._stream, stream)
         for own, level in zip(self._levels, levels, strict=True):
-            _put(own, level)
+            _copy(own, level)
         self._run("finish", self._finish)
         return self._features.clone()
 
     def _put_tables(self, layout: Layout) -> None:
         if layout.sizes != self._layout.sizes or (self._shape.grid and layout.grids != self._layout.grids):
-            raise RuntimeError(f"views of the grids {layout.grids} came to the graphs of {self._shape}")
+            raise RuntimeError(f"views of the grids {layout.grids} were given to the graphs of {self._shape}")
         self._buffers.put(self._layout, layout)
 
-    def _run(self, name: str, piece: Replay) -> None:
+    def _deep_between(self, first: int, stop: int) -> list[int]:
+        return [level for level, layer in enumerate(self._tower.deep) if first <= layer < stop]
+
+    def _run(self, name: str, stage: Replay) -> None:
         replay = self._replays.get(name)
         if replay is not None:
             replay()
             return
-        piece()
-        if recorded := self._owner.record(self._shape, piece):
+        stage()
+        if recorded := self._owner.record(self._shape, stage):
             self._replays[name] = recorded
 
-    # The pieces: what is captured
+    # The captured stages
 
     def _begin(self) -> None:
         self._stream.copy_(self._tower.begin(self._patches, self._layout))
@@ -178,9 +170,8 @@ class TowerGraph:
     def _carry(self, first: int, stop: int) -> None:
         stream, levels = self._tower.carry(self._stream, self._layout, first, stop, recurring=True)
         self._stream.copy_(stream)
-        passed = [place for place, at in enumerate(self._tower.deep) if first <= at < stop]
-        for place, level in zip(passed, levels, strict=True):
-            self._levels[place].copy_(level)
+        for own, level in zip(self._deep_between(first, stop), levels, strict=True):
+            self._levels[own].copy_(level)
 
     def _finish(self) -> None:
         end = self._tower.finish(self._stream, [])
@@ -188,6 +179,8 @@ class TowerGraph:
 
 
 class EncoderGraphs:
+    """The graphs of the tower, by shape."""
+
     def __init__(
         self,
         tower: VisionTower,
@@ -195,145 +188,120 @@ class EncoderGraphs:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        most_shapes: int = MOST_SHAPES,
-        most_patches: int = MOST_PATCHES,
-        sightings: int = SIGHTINGS,
+        max_shapes: int = MAX_SHAPES,
+        max_patches: int = MAX_PATCHES,
+        min_uses: int = MIN_USES,
     ) -> None:
-        self._tower, self._recorder = tower, recorder
-        self._place = device, dtype
-        self._most_shapes, self._most_patches, self._sightings = most_shapes, most_patches, sightings
-        self._shapes: OrderedDict[TowerShape, TowerGraph] = OrderedDict()  # least recently used first
-        self._seen: OrderedDict[TowerShape, int] = OrderedDict()  # how often shapes not captured have come
-        self._retired: TowerGraph | None = None  # the last that went: a step in flight may still run it
+        self._tower, self._device, self._dtype = tower, device, dtype
+        self._max_patches = max_patches
+        self._graphs: CudaGraphCache[TowerShape, TowerGraph] = CudaGraphCache(
+            "views of", recorder, max_shapes, min_uses=min_uses
+        )
         self._captures_left = 0  # in this call
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self._graphs)
 
     @property
     def shapes(self) -> tuple[TowerShape, ...]:
-        return tuple(self._shapes)
+        return self._graphs.keys
 
     @cached_property
     def _buffers(self) -> EncoderBuffers:
-        return EncoderBuffers(self._tower, *self._place, self._most_patches)
+        return EncoderBuffers(self._tower, self._device, self._dtype, self._max_patches)
 
-    def views_per_call(self, size: int, views: int, *, blank: bool = True) -> int:
-        """How many views of `size` patches the next call for so many of them has: a power of two, for few
-        shapes serve all. More than there are, `blank` ones, where those cost nothing."""
+    def views_per_call(self, size: int, views: int, *, padding: bool = True) -> int:
+        """How many of `views` views of `size` patches the next call takes: a power of two, so that few shapes
+        serve all. With `padding`, more than there are where the excess costs nothing."""
         above = 1 << (views - 1).bit_length()
-        if blank and above * size <= BLANK_PATCHES:
+        if padding and above * size <= PADDED_PATCHES:
             return above
         most = max(PACKED_PATCHES // size, 1)
         return 1 << (min(views, most).bit_length() - 1)
 
     def shape_for(self, grid: PatchGrid, views: int) -> TowerShape:
-        """Whose graphs serve so many views of a grid."""
         return TowerShape(grid[0] * grid[1], views, grid if self._tower.by_grid else None)
 
     def find(self, shape: TowerShape, *, now: bool = False) -> TowerGraph | None:
-        """The shape's stretches if it comes often, or `now`; None: it takes the ordinary way."""
+        """The graphs of a frequent shape, or of any with `now`; None: it runs eagerly."""
         self._captures_left = 1 << 30 if now else 1
-        found = self._shapes.get(shape)
+        found = self._graphs.get(shape)
         if found is not None:
-            self._shapes.move_to_end(shape)
             return found
-        if shape.patches > self._most_patches or not self._comes_often(shape, now=now):
+        if shape.patches > self._max_patches or not self._graphs.is_due(shape, now=now):
             return None
-        self._seen.pop(shape, None)
-        while len(self._shapes) >= self._most_shapes:
-            _, self._retired = self._shapes.popitem(last=False)
         try:
             made = TowerGraph(self._tower, shape, self._buffers, self)
         except torch.OutOfMemoryError as error:
-            self._give_up(shape, error)
+            self._graphs.fail(shape, error)
             return None
-        self._shapes[shape] = made
+        self._graphs.put(shape, made)
         return made
 
     def find_fewer_views(self, shape: TowerShape) -> tuple[TowerShape, TowerGraph] | None:
-        """For a shape that has no graphs: half of its views, or a quarter, that have all of theirs. So many
-        replays cost the host less than the launches of one call."""
+        """For a shape without graphs: complete graphs of half or a quarter of its views. Their replays cost
+        the host less than the launches of one eager call."""
         for views in (shape.views // 2, shape.views // 4):
             part = shape._replace(views=views)
-            found = self._shapes.get(part)
+            found = self._graphs.get(part)
             if found is not None and found.complete:
-                self._shapes.move_to_end(part)
                 return part, found
         return None
 
     def capture(self, shape: TowerShape, *, spare: int = 0) -> bool:
-        """Capture all of a shape before it comes, if that leaves room for `spare` more; gives whether it was
-        tried. On blank patches, which nobody sees."""
-        found = self._shapes.get(shape)
-        full = found is None and len(self._shapes) + spare >= self._most_shapes
-        failed = self._seen.get(shape) == NEVER
-        if full or failed or shape.patches > self._most_patches or (found is not None and found.complete):
+        """Capture all stages of a shape on blank patches, if that leaves room for `spare` more shapes; gives
+        whether it was tried."""
+        graphs = self._graphs
+        found = graphs.get(shape)
+        full = found is None and not graphs.has_room(spare)
+        done = found is not None and found.complete
+        if full or done or graphs.has_failed(shape) or shape.patches > self._max_patches:
             return False
-        device, dtype = self._place
         try:
             found = self.find(shape, now=True)
             if found is not None:
-                blank = torch.zeros(shape.patches, self._tower.patch_dim, device=device, dtype=dtype)
+                blank = torch.zeros(
+                    shape.patches, self._tower.patch_dim, device=self._device, dtype=self._dtype
+                )
                 layout = self._tower.layout(some_grids(shape, self._tower.merge))
                 stream, levels = found.carry(found.begin(blank, layout), layout, 0, self._tower.depth)
                 found.finish(stream, levels)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            self._retired = self._shapes.pop(shape, None)
-            self._give_up(shape, error)
+            graphs.fail(shape, error)
         return True
 
-    def _comes_often(self, shape: TowerShape, *, now: bool) -> bool:
-        seen = self._seen.get(shape, 0)
-        if seen == NEVER:
-            return False
-        self._seen[shape] = seen + 1
-        self._seen.move_to_end(shape)
-        while len(self._seen) > 64 * self._most_shapes:
-            self._seen.popitem(last=False)
-        return now or seen + 1 >= self._sightings
-
-    def record(self, shape: TowerShape, piece: Replay) -> Replay | None:
-        """For `TowerGraph`: the piece, which has just run, as a replay; None if it is not to be, or fails."""
-        if not self._captures_left or shape not in self._shapes:
+    def record(self, shape: TowerShape, stage: Replay) -> Replay | None:
+        """For `TowerGraph`: capture a stage that has just run; None if it is not due, or fails."""
+        if not self._captures_left or shape not in self._graphs:
             return None
         self._captures_left -= 1
         try:
-            return self._recorder.record(piece)
+            return self._graphs.record(stage)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            self._retired = self._shapes.pop(shape)
-            self._give_up(shape, error)
+            self._graphs.fail(shape, error)
             return None
 
-    def _give_up(self, shape: TowerShape, error: Exception) -> None:
-        self._seen[shape] = NEVER
-        first = str(error).partition("\n")[0]
-        log.warning("%d views of %d patches run uncaptured, slower: %s", shape.views, shape.size, first)
-
     def check(self) -> None:
-        """Raise unless the bounds hold."""
-        if len(self._shapes) > self._most_shapes:
-            raise RuntimeError(f"{len(self._shapes)} shapes are captured; {self._most_shapes} may be")
-        if any(shape.patches > self._most_patches for shape in self._shapes):
-            raise RuntimeError(f"a captured shape has more than {self._most_patches} patches")
-        if set(self._shapes) & set(self._seen):
-            raise RuntimeError("a captured shape is still being counted")
-        if self._shapes:
+        """Raise unless the bounds hold and the static tables are right."""
+        self._graphs.check()
+        if any(shape.patches > self._max_patches for shape in self._graphs.keys):
+            raise RuntimeError(f"a captured shape has more than {self._max_patches} patches")
+        if len(self._graphs):
             self._buffers.check(self._tower)
 
 
 def some_grids(shape: TowerShape, merge: int) -> tuple[PatchGrid, ...]:
-    """Of views of a shape; where any of the size will do, a row of tokens."""
+    """Grids of views of a shape; where any grid of the size serves, a row of tokens."""
     return (shape.grid or (merge, shape.size // merge),) * shape.views
 
 
 def build_encoder_graphs(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> EncoderGraphs:
-    """As the device has it; on a CPU the twin, which captures whatever comes."""
+    """On a CPU, where a replay is a call, every shape is captured at once."""
     if device.type == "cuda":
         return EncoderGraphs(tower, CudaRecorder(device), device, dtype)
-    return EncoderGraphs(tower, PlainRecorder(), device, dtype, sightings=1)
+    return EncoderGraphs(tower, PlainRecorder(), device, dtype, min_uses=1)
 
 
-def _put(own: Tensor, given: Tensor) -> None:
+def _copy(own: Tensor, given: Tensor) -> None:
     if given.data_ptr() != own.data_ptr():
         own.copy_(given)

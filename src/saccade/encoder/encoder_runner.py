@@ -174,7 +174,7 @@ class EncoderRunner:
         if self._graphs is None:
             return len(alike)
         whole = alike[0].first == 0 and alike[0].stop is None
-        return self._graphs.views_per_call(alike[0].patches, len(alike), blank=whole)
+        return self._graphs.views_per_call(alike[0].patches, len(alike), padding=whole)
 
     def _groups(self, encodes: Sequence[Encode]) -> Iterator[list[Encode]]:
         """Neighbours that pass the same layers and fit the patch budget of one call together."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from saccade.encoder import upload
-from saccade.encoder.encoder_graphs import MOST_PATCHES, MOST_SHAPES, EncoderBuffers
+from saccade.encoder.encoder_graphs import MAX_PATCHES, MAX_SHAPES, EncoderBuffers
 from saccade.encoder.preprocess import PixelProcessing, Preprocessor
 from saccade.lod import image_maps as stills
 from saccade.models.layers import VisionTower
@@ -61,13 +61,13 @@ def picture_bytes(
     grid = largest_grid(tower, processing, most_tokens)
     size = grid[0] * grid[1]
     peak = _measure(tower, processing[0], grid, device, dtype)
-    side = math.isqrt(min(MOST_PATCHES, size)) // tower.merge * tower.merge
+    side = math.isqrt(min(MAX_PATCHES, size)) // tower.merge * tower.merge
     captured = _measure(tower, None, (side, side), device, dtype)
     kept = unfinished_bytes(tower, dtype, max(encode_patches, size))
     kept += (
         EncoderBuffers.nbytes(tower, dtype)
         + captured
-        + MOST_SHAPES * GRAPH_BYTES
+        + MAX_SHAPES * GRAPH_BYTES
         + stills.MOST_BYTES
         + upload.UPLOADED_BYTES
     )

@@ -7,7 +7,6 @@ never   lets a capture that fails end a request: the step then takes the ordinar
         again much later
 """
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from saccade.kernels.cuda_graph import Recorder, Replay
+from saccade.kernels.cuda_graph import CudaGraphCache, Recorder, Replay
 from saccade.kernels.jit import compiled_ahead
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import Row
@@ -34,8 +33,6 @@ from saccade.worker.buckets import (
 )
 from saccade.worker.graph_step import FixedStep
 
-log = logging.getLogger(__name__)
-
 RETRY_AFTER = 2000  # steps until a shape whose capture failed is tried again
 MOST_TRIES = 3
 
@@ -50,21 +47,24 @@ class Graphs:
         longest: int,
         sightings: int = SIGHTINGS,  # of a shape with prompts before it is captured
     ) -> None:
-        self._step, self._recorder, self._sampler = step, recorder, sampler
+        self._step, self._sampler = step, sampler
         self._most_rows, self._longest = most_rows, longest
-        self._replays: dict[Shape, Replay] = {}
-        self._sightings = sightings
-        self._seen: dict[Shape, int] = {}
-        self._failed: dict[Shape, tuple[int, int]] = {}  # tries, the step of the last
-        self._steps = 0
+        self._graphs: CudaGraphCache[Shape, Replay] = CudaGraphCache(
+            "a step of",
+            recorder,
+            MOST,
+            min_uses=sightings,
+            evicts=False,
+            max_failures=MOST_TRIES,
+            retry_after=RETRY_AFTER,
+        )
         self._later = deque(later_shapes(most_rows, longest, vision=step.sees, looks=step.looks))
 
     def __len__(self) -> int:
-        return len(self._replays)
+        return len(self._graphs)
 
     def find(self, rows: tuple[Row, ...], *, brief: bool = False) -> tuple[Division, Shape, Replay] | None:
         """The captured step for these rows; None: they take the ordinary way. `brief`: they only look."""
-        self._steps += 1
         divided = divide(rows)
         if divided is None or not self._step.holds(divided):
             return None
@@ -72,10 +72,10 @@ class Graphs:
         shape = shape_of(divided, ending, self._most_rows, self._longest)
         if shape is None:
             return None
-        replay = self._replays.get(shape) or self._capture_if_worth(shape)
+        replay = self._graphs.get(shape) or self._capture_if_worth(shape)
         if replay is None and shape.asks and not brief:  # not yet: that of other prompts does as well
             shape = without_telling(shape, self._sampler.ending(divided.chunks))
-            replay = self._replays.get(shape)
+            replay = self._graphs.get(shape)
         return None if replay is None else (divided, shape, replay)
 
     def _ending(self, divided: Division, *, brief: bool) -> str:
@@ -112,40 +112,25 @@ class Graphs:
         """While nobody waits: capture one more of the steps that may come; gives whether there was one."""
         while self._later:
             shape = self._later.popleft()
-            if shape not in self._replays and shape not in self._failed and len(self._replays) < MOST:
+            if shape not in self._graphs and not self._graphs.has_failed(shape) and self._graphs.has_room():
                 self._capture(shape)
                 return True
         return False
 
     def _capture_if_worth(self, shape: Shape) -> Replay | None:
-        tries, last = self._failed.get(shape, (0, 0))
-        if len(self._replays) >= MOST or tries >= MOST_TRIES or (tries and self._steps - last < RETRY_AFTER):
-            return None
-        if shape.chunks:
-            self._seen[shape] = self._seen.get(shape, 0) + 1
-            if self._seen[shape] < self._sightings:
-                return None
-        return self._capture(shape)
+        """Decode steps are captured at once, steps with prompts when their shape is frequent."""
+        return self._capture(shape) if self._graphs.is_due(shape, now=not shape.chunks) else None
 
     def _capture(self, shape: Shape) -> Replay | None:
         try:
             self._step.clear(shape)
             run = partial(self._step.run, shape)
-            run()  # compiles kernels, makes library handles: none of that may happen while capturing
-            replay = self._recorder.record(run)
+            run()  # compiles kernels and allocates library handles, which must not happen during the capture
+            replay = self._graphs.record(run)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            tries = self._failed.get(shape, (0, 0))[0] + 1
-            self._failed[shape] = tries, self._steps
-            if tries == 1:
-                log.warning(
-                    "a step of %d rows and %d prompt tokens cannot be captured (%s); it runs without, slower",
-                    shape.decodes,
-                    shape.tokens,
-                    str(error).split("\n")[0],
-                )
+            self._graphs.fail(shape, error)
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
             return None
-        self._failed.pop(shape, None)
-        self._replays[shape] = replay
+        self._graphs.put(shape, replay)
         return replay

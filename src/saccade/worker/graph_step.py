@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.encoder.merge_embeddings import visual_slices
+from saccade.encoder.merge_embeddings import fill_visual_buffer, merge_visual_buffer, visual_slices
 from saccade.kernels.dispatch import mode, running
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.slot_state import advance_rows, gather_rows
 from saccade.kv_cache.pages import FixedPaged, Pages
 from saccade.lod.relevance_transfer import HostLooks, Sent
-from saccade.models.layers import DeepVisual, LanguageModel, Watch
+from saccade.models.layers import LanguageModel, Watch
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import Row
 from saccade.worker.buckets import CHUNKS, COUPLED, TOKENS, Division, Shape, most_lines
@@ -173,15 +173,10 @@ class FixedStep:
             unread.wait()
 
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
-        """Put the visual tokens of a step's prompts where the captured step reads them; zeros elsewhere, for
-        deeper levels are added to all tokens. `features(key)` is [view.tokens, (1 + levels) * hidden]."""
+        """Copy the features of a step's visual tokens where the captured step reads them."""
         if self.visual is None:
             raise RuntimeError("a step with views, and the model has no vision tower")
-        self.visual[: shape.tokens].zero_()
-        shown = list(visual_slices(chunks))
-        places = [self.visual[place : place + count] for _, _, count, place in shown]
-        # One launch for all: a question may have eight zoomed views.
-        torch._foreach_copy_(places, [features(span.key)[at : at + count] for span, at, count, _ in shown])
+        fill_visual_buffer(self.visual[: shape.tokens], chunks, features)
 
     def clear(self, shape: Shape) -> None:
         """Padding alone: running the shape then touches no row and no page, and tells nobody."""
@@ -284,7 +279,10 @@ class FixedStep:
         paged = FixedPaged(
             self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
         )
-        embeds, deep = self._sight(self._model.embed(tokens), feed, shape)
+        embeds, deep = self._model.embed(tokens), None
+        if shape.sighted and self.visual is not None:
+            index = self._places[shape.decodes : shape.decodes + shape.tokens]
+            deep = merge_visual_buffer(embeds, self.visual[: shape.tokens], feed.seen > 0, index)
         watch = self._watch(feed, shape, positions, at) if self._watched else None
         stop = self._watched[-1] if shape.ending == "look" else None
         hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop)
@@ -326,19 +324,6 @@ class FixedStep:
             with running(mode()._replace(early=False, arrivals=None)):
                 coupled = self._couple(ends[:, some], places[:, some], tables, starts[some], real[some])
             self._coupled[some].copy_(coupled)
-
-    def _sight(self, embeds: Tensor, feed: Feed, shape: Shape) -> tuple[Tensor, DeepVisual | None]:
-        """Visual tokens in place of their placeholders, and what deeper layers get of them."""
-        if not shape.sighted or self.visual is None:
-            return embeds, None
-        width, first = embeds.shape[1], shape.decodes
-        visual = self.visual[: shape.tokens]
-        chunks = torch.where((feed.seen > 0)[:, None], visual[:, :width], embeds[first:])
-        embeds = torch.cat((embeds[:first], chunks)) if first else chunks
-        if visual.shape[1] == width:
-            return embeds, None
-        levels = visual[:, width:].view(shape.tokens, -1, width).transpose(0, 1)
-        return embeds, DeepVisual(index=self._places[first : first + shape.tokens], levels=levels)
 
     def _enter(self, feed: Feed) -> None:
         """Prompt rows as if their last token were a decode: the end of the step then moves all rows alike."""
