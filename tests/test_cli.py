@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from saccade.cli import app as cli
+from saccade.cli import serve
+from saccade.cli.chat import split_question
 from saccade.cli.options import size_in_bytes
 from saccade.config import EngineConfig, MediaLimits, ServeConfig, VisionCache
 from tests.parity.oracle import picture
@@ -31,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServeCo
         calls.append((engine, config))
         return 0
 
-    monkeypatch.setattr(cli, "run_server", record)
+    monkeypatch.setattr(serve, "run_server", record)
     return calls
 
 
@@ -155,20 +157,31 @@ def test_config_errors_are_one_line_without_a_traceback(
 def test_the_question_is_what_is_not_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     picture(40, 40, 1).save(path)
-    assert cli._split_question((str(path), "What?")) == ([path], "What?")
-    assert cli._split_question((str(path),)) == ([path], None)
-    assert cli._split_question(("What?",)) == ([], "What?")
+    assert split_question((str(path), "What?")) == ([path], "What?")
+    assert split_question((str(path),)) == ([path], None)
+    assert split_question(("What?",)) == ([], "What?")
     with pytest.raises(click.UsageError, match="typo"):
-        cli._split_question(("typo.png",))
+        split_question(("typo.png",))
     with pytest.raises(click.UsageError, match="nofile"):
-        cli._split_question(("nofile.png", str(path), "What?"))
+        split_question(("nofile.png", str(path), "What?"))
 
 
 def test_help_shows_examples_for_every_command() -> None:
-    for command in cli.app.commands.values():
-        text = run(command.name or "", "--help").output
+    for name in cli.COMMANDS:
+        text = run(name, "--help").output
         assert "Examples:" in text
-        assert f"saccade {command.name}" in text
+        assert f"saccade {name}" in text
+
+
+def test_the_command_list_has_every_summary_and_loads_no_command() -> None:
+    listed = run("--help").output
+    for name, (_, summary) in cli.COMMANDS.items():
+        assert name in listed
+        assert summary in listed
+    loaded = "import sys, saccade.cli.app as cli; cli.app(['--help'], standalone_mode=False)"
+    loaded += "; print({'torch', 'fastapi', 'av'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_the_package_is_the_command() -> None:

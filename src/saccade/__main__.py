@@ -1,10 +1,8 @@
-"""The `saccade` command, and `python -m saccade`.
-
-An interrupt while the modules load ends the process without a word, as it would later.
-"""
+"""The `saccade` command, and `python -m saccade`."""
 
 import signal
 
+# An interrupt while the modules load ends the process without a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from saccade.cli import app as cli  # noqa: E402

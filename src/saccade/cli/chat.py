@@ -1,8 +1,4 @@
-"""A conversation in the terminal: pictures and a question in, the answer streamed out.
-
-takes   an engine that is not started yet, pictures, perhaps a first question
-gives   text on stdout; everything else goes to stderr
-"""
+"""`saccade chat`: a conversation about images in the terminal. Answers go to stdout, the rest to stderr."""
 
 import asyncio
 import contextlib
@@ -11,58 +7,105 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 
 from saccade.async_llm import AsyncEngine
+from saccade.cli.options import (
+    ENGINE_OPTIONS,
+    MEDIA_OPTIONS,
+    MODEL_OPTION,
+    engine_config,
+    media_limits,
+    option,
+    with_options,
+)
 from saccade.errors import RequestError
 from saccade.sampling_params import SamplingParams
 
-Message = dict[str, Any]
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+MessageDict = dict[str, Any]
 
 
-async def converse(
-    engine: AsyncEngine, pictures: Sequence[Path], question: str | None, params: SamplingParams
+@click.command("chat")
+@click.argument("images", nargs=-1, metavar="[IMAGE]... [QUESTION]")
+@MODEL_OPTION
+@option("--max-tokens", type=int, default=256, help="Longest answer in tokens.")
+@option("--temperature", type=float, default=0.0, help="0 is greedy.")
+@with_options(ENGINE_OPTIONS, MEDIA_OPTIONS)
+def command(images: tuple[str, ...], model: str, max_tokens: int, temperature: float, **given: Any) -> None:
+    """Ask about images in the terminal. Without a QUESTION, a conversation begins.
+
+    Arguments that are files are images; the last one that is not is the question.
+
+    \b
+    Examples:
+      saccade chat receipt.png "What is the total?"
+      saccade chat left.jpg right.jpg
+    """
+    config = engine_config(model, given)
+    files, question = split_question(images)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    engine = AsyncEngine(config.model, media=media_limits(given), **config.options())
+    asyncio.run(_converse(engine, files, question, params))
+
+
+def split_question(arguments: tuple[str, ...]) -> tuple[list[Path], str | None]:
+    """The image files, and the question if the last argument is not a file."""
+    question = None
+    if arguments and not Path(arguments[-1]).is_file():
+        *rest, question = arguments
+        arguments = tuple(rest)
+    if question is not None and not arguments and Path(question).suffix.lower() in IMAGE_SUFFIXES:
+        raise click.UsageError(f"there is no file {question!r}")
+    missing = [name for name in arguments if not Path(name).is_file()]
+    if missing:
+        raise click.UsageError(f"there is no file {missing[0]!r}; put the question last, in quotes")
+    return [Path(name) for name in arguments], question
+
+
+async def _converse(
+    engine: AsyncEngine, images: Sequence[Path], question: str | None, params: SamplingParams
 ) -> None:
-    """Answer `question` and end; without one, read questions from the terminal until it is closed."""
+    """Answer `question`; without one, read questions from the terminal until end of file."""
     console = Console(stderr=True)
     with console.status("loading the model"):
         await engine.start()
     try:
-        parts: list[Message] = [{"type": "image", "image": path} for path in pictures]
+        parts: list[MessageDict] = [{"type": "image", "image": path} for path in images]
         if question is not None:
-            await _answer(engine, [_asked(parts, question)], params)
+            await _print_answer(engine, [_user_message(parts, question)], params)
             return
         console.print(f"{engine.info.model} on {engine.info.device}; end with Ctrl-D", highlight=False)
-        history: list[Message] = []
-        while (line := await _ask()) is not None:
-            asked = _asked(parts, line)
+        history: list[MessageDict] = []
+        while (line := await _read_line()) is not None:
+            message = _user_message(parts, line)
             try:
-                answer = await _answer(engine, [*history, asked], params)
+                answer = await _print_answer(engine, [*history, message], params)
             except RequestError as error:
                 console.print(error.message, style="red", highlight=False)
                 continue
-            parts = []  # the pictures are in the history from now on
-            history += [asked, {"role": "assistant", "content": answer}]
+            parts = []  # the images are part of the history now
+            history += [message, {"role": "assistant", "content": answer}]
     finally:
         await engine.stop()
 
 
-def _asked(parts: list[Message], text: str) -> Message:
+def _user_message(parts: list[MessageDict], text: str) -> MessageDict:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-async def _ask() -> str | None:
-    """The next line of the terminal; None at its end."""
+async def _read_line() -> str | None:
     with contextlib.suppress(EOFError):
         return await asyncio.to_thread(input, "> ")
     return None
 
 
-async def _answer(engine: AsyncEngine, messages: list[Message], params: SamplingParams) -> str:
+async def _print_answer(engine: AsyncEngine, messages: list[MessageDict], params: SamplingParams) -> str:
     text = ""
-    async for piece in engine.chat(messages, params):
-        text += piece.text
-        sys.stdout.write(piece.text)
+    async for delta in engine.chat(messages, params):
+        text += delta.text
+        sys.stdout.write(delta.text)
         sys.stdout.flush()
     sys.stdout.write("\n")
     return text

@@ -1,20 +1,31 @@
-"""Options of the command line, as tables: every command that starts an engine takes the same ones.
+"""Option tables that commands share, their parsers, and the configs made of them."""
 
-takes   what a person typed
-gives   `EngineConfig`, `MediaLimits`, and values parsed from their written form
-"""
-
+import sys
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from saccade.config import EngineConfig, MediaLimits, VisionCache, parse_size
 from saccade.errors import ConfigError
 
-Command = Callable[..., Any]
+CommandFunction = Callable[..., Any]
+Decorator = Callable[[CommandFunction], CommandFunction]
+
+# Tools that load torch: imported when they run, so that help texts appear without it.
+TOOLS = {
+    "bench": "saccade.tools.bench.command",
+    "eval": "saccade.tools.evaluation.command",
+    "eval-lod": "saccade.tools.evaluation.lod",
+    "profile": "saccade.tools.profiler.command",
+}
+
+
+def run_tool(name: str, engine: EngineConfig, options: object) -> NoReturn:
+    sys.exit(import_module(TOOLS[name]).run(engine, options))
 
 
 def size_in_bytes(value: str) -> int:
@@ -34,14 +45,14 @@ def vision_cache(value: str) -> VisionCache:
 
 
 def text_of_file(value: str) -> str:
-    """The text in the file that is named."""
+    """The text of the file `value`."""
     try:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{value!r} cannot be read as text: {error}") from None
 
 
-def counts(value: str) -> dict[str, int]:
+def media_counts(value: str) -> dict[str, int]:
     """'image=4,video=1'."""
     found: dict[str, int] = {}
     for part in value.split(","):
@@ -60,48 +71,54 @@ def width_and_height(value: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+def option(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, show_default=settings.get("default") is not None, **settings)
 
 
+MODEL_OPTION = option("--model", default="embedded", help="A checkpoint folder, a hub id, or `embedded`.")
+PROGRESS_OPTION = option("--progress/--no-progress", default=True, help="Show a progress bar on stderr.")
+
+
 ENGINE_OPTIONS = (
-    option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to compute."),
+    option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Device."),
     option(
         "--dtype",
         type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
         default="auto",
-        help="Of weights and KV cache. auto: the checkpoint's on a GPU, float32 on a CPU.",
+        help="Type of weights and KV cache. auto: the checkpoint's on a GPU, float32 on a CPU.",
     ),
     option(
         "--load-format",
         type=click.Choice(["auto", "dummy"]),
         default="auto",
-        help="dummy: random weights of the right shapes, for measuring speed without a checkpoint's weights.",
+        help="dummy: random weights of the model's shapes, to measure speed without its weights.",
     ),
     option(
-        "--max-model-len", type=int, help="Longest prompt + answer in tokens. [default: the checkpoint's]"
+        "--max-model-len",
+        type=int,
+        help="Context length, prompt and answer. [default: the checkpoint's]",
     ),
-    option("--max-num-seqs", type=int, default=256, help="Most sequences computed together."),
+    option("--max-num-seqs", type=int, default=256, help="Most sequences in one step."),
     option(
         "--max-num-batched-tokens",
         type=int,
         help="Most tokens in one step. [default: 8192 on a GPU, 2048 on a CPU]",
     ),
-    option("--max-queue", type=int, default=4096, help="Most requests waiting; further ones are refused."),
+    option("--max-queue", type=int, default=4096, help="Most waiting requests; further ones are refused."),
     option(
         "--max-queue-bytes",
         type=size_in_bytes,
         metavar="SIZE",
         default="8GiB",
-        help="Most pixels of requests not answered yet; further ones are refused.",
+        help="Most bytes of pixels of unfinished requests; further ones are refused.",
     ),
     option("--block-size", type=int, default=16, help="Tokens per KV block."),
-    option("--num-blocks", type=int, help="KV blocks. [default: from the memory there is]"),
+    option("--num-blocks", type=int, help="KV blocks. [default: from the available memory]"),
     option(
         "--gpu-memory-utilization",
         type=float,
         default=0.9,
-        help="Share of the GPU's memory for weights, KV cache and features.",
+        help="Share of the GPU's memory for weights, KV cache and encoder cache.",
     ),
     option(
         "--kv-cache-bytes",
@@ -113,173 +130,186 @@ ENGINE_OPTIONS = (
         "--kv-cache-dtype",
         type=click.Choice(["auto", "fp8", "int8"]),
         default="auto",
-        help="Of K and V. fp8 and int8 take half the memory of 16 bits and change answers a little; auto: as "
-        "--dtype.",
+        help="Type of the KV cache. fp8 and int8 take half the memory and change answers slightly. "
+        "auto: as --dtype.",
     ),
     option(
         "--kv-vision-dtype",
         type=click.Choice(["auto", "fp8", "int8"]),
         default="auto",
-        help="The same for the KV blocks of pictures alone, which get a pool of their own.",
+        help="The same for the KV blocks of images only, which get their own pool.",
     ),
     option(
         "--kv-vision-share",
         type=float,
         metavar="SHARE",
-        help="Of the KV cache: a pool for the blocks of pictures, which text never takes, nor they its. "
-        "[default: no such pool; 0.5 where another option asks for one]",
+        help="Share of the KV cache for a separate pool of image blocks. [default: no separate pool; 0.5 if "
+        "another --kv-vision option asks for one]",
     ),
     option(
         "--kv-vision-views",
         type=click.Choice(["all", "global"]),
-        help="Pictures whose blocks go to that pool: all whole ones, or only those seen at less than full "
-        "detail. [default: all]",
+        help="Images whose blocks go to that pool: all, or only those below full detail. [default: all]",
     ),
     option(
         "--vision-cache",
         type=vision_cache,
         metavar="TIERS",
         callback=lambda context, parameter, value: value or VisionCache(),
-        help="Image features kept for reuse: gpu=8GiB,host=32GiB,disk=100GiB,dir=PATH,ttl=SECONDS, any of "
-        "them; a size of 0 is off. On a CPU, gpu is its memory. [default: gpu=2GiB; CPU gpu=256MiB]",
+        help="Encoder cache sizes: any of gpu=8GiB,host=32GiB,disk=100GiB,dir=PATH,ttl=SECONDS; a size of 0 "
+        "is off. On a CPU, gpu means its memory. [default: gpu=2GiB; gpu=256MiB on a CPU]",
     ),
     option(
-        "--prefix-caching/--no-prefix-caching", default=True, help="Reuse the KV of equal prompt beginnings."
+        "--prefix-caching/--no-prefix-caching", default=True, help="Reuse the KV cache of equal prefixes."
     ),
     option(
         "--pin-prefix",
         type=text_of_file,
         multiple=True,
         metavar="FILE",
-        help="A text file with a system prompt: the KV of conversations that begin with it is never given "
-        "up, for any tenant. Repeat the option for several.",
+        help="A text file with a system prompt whose KV blocks are never evicted, for any tenant (repeat the "
+        "option).",
     ),
     option(
         "--pinned-prefix-bytes",
         type=size_in_bytes,
         metavar="SIZE",
         default="256MiB",
-        help="Most KV that pinned system prompts may take of each tenant's.",
+        help="Most KV cache that pinned system prompts may take per tenant.",
     ),
     option(
         "--swap-bytes",
         type=size_in_bytes,
         metavar="SIZE",
-        help="Host memory for the KV of requests that had to give way; 0: they compute again. "
+        help="Host memory for the KV blocks of preempted sequences; 0: they are recomputed. "
         "[default: 4GiB on a GPU, 0 on a CPU]",
     ),
     option(
-        "--overlap/--no-overlap", default=None, help="Plan the next step while one runs. [default: on a GPU]"
+        "--overlap/--no-overlap",
+        default=None,
+        help="Plan the next step while one runs. [default: on a GPU]",
     ),
     option(
         "--itl-target",
         type=float,
         metavar="MS",
-        help="Milliseconds between two tokens of an answer that others' prompts and pictures may lead to, "
-        "three times as many while prompts have to wait; 0: any. [default: 11 on a GPU, any on a CPU]",
+        help="Inter-token latency target: prefill and encoding of other requests are sliced so that a step "
+        "keeps it; three times as long while prompts wait; 0: no target. [default: 11 on a GPU, 0 on a CPU]",
     ),
     option(
         "--kernels",
         type=click.Choice(["auto", "torch", "triton"]),
         default="auto",
-        help="auto: Triton kernels where they were measured faster, else torch.",
+        help="auto: Triton kernels where they measured faster, else torch.",
     ),
     option(
         "--graphs",
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
-        help="Captured decode steps and short prompts. auto: on a GPU whose attention is Triton's.",
+        help="CUDA graphs for decode steps and short prompts. auto: on a GPU with Triton attention.",
     ),
     option(
         "--early-launch",
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
-        help="A kernel starts while the one before it ends. auto: with graphs on a Hopper GPU or newer.",
+        help="Programmatic dependent launch of kernels. auto: with CUDA graphs on a Hopper GPU or newer.",
     ),
     option(
         "--deterministic/--no-deterministic",
         default=False,
-        help="A request's tokens do not depend on its neighbours; slower.",
+        help="Make a request's tokens independent of the batch; slower.",
     ),
-    option("--seed", type=int, default=0, help="Root of the seeds of requests that name none."),
+    option("--seed", type=int, default=0, help="Base seed for requests that set none."),
     option(
         "--step-log",
         type=click.Path(dir_okay=False),
         metavar="FILE",
-        help="Write a line of JSON for every step: what it did, what it was expected to take and took.",
+        help="Write a line of JSON per step: its contents, its predicted and its measured time.",
     ),
 )
 
 MEDIA_OPTIONS = (
     option(
         "--limit-mm-per-prompt",
-        type=counts,
+        type=media_counts,
         metavar="COUNTS",
-        help="For example image=16,video=4, which is the default.",
+        help="Most media per prompt. [default: image=16,video=4]",
     ),
-    option("--max-image-pixels", type=int, default=64_000_000, help="Larger pictures are refused undecoded."),
+    option("--max-image-pixels", type=int, default=64_000_000, help="Larger images are refused undecoded."),
     option(
         "--allowed-media-domains",
         multiple=True,
         metavar="HOST",
-        help="Fetch pictures only from these hosts (repeat the option). [default: any public host]",
+        help="Fetch images only from these hosts (repeat the option). [default: any public host]",
     ),
     option(
         "--allowed-local-media-path",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         help="Allow file: URLs below this folder. [default: none]",
     ),
-    option("--media-fetch-timeout", type=float, default=10.0, help="Seconds for one remote picture."),
+    option("--media-fetch-timeout", type=float, default=10.0, help="Seconds to fetch one remote image."),
 )
 
 SERVER_OPTIONS = (
-    option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all."),
-    option("--port", type=int, default=8000, help="0 picks a free one."),
+    option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all interfaces."),
+    option("--port", type=int, default=8000, help="Port to listen on; 0 picks a free one."),
     option("--api-key", multiple=True, metavar="KEY", help="Require one of these keys (repeat the option)."),
     option("--served-model-name", multiple=True, metavar="NAME", help="Names clients may use for the model."),
     option(
         "--max-body-bytes", type=size_in_bytes, metavar="SIZE", default="64MiB", help="Largest request body."
     ),
-    option("--request-timeout", type=float, default=600.0, help="Seconds from a request to its last token."),
-    option("--read-timeout", type=float, default=60.0, help="Seconds a request may take to arrive."),
+    option(
+        "--request-timeout",
+        type=float,
+        default=600.0,
+        help="Seconds from arrival to the last token.",
+    ),
+    option("--read-timeout", type=float, default=60.0, help="Seconds for a request to arrive."),
     option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
-        help="What the server writes to stderr.",
+        help="Log level on stderr.",
     ),
     option(
         "--slow-request-seconds",
         type=float,
         default=30.0,
-        help="Log where the time went of requests that take longer; 0: of none.",
+        help="Log the time per stage of requests that take longer; 0: never.",
     ),
     option(
-        "--shutdown-timeout", type=float, default=30.0, help="Seconds running requests get after SIGTERM."
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        help="Seconds to finish running requests after SIGTERM.",
     ),
 )
 
 
-def with_options(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
+def with_options(*tables: tuple[Decorator, ...]) -> Decorator:
+    """Add the options of `tables`, in their order."""
+
+    def add(function: CommandFunction) -> CommandFunction:
+        for table in reversed(tables):
+            for decorate in reversed(table):
+                function = decorate(function)
+        return function
 
     return add
 
 
 def engine_config(model: str, given: dict[str, Any]) -> EngineConfig:
-    """Takes the engine's options out of `given`."""
+    """The engine's config; removes its options from `given`."""
     names = [field.name for field in fields(EngineConfig) if field.name != "model"]
     return EngineConfig(model=model, **{name: given.pop(name) for name in names})
 
 
 def media_limits(given: dict[str, Any]) -> MediaLimits:
-    most = given.pop("limit_mm_per_prompt") or {}
+    """The media limits; removes their options from `given`."""
+    counts = given.pop("limit_mm_per_prompt") or {}
     return MediaLimits(
-        images_per_prompt=most.get("image", MediaLimits.images_per_prompt),
-        videos_per_prompt=most.get("video", MediaLimits.videos_per_prompt),
+        images_per_prompt=counts.get("image", MediaLimits.images_per_prompt),
+        videos_per_prompt=counts.get("video", MediaLimits.videos_per_prompt),
         max_pixels=given.pop("max_image_pixels"),
         allowed_domains=given.pop("allowed_media_domains") or None,
         allowed_local_path=given.pop("allowed_local_media_path"),

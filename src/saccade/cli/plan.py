@@ -1,4 +1,4 @@
-"""The command line of the planner: `PlanOptions` as options, by their help texts and defaults."""
+"""`saccade plan`: the fields of `PlanOptions` as options, with their defaults and help texts."""
 
 import sys
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 
+from saccade.cli.options import option, size_in_bytes
 from saccade.kv_cache.pool_sizing import KVDtype, VisionScope
 from saccade.tools.planner.command import HELP, PlanOptions, run
 
@@ -17,40 +18,39 @@ TYPES = {
     "kv_vision_share": click.FLOAT,
     "kv_vision_views": click.Choice(get_args(VisionScope)),
 }
-Size = Callable[[str], int]  # reads '2GiB'
 
 
-def plan_command(size: Size) -> click.Command:
-    """`saccade plan`; `size` reads sizes as the other commands do."""
-    command: Callable[..., None] = _plan
-    for field in reversed(fields(PlanOptions)):
-        if field.name != "model":
-            command = _option(field, size)(command)
-    return click.command(name="plan")(click.argument("model", required=False)(command))
-
-
-def _option(field: Field[Any], size: Size) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A field as an option; those without a default are whole numbers."""
+def _option(field: Field[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A field as an option; fields without a default are integers."""
     name = "--" + field.name.replace("_", "-")
     settings: dict[str, Any] = {"default": field.default, "help": HELP[field.name]}
-    settings["show_default"] = field.default is not None
     if field.name == "traffic":
-        return click.option(name, multiple=True, metavar="KIND", **settings)
+        return option(name, multiple=True, metavar="KIND", **settings)
     if field.name == "json":
         return click.option(name, is_flag=True, help=HELP[field.name])
     if field.name == "prefix_caching":
-        return click.option(f"{name}/--no-prefix-caching", **settings)
+        return option(f"{name}/--no-prefix-caching", **settings)
     if field.name in SIZES:
         if isinstance(field.default, int):
             settings["default"] = f"{field.default / (1 << 30):g}GiB"
-        return click.option(name, type=size, metavar="SIZE", **settings)
+        return option(name, type=size_in_bytes, metavar="SIZE", **settings)
     if field.name in TYPES:
-        return click.option(name, type=TYPES[field.name], **settings)
-    return click.option(name, type=int if field.default is None else type(field.default), **settings)
+        return option(name, type=TYPES[field.name], **settings)
+    return option(name, type=int if field.default is None else type(field.default), **settings)
 
 
-def _plan(model: str | None, **given: Any) -> None:
-    """How much traffic fits on a machine, and the waits to expect, without running the model.
+def _with_fields(function: Callable[..., Any]) -> Callable[..., Any]:
+    for field in reversed(fields(PlanOptions)):
+        if field.name != "model":
+            function = _option(field)(function)
+    return function
+
+
+@click.command("plan")
+@click.argument("model", required=False)
+@_with_fields
+def command(model: str | None, **given: Any) -> None:
+    """Predict how much traffic a machine serves and how long requests wait, without running the model.
 
     MODEL is a checkpoint folder, a config.json or `embedded`; else give --layers, --kv-heads, --weight-bytes.
 

@@ -1,6 +1,6 @@
 """OpenAI request bodies for chat completions and completions: fields, limits, conversion to SamplingParams.
 
-docs/api.md lists every parameter with its range.
+docs/serving.md lists every parameter with its range.
 """
 
 from typing import Annotated, Any, Literal, TypeVar, cast

@@ -215,7 +215,7 @@ def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
 def test_the_command_line_reaches_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[PlanOptions] = []
     monkeypatch.setattr(entry, "run", taken.append)  # its None is an exit code of 0
-    command = entry.plan_command(lambda text: int(float(text.removesuffix("GiB")) * 2**30))
+    command = entry.command
     words = ["--layers", "80", "--kv-heads", "8", "--weight-bytes", "2GiB", "--no-prefix-caching", "--json"]
     words += ["--traffic", "a:rate=1", "--traffic", "b:rate=2", "--itl-target", "0", "--costs", "cpu"]
     result = CliRunner().invoke(command, words)
