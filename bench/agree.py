@@ -31,7 +31,7 @@ from saccade.engine.memory import DTYPES
 from saccade.llm import LLM
 from saccade.models.layers import LanguageModel
 from saccade.sampling_params import SamplingParams
-from saccade.tools.bench.figures import percentile
+from saccade.tools.report import percentile
 
 TIE = 2.0  # ulp: each of two logits is rounded by half of one, in either path
 NEAR = 16.0  # ulp: what rounding in every layer can add up to

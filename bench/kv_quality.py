@@ -18,11 +18,11 @@ from saccade import LLM
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.engine.model_size import read_network
 from saccade.lod.checkpoint_views import read_views
-from saccade.tools.evaluation.ask import greedy
-from saccade.tools.evaluation.command import fingerprint
-from saccade.tools.evaluation.methods import BALANCED, FULL, Bench
+from saccade.tools.environment import fingerprint
+from saccade.tools.evaluation.command import greedy
+from saccade.tools.evaluation.lod_methods import BALANCED, FULL, TrialFactory
 from saccade.tools.evaluation.question_set import SEED, chosen_tasks, chunks, correct, sample_keys
-from saccade.tools.evaluation.score import wilson
+from saccade.tools.evaluation.scoring import wilson
 
 WAYS: dict[str, dict[str, Any]] = {
     "model's dtype": {},
@@ -41,7 +41,7 @@ def ask(name: str, limit: int, share: float | None) -> dict[str, Any]:
     processing = llm.front.checkpoint.image
     if processing is None:
         raise RuntimeError("the embedded model sees no pictures")
-    bench = Bench(processing, read_views(llm.front.checkpoint.config, processing.factor).rule)
+    bench = TrialFactory(processing, read_views(llm.front.checkpoint.config, processing.factor).rule)
     wanted = [(task, index, SEED) for task, index in sample_keys(chosen_tasks(()), 200, limit)]
     found = []
     for examples in chunks(wanted, BATCH, 0):

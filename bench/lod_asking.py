@@ -103,7 +103,7 @@ class Bench:
         """One question about each; seconds for all of them."""
         prompts = [
             {
-                "prompt_token_ids": self._inputs.about_picture(QUESTION_TOKENS),
+                "prompt_token_ids": self._inputs.about_image(QUESTION_TOKENS),
                 "images": [one],
                 "lod": level.params(full),
             }
@@ -126,7 +126,7 @@ class Bench:
             for number in range(count):
                 stages = RequestTiming(began, began)
                 request = self.front.prepare_prompt(
-                    self._inputs.about_picture(QUESTION_TOKENS),
+                    self._inputs.about_image(QUESTION_TOKENS),
                     params,
                     f"question-{number}",
                     images=[shown],

@@ -20,11 +20,10 @@ from bench import growth, scaling
 from bench.questions import Scope
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
 from saccade.llm import LLM
-from saccade.tools.bench.library import RUN
-from saccade.tools.bench.machine import device_name
-from saccade.tools.bench.options import ON_GPU, ON_PROCESS, BenchOptions, parse_workload
-from saccade.tools.bench.report import figure
-from saccade.tools.bench.session import Session
+from saccade.tools.bench.options import ON_GPU, OWN_PROCESS, BenchOptions, parse_workload
+from saccade.tools.bench.workloads import RUN, Session
+from saccade.tools.environment import device_name
+from saccade.tools.report import figure
 
 # What is quick, and what is most wanted, first.
 LAST = ("vlm_unique", "text_bs128", "text_throughput", "text_bs256")
@@ -36,7 +35,7 @@ POINTS = {
 SCALED_STEPS = 24  # a point
 
 
-ROWS = tuple(name for name in ON_GPU if parse_workload(name).kind not in ON_PROCESS)
+ROWS = tuple(name for name in ON_GPU if parse_workload(name).kind not in OWN_PROCESS)
 
 
 def rows(llm: LLM, repeat: int, names: tuple[str, ...]) -> Iterator[str]:

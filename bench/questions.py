@@ -47,5 +47,5 @@ class Questions:
         grain = self._scope.grain
         sides = np.exp(self._rng.uniform(smallest, largest, 2))
         width, height = (max(round(side / grain), 1) * grain for side in sides)
-        picture = self._inputs.picture((width, height))
-        return {"prompt_token_ids": self._inputs.about_picture(length), "images": [picture]}
+        picture = self._inputs.image((width, height))
+        return {"prompt_token_ids": self._inputs.about_image(length), "images": [picture]}

@@ -1,39 +1,38 @@
-"""How times grow: a decode step with the batch and with the context, the first token with the picture.
+"""How times grow: a decode step with the batch and the context, the first token with the image size.
 
     python -m bench.scaling [MODEL] [--parts batch,context,images] [--plots FOLDER] [options of the engine]
 
-Every figure stands beside its floor: the bytes and operations it needs at the chip's ceilings, with nothing
-else (tools/bench/ceilings.py). Steps are timed one by one while all rows decode, after the prompts are
-computed; prompts are new and distinct, so nothing is shared. Points that do not fit the engine are left
-out and named.
-"""
+Every figure is shown with its floor, the lower bound at the peak rates of the device
+(tools/bench/ceilings.py). Steps are timed one by one while all sequences decode, after their prefill; prompts
+are distinct, so nothing is shared. Points that do not fit the engine are left out and named. --plots writes
+scaling.json and the plots; `--redraw` draws them again without an engine."""
 
+import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-from bench.curves import Chart, Curve, svg
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
 from saccade.engine.memory import DTYPES
 from saccade.engine.model_size import read_network
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import Floors, floors
-from saccade.tools.bench.figures import median
 from saccade.tools.bench.inputs import Inputs
-from saccade.tools.bench.machine import device_name
-from saccade.tools.bench.session import greedy
+from saccade.tools.bench.workloads import greedy
+from saccade.tools.environment import device_name
+from saccade.tools.report import LinePlot, Series, load_plotter, median
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-SIDES = (224, 448, 640, 896, 1024, 1408, 2048, 2896)  # of square pictures
+SIDES = (224, 448, 640, 896, 1024, 1408, 2048, 2896)  # of square images
 CONTEXT = 512  # of the batches
-TEXT_TOKENS = 64  # beside a picture
+TEXT_TOKENS = 64  # beside an image
 WARM_STEPS = 4  # the first ones may capture or tune
 STEP_TOKENS = 2048  # a step computes at least so many of the prompts, unless the user has it do less
 
@@ -49,7 +48,7 @@ def times(value: str) -> tuple[int, ...]:
     return tuple(int(part) for part in value.split(","))
 
 
-class Bench:
+class ScalingBench:
     def __init__(self, llm: LLM, steps: int, repeat: int, step_tokens: int | None = None) -> None:
         self.llm = llm
         self._step_tokens = step_tokens or STEP_TOKENS
@@ -80,7 +79,8 @@ class Bench:
         )
 
     def _answer(self, rows: int, context: int) -> int:
-        """Tokens that keep the first row going until the prompts of the last are computed, and then on."""
+        """Tokens that keep the first sequence decoding until the last one's prefill is done, and through the
+        timing."""
         return WARM_STEPS + self._steps + 2 + 2 * -(-rows * context // self._step_tokens)
 
     def step(self, rows: int, context: int) -> Point:
@@ -97,8 +97,8 @@ class Bench:
         samples = []
         for number in range(WARM_STEPS + self._steps - 1):
             start = time.perf_counter()
-            told = len(engine.step())
-            if number >= WARM_STEPS and told == rows:
+            outputs = len(engine.step())
+            if number >= WARM_STEPS and outputs == rows:
                 samples.append((time.perf_counter() - start) * 1e3)
         engine.cancel(names)
         while not engine.idle:
@@ -110,16 +110,16 @@ class Bench:
 
     # A first token
 
-    def picture(self, side: int) -> Point:
-        """The first token of a question about a new picture of side x side, the median of a few."""
+    def image(self, side: int) -> Point:
+        """The first token of a question about a new image of side x side, the median of a few."""
         processing = self.llm.front.checkpoint.image
         if processing is None:
-            raise RuntimeError("the model takes no pictures")
+            raise RuntimeError("the model takes no images")
         samples = []
         for _ in range(self._repeat + 1):  # the first warms up
             question: dict[str, Any] = {
-                "prompt_token_ids": self._inputs.about_picture(TEXT_TOKENS),
-                "images": [self._inputs.picture((side, side))],
+                "prompt_token_ids": self._inputs.about_image(TEXT_TOKENS),
+                "images": [self._inputs.image((side, side))],
             }
             start = time.perf_counter()
             self.llm.generate([question], greedy(1), progress=False)
@@ -131,7 +131,7 @@ class Bench:
         )
         return Point(side, median(samples[1:]), floor)
 
-    def picture_fits(self, side: int) -> bool:
+    def image_fits(self, side: int) -> bool:
         processing = self.llm.front.checkpoint.image
         if processing is None:
             return False
@@ -140,14 +140,14 @@ class Bench:
         return visual + TEXT_TOKENS + 8 <= self.llm.engine.info.max_model_len
 
 
-def measure(bench: Bench, part: str, values: Sequence[int]) -> list[Point]:
+def measure(bench: ScalingBench, part: str, values: Sequence[int]) -> list[Point]:
     points = []
     for value in values:
         if part == "images":
-            if not bench.picture_fits(value):
-                print(f"left out: a picture of {value} x {value} does not fit the context", flush=True)
+            if not bench.image_fits(value):
+                print(f"left out: an image of {value} x {value} does not fit the context", flush=True)
                 continue
-            points.append(bench.picture(value))
+            points.append(bench.image(value))
             continue
         rows, context = (value, CONTEXT) if part == "batch" else (1, value)
         if reason := bench.why_not(rows, context):
@@ -161,7 +161,7 @@ def measure(bench: Bench, part: str, values: Sequence[int]) -> list[Point]:
 TITLES = {
     "batch": ("A decode step over the batch", f"sequences, about {CONTEXT} tokens each", "step"),
     "context": ("A decode step over the context", "tokens of one sequence", "step"),
-    "images": ("The first token over the picture", "side of a square picture, pixels", "first token"),
+    "images": ("The first token over the image", "side of a square image, pixels", "first token"),
 }
 
 
@@ -173,11 +173,20 @@ def show(part: str, points: Sequence[Point], where: str) -> None:
         print(f"{point.at:36,} {point.milliseconds:16.2f} {point.floor:10.2f} {share:12.0%}")
 
 
-def chart(part: str, points: Sequence[Point], where: str) -> str:
+def plot(part: str, points: Sequence[Point], where: str) -> LinePlot:
     title, axis, what = TITLES[part]
-    measured = Curve(what, tuple((point.at, point.milliseconds) for point in points))
-    floor = Curve("floor", tuple((point.at, point.floor) for point in points), dashed=True)
-    return svg(Chart(title, where, axis, (measured, floor)))
+    measured = Series(what, tuple((point.at, point.milliseconds) for point in points))
+    floor = Series("floor", tuple((point.at, point.floor) for point in points), dashed=True)
+    return LinePlot(title, where, axis, "ms", (measured, floor))
+
+
+def draw(stored: Path, folder: Path) -> None:
+    """Draws the plots of a stored run."""
+    document = json.loads(stored.read_text())
+    plotter = load_plotter()
+    for part, points in document["parts"].items():
+        drawn = plot(part, [Point(*point) for point in points], document["where"])
+        plotter.save_svg(drawn, folder / f"{part}.svg")
 
 
 @click.command(help=__doc__)
@@ -187,8 +196,9 @@ def chart(part: str, points: Sequence[Point], where: str) -> str:
 @option("--contexts", type=times, default=",".join(map(str, CONTEXTS)))
 @option("--sides", type=times, default=",".join(map(str, SIDES)))
 @option("--steps", type=int, default=32, help="timed steps a point")
-@option("--repeat", type=int, default=3, help="timed pictures a point")
-@option("--plots", type=click.Path(file_okay=False, path_type=Path), help="a folder for one SVG a part")
+@option("--repeat", type=int, default=3, help="timed images a point")
+@option("--plots", type=click.Path(file_okay=False, path_type=Path), help="folder for scaling.json and SVGs")
+@option("--redraw", is_flag=True, help="draw the plots of FOLDER/scaling.json")
 @with_options(ENGINE_OPTIONS)
 def main(
     model: str,
@@ -199,12 +209,17 @@ def main(
     steps: int,
     repeat: int,
     plots: Path | None,
+    redraw: bool,
     **given: Any,
 ) -> None:
+    if redraw:
+        folder = plots or Path("docs/scaling")
+        draw(folder / "scaling.json", folder)
+        return
     config = engine_config(model, given)
     llm = LLM(model, progress=False, **config.options())
     info = llm.engine.info
-    bench = Bench(llm, steps, repeat, config.max_num_batched_tokens)
+    bench = ScalingBench(llm, steps, repeat, config.max_num_batched_tokens)
     chip = bench.floors.chip
     where = f"{info.model}, {info.dtype}, {device_name(info.device)}"
     print(
@@ -219,10 +234,13 @@ def main(
         found[part] = measure(bench, part, values[part])
     for part, points in found.items():
         show(part, points, where)
-        if plots is not None and points:
-            plots.mkdir(parents=True, exist_ok=True)
-            (plots / f"{part}.svg").write_text(chart(part, points, where))
     llm.close()
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+        measured = {part: [astuple(point) for point in points] for part, points in found.items() if points}
+        stored = plots / "scaling.json"
+        stored.write_text(json.dumps({"where": where, "parts": measured}, indent=1) + "\n")
+        draw(stored, plots)
 
 
 if __name__ == "__main__":

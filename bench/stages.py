@@ -26,9 +26,9 @@ from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, width_and
 from saccade.config import GIB, EngineConfig
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.metrics import STAGES
-from saccade.tools.bench.figures import median
 from saccade.tools.bench.inputs import Inputs
 from saccade.tools.bench.server import SERVED_NAME, serving
+from saccade.tools.report import median
 
 ROUNDS = ("new picture", "sent again", "named", "restart, named", "restart, sent")
 QUESTION_TOKENS = 32

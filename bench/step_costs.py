@@ -20,7 +20,7 @@ from saccade.cli.options import option
 from saccade.engine.model_size import read_network
 from saccade.scheduler.cost_model import CostModel, Work
 from saccade.scheduler.cost_prior import H200, coefficients
-from saccade.tools.bench.figures import percentile
+from saccade.tools.report import percentile
 from saccade.worker.buckets import TOKENS
 
 Line = dict[str, Any]

@@ -1,5 +1,6 @@
 """The tools in bench/: what they count is what there was."""
 
+import json
 import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -9,7 +10,6 @@ import torch
 
 from bench import agree, growth, scaling, stages
 from bench.agree import Told
-from bench.curves import Chart, Curve, svg
 from bench.growth import Look
 from bench.lod_asking import Bench, Level
 from bench.questions import Questions, Scope
@@ -112,7 +112,7 @@ def test_questions_fit_the_engine_and_are_the_same_for_a_seed(llm: LLM) -> None:
 
 
 def test_points_are_measured_or_left_out_with_a_reason(llm: LLM) -> None:
-    bench = scaling.Bench(llm, steps=3, repeat=1)
+    bench = scaling.ScalingBench(llm, steps=3, repeat=1)
     point = bench.step(3, 20)
     assert point.milliseconds > 0
     assert llm.engine.idle
@@ -122,12 +122,12 @@ def test_points_are_measured_or_left_out_with_a_reason(llm: LLM) -> None:
     assert scaling.measure(bench, "images", [64])[0].floor > 0
 
 
-def test_a_chart_is_well_formed_and_keeps_its_points_inside() -> None:
-    curves = (Curve("a <b>", ((1, 0.5), (512, 40.0))), Curve("floor", ((1, 0.2), (512, 20.0)), dashed=True))
-    root = ElementTree.fromstring(svg(Chart("t & t", "s", "x", curves)))
-    circles = root.findall("{http://www.w3.org/2000/svg}circle")
-    assert len(circles) == 2
-    assert all(0 < float(one.attrib["cx"]) < 760 and 0 < float(one.attrib["cy"]) < 460 for one in circles)
+def test_stored_points_are_drawn_again(tmp_path: Path) -> None:
+    stored = tmp_path / "scaling.json"
+    stored.write_text(json.dumps({"where": "a chip", "parts": {"batch": [[1, 4.2, 3.2], [8, 4.6, 3.4]]}}))
+    scaling.draw(stored, tmp_path)
+    root = ElementTree.fromstring((tmp_path / "batch.svg").read_text())
+    assert {"step", "floor", "a chip"} <= {one.text for one in root.iter("{http://www.w3.org/2000/svg}text")}
 
 
 # Soak

@@ -12,9 +12,8 @@ import torch
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError
 from saccade.tools.bench.command import run
-from saccade.tools.bench.figures import Row
-from saccade.tools.bench.library import RUN
 from saccade.tools.bench.options import BenchOptions
+from saccade.tools.bench.workloads import RUN, Row
 from tests import checkpoints
 
 SMALL: dict[str, Any] = {
@@ -107,10 +106,10 @@ def test_the_peer_gives_the_same_tokens_one_at_a_time(vision_model: Path, tmp_pa
         assert rows[workload, "transformers, padded batch"] > 0
 
 
-def test_a_text_model_runs_text_workloads_and_refuses_pictures(text_model: Path, tmp_path: Path) -> None:
+def test_a_text_model_runs_text_workloads_and_refuses_images(text_model: Path, tmp_path: Path) -> None:
     document = measure(engine(text_model), tmp_path / "out.json", "text_bs1", "peer_text", repeat=1)
     assert {row["workload"] for row in document["rows"]} == {"text_bs1", "peer_text"}
-    with pytest.raises(ConfigError, match="vlm_unique asks about pictures"):
+    with pytest.raises(ConfigError, match="vlm_unique asks about images"):
         measure(engine(text_model), tmp_path / "out.json", "vlm_unique")
 
 
@@ -188,7 +187,7 @@ def test_processes_of_its_own_start_and_serve_a_mixed_load(vision_model: Path, t
             half, most = (rows[f"{phase}: {metric} p{share}"] for share in (50, 99))
             assert 0 <= half["value"] <= most["value"]
             assert half["parameters"]["lost"] == 0, half["note"]
-            assert half["note"].startswith("late: client ")
+            assert half["note"].startswith("event loop lag: client ")
             assert "server <= " in half["note"]
 
 

@@ -57,7 +57,7 @@ def test_nonsense_scales_are_refused_by_name(field: str) -> None:
         BenchOptions(**nonsense)
 
 
-def test_a_model_without_eyes_is_given_text_workloads_only() -> None:
+def test_a_text_model_gets_text_workloads_only() -> None:
     names = default_workloads(on_gpu=True, vision=False, peer=True)
     assert "text_throughput" in names
     assert "peer_text" in names

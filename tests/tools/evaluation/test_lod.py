@@ -7,7 +7,7 @@ import pytest
 
 from saccade.config import EngineConfig
 from saccade.tools.evaluation import lod
-from saccade.tools.evaluation.methods import ABLATIONS, METHODS
+from saccade.tools.evaluation.lod_methods import ABLATIONS, METHODS
 from saccade.tools.evaluation.options import LodEvalOptions
 from tests import checkpoints
 
@@ -38,7 +38,7 @@ def test_every_method_is_asked_at_every_level_within_its_budget(engine: EngineCo
         assert resized <= balanced
     page = (tmp_path / "lod.md").read_text()
     assert "2 questions per task of the fixed set" in page
-    assert (tmp_path / "lod.svg").read_text().startswith("<svg")
+    assert (tmp_path / "lod.svg").read_text().startswith("<?xml")
 
 
 def test_ablations_are_the_whole_without_a_stage(engine: EngineConfig, tmp_path: Path) -> None:

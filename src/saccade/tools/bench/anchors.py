@@ -1,10 +1,9 @@
-"""The scale of each workload, and what a peer reached at that scale on the chip we aim at.
+"""The scale of each workload, and the figures of vLLM at that scale on an H200.
 
-Figures: vLLM 0.26.0 with its defaults (FlashAttention 3, torch.compile, CUDA graphs, prefix caching, chunked
-prefill) on one NVIDIA H200, torch 2.11.0+cu130, Qwen3-VL-8B shapes with random weights, bfloat16, greedy,
-every answer at its full length. `bar` is what Saccade has to reach there. They are shown only beside a run on
-the same chip with the same shapes and dtype, and in brackets when the run was of another scale.
-"""
+vLLM 0.26.0 with its defaults (FlashAttention 3, torch.compile, CUDA graphs, prefix caching, chunked prefill)
+on one NVIDIA H200, torch 2.11.0+cu130, Qwen3-VL-8B shapes with random weights, bfloat16, greedy, every answer
+at its full length. `bar` is what Saccade has to reach. The figures are shown only beside a run on the same
+chip with the same shapes and dtype, and in brackets if the run had another scale."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ class Scale:
     requests: int = 1
     input_tokens: int = 64  # text tokens of one prompt
     output_tokens: int = 1
-    size: tuple[int, int] = (1024, 1024)  # of pictures: width, height
+    size: tuple[int, int] = (1024, 1024)  # of images: width, height
     repeat: int = 3
 
 
@@ -40,9 +39,9 @@ SCALES = {
     "peer_image": Scale(requests=16, input_tokens=32, output_tokens=32, size=(448, 448)),
     "peer_single": Scale(input_tokens=32, output_tokens=32),
 }
-ONE_TOKEN = ("ttft_unique", "ttft_repeat")  # the answer's length is what they are about
+ONE_TOKEN = ("ttft_unique", "ttft_repeat")  # the answer is one token by definition
 ONE_REQUEST = (*ONE_TOKEN, "start_to_ready", "mixed_load", "peer_single")  # mixed_load has rates instead
-UNREPEATED = ("mixed_load",)  # its phases are samples enough
+UNREPEATED = ("mixed_load",)  # each phase has many samples
 
 
 def anchored_scale(workload: Workload) -> Scale:
@@ -53,7 +52,7 @@ def anchored_scale(workload: Workload) -> Scale:
 
 
 def chosen_scale(workload: Workload, options: BenchOptions) -> Scale:
-    """The workload's scale with what the user changed of it. What a name says is not changed."""
+    """The workload's scale with the user's changes. Numbers that are part of the name are not changed."""
     scale = anchored_scale(workload)
     kind = workload.kind
     if options.requests is not None and kind != "text_bs" and kind not in ONE_REQUEST:
@@ -121,7 +120,7 @@ VISION_SHAPE = {"depth": 27, "hidden_size": 1152, "num_heads": 16, "patch_size":
 
 
 def anchors_apply(config: Mapping[str, Any], device_name: str, dtype: str) -> bool:
-    """Whether a run of this configuration on this device may stand beside the figures."""
+    """Whether the figures may be shown beside a run of this configuration on this device."""
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
         return False

@@ -1,13 +1,8 @@
-"""What a device can do at best, and the time a step or a prompt takes at that rate: the floors of tables.
+"""Peak rates of a device, and lower bounds of the time of a step or a prompt at those rates.
 
-takes   a device; a network's sizes
-gives   milliseconds nothing can be faster than: bytes over bandwidth or operations over the rate of matrix
-        products, whichever is longer; attention at its own rate
-never   counts launches, activations or the host: a floor is what is left when those are nothing
-
-On the chip the anchors name, the rates are the ones measured there (cost_prior.py). Elsewhere they are
-measured here, in a second, so that a fraction of the ceiling means the same on every machine.
-"""
+A lower bound is bytes over bandwidth or operations over the matrix product rate, whichever is longer;
+launches, activations and the host count as nothing. Known chips have the rates of scheduler/cost_prior.py;
+others are measured in a second."""
 
 import time
 from dataclasses import dataclass, replace
@@ -19,7 +14,7 @@ from saccade.scheduler.cost_prior import H200, Chip, Network
 KNOWN = {"H200": H200}  # by a part of the device's name
 _GEMM_SIDE = {"cuda": 8192, "cpu": 512}
 _READ_BYTES = {"cuda": 4 << 30, "cpu": 128 << 20}
-_ROUNDS = 10  # the best counts: the others shared the machine
+_ROUNDS = 10  # the fastest counts: others may have shared the machine
 
 
 def chip_of(device: torch.device, dtype: torch.dtype) -> Chip:
@@ -33,18 +28,18 @@ def chip_of(device: torch.device, dtype: torch.dtype) -> Chip:
 
 
 def _timed(device: torch.device, left: torch.Tensor, right: torch.Tensor | None) -> float:
-    """Seconds of the quickest of a few rounds of left @ right, or of reading left."""
+    """Seconds of the fastest of a few rounds of left @ right, or of reading left."""
     best = float("inf")
     for _ in range(_ROUNDS + 1):  # the first warms up
-        _wait(device)
+        _synchronize(device)
         began = time.perf_counter()
         _ = left.sum() if right is None else left @ right
-        _wait(device)
+        _synchronize(device)
         best = min(best, time.perf_counter() - began)
     return best
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -56,32 +51,32 @@ def _matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _read_rate(device: torch.device) -> float:
-    words = torch.ones(_READ_BYTES[device.type] // 4, dtype=torch.float32, device=device)
-    return words.nbytes / _timed(device, words, None)
+    values = torch.ones(_READ_BYTES[device.type] // 4, dtype=torch.float32, device=device)
+    return values.nbytes / _timed(device, values, None)
 
 
 @dataclass(frozen=True)
 class Floors:
-    """Milliseconds at the ceilings of one chip."""
+    """Milliseconds at the peak rates of one chip."""
 
     network: Network
     chip: Chip
 
     def decode(self, rows: int, context: int) -> float:
-        """One token for each of `rows` sequences of `context` tokens: reading and computing overlap."""
+        """One token for each of `rows` sequences of `context` tokens; reading and computing overlap."""
         weights = 1e3 * self.network.parameters * self.network.value_bytes / self.chip.bandwidth
         return max(weights + self.reading(rows * context), self.products(rows))
 
     def products(self, tokens: int) -> float:
-        """The matrices of a step of so many tokens, the head for all of them included."""
+        """Matrix products of a step of so many tokens, with logits for all of them."""
         return self._longest(self.network.parameters, tokens)
 
     def reading(self, tokens: int) -> float:
-        """K and V of so many tokens, once."""
+        """Reading K and V of so many tokens once."""
         return 1e3 * tokens * self.network.kv_bytes / self.chip.bandwidth
 
     def prefill(self, tokens: int) -> float:
-        """A prompt of so many tokens, and the head for its last one."""
+        """A prompt of so many tokens, with logits for the last one."""
         network = self.network
         head = network.vocab * network.hidden
         pairs = tokens * (tokens + 1) / 2

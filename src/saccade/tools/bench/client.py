@@ -1,13 +1,7 @@
-"""A client of streams that takes little time itself: what it measures is the server.
+"""A light HTTP client for streams, so that measured times are the server's and not its own.
 
-takes   bodies to post to one route of one server
-gives   the pieces of each answer to a listener, in the moment they are read
-owns    its connections, which are used again
-never   does at one time what can wait: a body of a megabyte goes as far as the kernel takes it
-
-What a client does before it looks at a piece counts as the server's time. With 16 requests a second of 64
-tokens a general one took 18% of a core, this one takes 6, and reads first tokens 2.5 ms sooner (medians).
-"""
+Against a general client, at 16 requests of 64 tokens a second, it takes 6% of a core instead of 18% and reads
+first tokens 2.5 ms sooner (medians)."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,43 +11,43 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
-Hear = Callable[[int, bytes], None]  # the status, and a piece of the body
+OnChunk = Callable[[int, bytes], None]  # the status, and a chunk of the body
 
 
-class ConnectionBroke(Exception):
-    """An answer did not come to its end."""
+class StreamBroken(Exception):
+    """The connection ended before the response did."""
 
 
 class _Connection(asyncio.Protocol):
-    """One answer after another."""
+    """One request at a time."""
 
     def __init__(self) -> None:
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._hear: Hear | None = None
-        self._over: asyncio.Future[int] | None = None  # its status, once an answer is whole
+        self._on_chunk: OnChunk | None = None
+        self._done: asyncio.Future[int] | None = None  # the status, once the response is complete
         self.usable = True
 
-    async def ask(self, message: tuple[bytes, bytes], hear: Hear) -> int:
-        """Sends a head and a body; `hear` is told the status with every piece. Gives the status."""
+    async def send(self, message: tuple[bytes, bytes], on_chunk: OnChunk) -> int:
+        """Sends head and body, calls `on_chunk` for each chunk of the response, returns the status."""
         if self._transport is None or not self.usable:
-            raise ConnectionBroke("the connection is closed")
-        self._hear = hear
-        self._over = asyncio.get_running_loop().create_future()
+            raise StreamBroken("the connection is closed")
+        self._on_chunk = on_chunk
+        self._done = asyncio.get_running_loop().create_future()
         self._transport.writelines(message)
         try:
-            return await self._over
+            return await self._done
         finally:
-            if not self._over.done() or self._over.cancelled():
-                self.close()  # the rest of the answer is nobody's
-            self._hear = self._over = None
+            if not self._done.done() or self._done.cancelled():
+                self.close()  # the rest of the response must not reach the next request
+            self._on_chunk = self._done = None
 
     def close(self) -> None:
         self.usable = False
         if self._transport is not None:
             self._transport.abort()
 
-    # --- of the transport ----------------------------------------------------------------------------------
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -66,23 +60,23 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.usable = False
-        if self._over is not None and not self._over.done():
-            self._over.set_exception(ConnectionBroke("the connection ended before the answer"))
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(StreamBroken("the connection ended before the response"))
 
-    # --- of the parser -------------------------------------------------------------------------------------
+    # callbacks of the parser
 
     def on_body(self, body: bytes) -> None:
-        if self._hear is not None:
-            self._hear(self._parser.get_status_code(), body)
+        if self._on_chunk is not None:
+            self._on_chunk(self._parser.get_status_code(), body)
 
     def on_message_complete(self) -> None:
         self.usable = self.usable and self._parser.should_keep_alive()
-        if self._over is not None and not self._over.done():
-            self._over.set_result(self._parser.get_status_code())
+        if self._done is not None and not self._done.done():
+            self._done.set_result(self._parser.get_status_code())
 
 
 class Client:
-    """As many requests at a time as are asked for, each on a connection of its own."""
+    """Posts to one route; each concurrent request has a connection of its own, reused afterwards."""
 
     def __init__(self, url: str, path: str) -> None:
         parts = urlsplit(url)
@@ -91,11 +85,11 @@ class Client:
         self._head = "\r\n".join((*lines, "content-length: ")).encode()
         self._idle: list[_Connection] = []
 
-    async def post(self, body: bytes, hear: Hear) -> int:
-        """The status, once `hear` has been told everything; ConnectionBroke or OSError if there is none."""
+    async def post(self, body: bytes, on_chunk: OnChunk) -> int:
+        """The status, after the last chunk; raises StreamBroken or OSError."""
         connection = await self._connection()
         head = self._head + b"%d\r\n\r\n" % len(body)
-        status = await connection.ask((head, body), hear)
+        status = await connection.send((head, body), on_chunk)
         if connection.usable:
             self._idle.append(connection)
         return status

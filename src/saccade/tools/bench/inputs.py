@@ -1,9 +1,4 @@
-"""Prompts and pictures nobody has seen before, the same ones for the same seed.
-
-takes   a checkpoint and its tokenizer, a seed
-gives   token ids inside the vocabulary, texts, random pictures, JPEG data URIs
-never   repeats itself: caches must not know what is meant to be new
-"""
+"""Random prompts and images, reproducible by seed and never repeated, so that no cache knows them."""
 
 import base64
 import io
@@ -18,12 +13,12 @@ from saccade.errors import ConfigError
 from saccade.inputs.tokenizer import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-COARSE = 16  # a smooth picture is this many random colours along each side, enlarged
-GRAIN = 12  # and noise of up to this many levels, so that it weighs what a photograph weighs
+COARSE = 16  # a smooth image is this many random colours along each side, enlarged
+GRAIN = 12  # amplitude of its noise: the JPEG then has the size of a photograph
 
 
 class Inputs:
-    """One stream of inputs; every call draws new ones."""
+    """Every call draws new ones."""
 
     def __init__(self, checkpoint: Checkpoint, tokens: Tokenizer, seed: int | Sequence[int]) -> None:
         self._checkpoint = checkpoint
@@ -37,14 +32,14 @@ class Inputs:
         ids: list[int] = self._rng.choice(self._ids, length).tolist()
         return ids
 
-    def about_picture(self, length: int) -> list[int]:
-        """A framed picture placeholder, then `length` random plain token ids."""
+    def about_image(self, length: int) -> list[int]:
+        """An image placeholder with start and end token, then `length` random plain token ids."""
         checkpoint = self._checkpoint
         frame = (checkpoint.vision_start_id, checkpoint.image_token_id, checkpoint.vision_end_id)
         return [token for token in frame if token is not None] + self.text(length)
 
-    def picture(self, size: tuple[int, int]) -> Image.Image:
-        """A picture of random RGB values."""
+    def image(self, size: tuple[int, int]) -> Image.Image:
+        """An image of random RGB values."""
         width, height = size
         return Image.frombytes("RGB", size, self._rng.bytes(width * height * 3))
 
@@ -57,7 +52,7 @@ class Inputs:
         return " ".join(words)
 
     def data_uri(self, size: tuple[int, int]) -> str:
-        """A smooth, grainy picture as a JPEG data URI of a photograph's weight."""
+        """A smooth, noisy image as a JPEG data URI of a photograph's size."""
         width, height = size
         coarse = self._rng.integers(0, 256, (COARSE, COARSE, 3), dtype=np.uint8)
         smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.int16)
@@ -71,8 +66,8 @@ class Inputs:
 
 
 def plain_ids(checkpoint: Checkpoint, tokens: Tokenizer) -> NDArray[np.int64]:
-    """Every id of the vocabulary that neither ends, begins nor marks anything."""
-    marks = {
+    """Every id of the vocabulary that is not a control token."""
+    control = {
         *tokens.control.values(),
         *checkpoint.eos_ids,
         checkpoint.bos_id,
@@ -82,7 +77,7 @@ def plain_ids(checkpoint: Checkpoint, tokens: Tokenizer) -> NDArray[np.int64]:
         checkpoint.vision_end_id,
     }
     ids = np.arange(checkpoint.vocab_size, dtype=np.int64)
-    plain = ids[~np.isin(ids, [mark for mark in marks if mark is not None])]
+    plain = ids[~np.isin(ids, [token for token in control if token is not None])]
     if not plain.size:
         raise ConfigError(f"{checkpoint.name} has only control tokens; there is nothing to measure with")
     return plain

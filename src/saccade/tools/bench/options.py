@@ -1,4 +1,5 @@
-"""What to measure and how much of it; checked once. No torch: the command line imports this for its help."""
+"""Options and workload names of `saccade bench`. The command line imports this module, so it imports no
+torch."""
 
 import re
 from dataclasses import dataclass
@@ -8,30 +9,24 @@ from saccade.errors import ConfigError
 
 Peer = Literal["transformers", "none"]
 
-# Name -> what it measures. `{N}` and the like stand for numbers the user chooses.
+# Name -> what it measures. The user chooses the numbers `{N}`, `{W}` and `{H}`.
 WORKLOADS = {
     "start_to_ready": "from starting an engine process until it can answer",
     "text_bs{N}": "one decode step at batch N: (time for all tokens - time for one) / (tokens - 1)",
     "text_throughput": "256 text requests at once, tokens per second",
-    "ttft_unique_{W}x{H}": "time to first token of a question about a new picture of W x H",
-    "ttft_repeat": "time to first token of a new question about a known picture",
-    "vlm_unique": "128 requests at once, each about a new picture, requests per second",
-    "vlm_repeat": "the same pictures again with new questions, requests per second",
-    "vlm_16img_x8q": "128 requests at once over 16 new pictures, requests per second",
-    "mixed_load": "text streams over HTTP while pictures arrive: p50 and p99 of the waits",
+    "ttft_unique_{W}x{H}": "time to first token of a question about a new image of W x H",
+    "ttft_repeat": "time to first token of a new question about a known image",
+    "vlm_unique": "128 requests at once, each about a new image, requests per second",
+    "vlm_repeat": "the same images again with new questions, requests per second",
+    "vlm_16img_x8q": "128 requests at once over 16 new images, requests per second",
+    "mixed_load": "text streams over HTTP while images arrive: p50 and p99 of TTFT and ITL",
     "peer_text": "16 text requests at once beside a peer, in the same run",
-    "peer_image": "16 picture requests at once beside a peer, in the same run",
-    "peer_single_{W}x{H}": "one question about a new picture beside a peer: first token, tokens/s",
+    "peer_image": "16 image requests at once beside a peer, in the same run",
+    "peer_single_{W}x{H}": "one question about a new image beside a peer: TTFT, tokens/s",
 }
-ON_PROCESS = ("start_to_ready", "mixed_load")  # these start an engine of their own
+OWN_PROCESS = ("start_to_ready", "mixed_load")  # these start an engine process of their own
 
-ON_CPU = (
-    "start_to_ready",
-    "text_bs1",
-    "text_bs8",
-    "ttft_unique_448x448",
-    "ttft_repeat",
-)
+ON_CPU = ("start_to_ready", "text_bs1", "text_bs8", "ttft_unique_448x448", "ttft_repeat")
 ON_GPU = (
     "start_to_ready",
     *(f"text_bs{batch}" for batch in (1, 8, 32, 128, 256)),
@@ -45,22 +40,15 @@ ON_GPU = (
 )
 PEERED = ("peer_text", "peer_image", "peer_single")
 PEERED_BY_DEFAULT = ("peer_text", "peer_image")
-TEXT_ONLY = (
-    "start_to_ready",
-    "text_bs",
-    "text_throughput",
-    "peer_text",
-)  # a model without eyes runs these
+TEXT_ONLY = ("start_to_ready", "text_bs", "text_throughput", "peer_text")  # need no vision model
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload by its name, with the numbers that are part of the name."""
-
     name: str
     kind: str  # the name without its numbers
     batch: int = 0  # text_bs{N}
-    size: tuple[int, int] | None = None  # width, height, where the name says them
+    size: tuple[int, int] | None = None  # width, height, if the name has them
 
     @property
     def needs_vision(self) -> bool:
@@ -81,29 +69,29 @@ def parse_workload(name: str) -> Workload:
 
 
 def default_workloads(*, on_gpu: bool, vision: bool, peer: bool) -> tuple[str, ...]:
-    """What is measured when nobody says what: all of the anchors on a GPU, a minute's worth on a CPU."""
+    """The workloads of the anchors on a GPU, about a minute's work on a CPU."""
     names = (ON_GPU if on_gpu else ON_CPU) + (PEERED_BY_DEFAULT if peer else ())
     return tuple(name for name in names if vision or not parse_workload(name).needs_vision)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """None: the workload's own value, which is the anchors' (listed in `saccade.tools.bench.anchors`)."""
+    """None: the workload's own value (`saccade.tools.bench.anchors`)."""
 
-    workloads: tuple[str, ...] = ()  # none: `default_workloads`
+    workloads: tuple[str, ...] = ()  # empty: `default_workloads`
     json: str | None = None  # a file, or - for stdout (the table then goes to stderr)
     peer: Peer | None = None  # None: transformers on a CPU with a real checkpoint, else none
-    requests: int | None = None  # of the workloads that ask many at once, the peers' 16 included
+    requests: int | None = None  # of the workloads that run many at once
     input_tokens: int | None = None  # text tokens of a prompt
-    output_tokens: int | None = None  # answers are exactly that long
-    image_size: tuple[int, int] | None = None  # width, height, where the name does not say it
+    output_tokens: int | None = None  # length of every answer
+    image_size: tuple[int, int] | None = None  # width, height, if the name has none
     repeat: int | None = None  # timed runs; the median is reported
-    warmup: int = 1  # runs before those
+    warmup: int = 1  # untimed runs before
     phase_seconds: float = 20.0  # of each phase of mixed_load
     text_rate: float = 16.0  # text requests per second of mixed_load
-    image_rates: tuple[float, ...] = (6.0, 15.0)  # pictures per second of its phases after the first
-    seed: int = 0  # of prompts, pictures and arrivals
-    threads: int | None = None  # CPU threads of torch, ours and the peer's alike; None: torch's own choice
+    image_rates: tuple[float, ...] = (6.0, 15.0)  # images per second of its phases after the first
+    seed: int = 0  # of prompts, images and arrivals
+    threads: int | None = None  # CPU threads of torch; None: torch's default
     progress: bool = True
 
     def __post_init__(self) -> None:

@@ -1,26 +1,20 @@
-"""Rows as a table for people and as JSON for programs."""
+"""The report of `saccade bench`: a table, and JSON with every sample."""
 
 import json
-import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from saccade.tools.bench.anchors import ANCHORS, SOURCE, anchored_scale, chosen_scale
-from saccade.tools.bench.figures import Row
-from saccade.tools.bench.machine import Facts
 from saccade.tools.bench.options import BenchOptions, parse_workload
-
-TABLE_WIDTH = 140  # where stdout is no terminal
+from saccade.tools.bench.workloads import Row
+from saccade.tools.environment import Facts
+from saccade.tools.report import figure, output_console, write_json
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that is known about one run."""
-
+class BenchReport:
     title: str
     date: str
     command: str
@@ -30,15 +24,12 @@ class Report:
     engine: dict[str, Any]
     options: BenchOptions
     rows: tuple[Row, ...]
-    unmeasured: tuple[str, ...]  # workloads a failure or an interrupt cut off
-    anchored: bool  # the anchors' figures may stand beside ours
+    unmeasured: tuple[str, ...]  # workloads that a failure or an interrupt cut off
+    anchored: bool  # vLLM's figures may be shown beside ours
 
 
-def print_table(report: Report) -> None:
-    """To stdout; to stderr when stdout is taken by the JSON."""
-    error = report.options.json == "-"
-    stream = sys.stderr if error else sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else TABLE_WIDTH, highlight=False)
+def print_report(report: BenchReport) -> None:
+    console = output_console(report.options.json)
     console.print(_table(report))
     if report.unmeasured:
         console.print(f"Not measured: {', '.join(report.unmeasured)}.")
@@ -46,7 +37,7 @@ def print_table(report: Report) -> None:
         console.print(f"vLLM: {SOURCE}; in brackets: measured at another scale than ours.")
 
 
-def _table(report: Report) -> Table:
+def _table(report: BenchReport) -> Table:
     table = Table(title=report.title, title_justify="left")
     table.add_column("workload")
     table.add_column("metric")
@@ -68,12 +59,6 @@ def _table(report: Report) -> Table:
         table.add_row(*cells, _spread(row), scale if (row.workload, scale) != shown else "", row.note)
         previous, shown = row.workload, (row.workload, scale)
     return table
-
-
-def figure(value: float) -> str:
-    """Three digits, and never an exponent."""
-    size = abs(value)
-    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
 def _anchor_cells(row: Row, options: BenchOptions) -> list[str]:
@@ -102,17 +87,5 @@ def _parameters(row: Row) -> str:
     return ", ".join(f"{name} {value}" for name, value in row.parameters.items())
 
 
-def as_json(report: Report) -> str:
-    document = asdict(report)
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
-
-
-def write_json(report: Report) -> None:
-    target = report.options.json
-    if target is None:
-        return
-    if target == "-":
-        sys.stdout.write(as_json(report))
-        sys.stdout.flush()
-    else:
-        Path(target).write_text(as_json(report), encoding="utf-8")
+def write_report(report: BenchReport) -> None:
+    write_json(report.options.json, json.dumps(asdict(report), indent=2, allow_nan=False) + "\n")

@@ -1,9 +1,4 @@
-"""A server process of our own, for as long as a load runs against it.
-
-takes   the options of an engine
-gives   the URL of a server on 127.0.0.1 that is ready
-owns    the process and its log; both are gone afterwards
-"""
+"""Starts `saccade serve` in a process for a load test, waits until it is ready, stops it."""
 
 import contextlib
 import socket
@@ -23,11 +18,11 @@ SERVED_NAME = "bench"
 START_SECONDS = 900.0  # a large checkpoint on a slow disk
 STOP_SECONDS = 30.0
 LOG_LINES = 15  # shown when the server does not start
-TO_PREPARE, LATE = "saccade_steps_to_prepare", "saccade_front_late_seconds"
+WARMUP_STEPS, LOOP_LAG = "saccade_steps_to_prepare", "saccade_front_late_seconds"
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
-    """The engine's options as flags of `saccade serve`, those that are not the server's own choice anyway."""
+    """The engine's options that are not the defaults, as flags of `saccade serve`."""
     flags = []
     plain = EngineConfig(model=config.model)
     for field in fields(config):
@@ -44,7 +39,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
 
 @contextlib.contextmanager
 def serving(config: EngineConfig) -> Iterator[str]:
-    """The base URL of a ready server; it is stopped on leaving."""
+    """The base URL of a ready server."""
     with tempfile.TemporaryDirectory(prefix="saccade-bench-") as folder:
         log = Path(folder) / "server.log"
         port = _free_port()
@@ -57,29 +52,28 @@ def serving(config: EngineConfig) -> Iterator[str]:
             )
         try:
             url = f"http://127.0.0.1:{port}"
-            _await_ready(process, url, log)
+            _wait_until_ready(process, url, log)
             yield url
         finally:
             _stop(process)
 
 
-def await_prepared(url: str, seconds: float) -> bool:
-    """Until the engine has captured ahead whatever it means to, or the seconds are over; whether it has. Who
-    measures waits must not meet it at that; asking for metrics keeps nobody from it."""
+def wait_for_warmup(url: str, seconds: float) -> bool:
+    """Waits until the engine has captured its CUDA graphs, at most `seconds`; returns whether it has."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            if _metrics(url).get(TO_PREPARE) == 0:
+            if _metrics(url).get(WARMUP_STEPS) == 0:
                 return True
         time.sleep(0.25)
     return False
 
 
-def lateness(url: str) -> dict[float, float]:
-    """Of the server's event loop since it began: how often it was late by at most so many seconds."""
+def loop_lag_histogram(url: str) -> dict[float, float]:
+    """Of the server's event loop: how often it lagged by at most so many seconds."""
     found = {}
     for name, value in _metrics(url).items():
-        if name.startswith(f"{LATE}_bucket"):
+        if name.startswith(f"{LOOP_LAG}_bucket"):
             found[float(name.partition('le="')[2].partition('"')[0])] = value
     return found
 
@@ -104,7 +98,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:

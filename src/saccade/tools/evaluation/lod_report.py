@@ -1,36 +1,39 @@
-"""What `saccade eval-lod` found: a table for people, a page and a plot for the docs, JSON for programs."""
+"""The report of `saccade eval-lod`: tables, a Markdown page with a plot, and JSON with every answer."""
 
-import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from saccade.lod.types import SCORERS, Region
-from saccade.tools.evaluation.channels import MAPS, Found
-from saccade.tools.evaluation.methods import BALANCED, FULL, ORACLE, RANDOM, RESIZE
+from saccade.tools.environment import Facts
+from saccade.tools.evaluation.lod_methods import BALANCED, FULL, MAPS, ORACLE, RANDOM, RESIZE, ChannelScore
 from saccade.tools.evaluation.options import LodEvalOptions
-from saccade.tools.evaluation.plot import Plot, Series, svg
 from saccade.tools.evaluation.report import TABLE_WIDTH
-from saccade.tools.evaluation.score import wilson
+from saccade.tools.evaluation.scoring import wilson
+from saccade.tools.report import (
+    LinePlot,
+    Plotter,
+    Series,
+    json_with_questions,
+    markdown_table,
+    output_console,
+    table,
+    write_json,
+)
 
 SCHEMA = 1
 ABOUT_CHANNELS = "Area under the ROC curve: evidence against the rest, over a global view's tokens"
 QUARTER = 0.25
-KEPT = 0.97  # of full detail's accuracy, at a quarter of its tokens: the aim
-AHEAD = ("needle", "small_print", "form")  # tasks where balanced has to beat resizing by AHEAD_BY
+# Goals of balanced at a quarter of full detail's tokens.
+KEPT = 0.97  # of full detail's accuracy
+AHEAD = ("needle", "small_print", "form")  # tasks where it has to beat resizing by AHEAD_BY
 AHEAD_BY = 0.10
-# Methods whose wrong answers are counted and not kept: the file would be large.
-UNTOLD = (RESIZE, RANDOM, *SCORERS)
-UNDER = 0.01  # most that balanced may be under resizing on any task
+UNDER = 0.01  # most that it may be under resizing on any task
+WITHOUT_TEXT = (RESIZE, RANDOM, *SCORERS)  # wrong answers of these are counted, not stored: too many
 
 
 @dataclass(frozen=True)
-class Result:
+class LodResult:
     """One answer."""
 
     task: str
@@ -44,7 +47,7 @@ class Result:
     text: str
     right: bool
     regions: tuple[Region, ...]
-    covered: float  # of the evidence's box, by the best zoomed view
+    covered: float  # share of the evidence's box in the best zoomed view
     gated: str | None
 
 
@@ -54,12 +57,12 @@ class LodReport:
     weights: str
     commit: str | None
     date: str
-    machine: dict[str, str | int | float | None]
+    machine: Facts
     dtype: str
     options: LodEvalOptions
     seconds: float
-    results: tuple[Result, ...]
-    channels: tuple[Found, ...] = ()
+    results: tuple[LodResult, ...]
+    channels: tuple[ChannelScore, ...] = ()
 
     @property
     def methods(self) -> list[str]:
@@ -69,7 +72,7 @@ class LodReport:
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(one.task for one in self.results))
 
-    def of(self, method: str, share: float | None, task: str | None = None) -> list[Result]:
+    def of(self, method: str, share: float | None, task: str | None = None) -> list[LodResult]:
         return [
             one
             for one in self.results
@@ -83,31 +86,31 @@ def level_name(share: float | None) -> str:
     return "auto" if share is None else f"{100 * share:g}%"
 
 
-def accuracy(some: Sequence[Result]) -> float:
+def accuracy(some: Sequence[LodResult]) -> float:
     return sum(one.right for one in some) / len(some)
 
 
-def tokens(some: Sequence[Result]) -> float:
+def tokens(some: Sequence[LodResult]) -> float:
     return sum(one.visual_tokens for one in some) / len(some)
 
 
 def overall_rows(report: LodReport) -> tuple[list[str], list[list[str]]]:
-    """A method a row: accuracy and mean tokens at every level."""
+    """One row per method: accuracy and mean tokens at every level."""
     levels = report.options.levels
     heads = ["method", *(level_name(share) for share in levels)]
     full = report.of(FULL, None)
-    rows = [[FULL, *(_told(full) for _ in levels)]]
+    rows = [[FULL, *(_cell(full) for _ in levels)]]
     for method in report.methods:
-        rows.append([method, *(_told(report.of(method, share)) for share in levels)])
+        rows.append([method, *(_cell(report.of(method, share)) for share in levels)])
     return heads, rows
 
 
-def _told(some: Sequence[Result]) -> str:
+def _cell(some: Sequence[LodResult]) -> str:
     return f"{100 * accuracy(some):.1f} ({tokens(some):.0f})" if some else ""
 
 
 def task_rows(report: LodReport, share: float | None) -> tuple[list[str], list[list[str]]]:
-    """A task a row, at one level."""
+    """One row per task, at one level."""
     methods = report.methods
     heads = ["task", "questions", FULL, *methods]
     rows = []
@@ -122,14 +125,14 @@ def task_rows(report: LodReport, share: float | None) -> tuple[list[str], list[l
 
 
 def channel_rows(report: LodReport) -> tuple[list[str], list[list[str]]]:
-    """A group of the texture's channels a row."""
+    """One row per group of the texture's channels."""
     areas = {(one.group, one.map): one.area for one in report.channels}
     groups = dict.fromkeys(one.group for one in report.channels)
     return ["channels", *MAPS], [[group, *(f"{areas[group, name]:.3f}" for name in MAPS)] for group in groups]
 
 
 def verdict(report: LodReport) -> list[str]:
-    """The aims at a quarter of full detail, each with what was found."""
+    """The goals at a quarter of full detail's tokens, each with the measured value."""
     if QUARTER not in report.options.shares or RESIZE not in report.methods:
         return []
     full, ours = report.of(FULL, None), report.of(BALANCED, QUARTER)
@@ -150,7 +153,7 @@ def verdict(report: LodReport) -> list[str]:
 
 
 def losses(report: LodReport, share: float | None) -> list[str]:
-    """Which stage loses what balanced gets wrong and full detail gets right."""
+    """Which stage loses the questions that full detail answers and balanced does not."""
     full = {(one.task, one.index): one for one in report.of(FULL, None)}
     oracle = {(one.task, one.index): one for one in report.of(ORACLE, share)}
     ours = report.of(BALANCED, share)
@@ -169,50 +172,34 @@ def losses(report: LodReport, share: float | None) -> list[str]:
     ]
 
 
-# --- for people ----------------------------------------------------------------------------------------
-
-
-def print_lod(report: LodReport) -> None:
-    stream = sys.stderr if report.options.json == "-" else sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else TABLE_WIDTH, highlight=False)
-    title = f"{report.model} ({report.dtype}): accuracy in percent (visual tokens)"
-    console.print(_table(title, *overall_rows(report)))
-    for line in (*verdict(report), *_all_losses(report)):
-        console.print(line)
-    if report.channels:
-        console.print(_table(ABOUT_CHANNELS, *channel_rows(report)))
-
-
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _all_losses(report: LodReport) -> list[str]:
     return [line for share in report.options.levels for line in losses(report, share)]
 
 
-# --- for the docs --------------------------------------------------------------------------------------
+def print_lod_report(report: LodReport) -> None:
+    console = output_console(report.options.json, TABLE_WIDTH)
+    title = f"{report.model} ({report.dtype}): accuracy in percent (visual tokens)"
+    console.print(table(title, *overall_rows(report)))
+    for line in (*verdict(report), *_all_losses(report)):
+        console.print(line)
+    if report.channels:
+        console.print(table(ABOUT_CHANNELS, *channel_rows(report)))
 
 
-def lod_plot(report: LodReport) -> Plot:
+def lod_plot(report: LodReport) -> LinePlot:
     levels = report.options.levels
     full = accuracy(report.of(FULL, None))
-    series = [Series(FULL, tuple(full for _ in levels))]
+    series = [Series(FULL, tuple((step, full) for step in range(len(levels))))]
     for method in report.methods:
         found = [report.of(method, share) for share in levels]
-        band = tuple(wilson(sum(one.right for one in some), len(some)) for some in found)
+        points = tuple((step, accuracy(some)) for step, some in enumerate(found))
         bold = method == BALANCED
-        values = tuple(accuracy(some) for some in found)
-        series.append(Series(method, values, band if bold else (), bold=bold))
+        band = tuple(wilson(sum(one.right for one in some), len(some)) for some in found) if bold else ()
+        series.append(Series(method, points, band, bold=bold))
     count = len(report.of(FULL, None))
-    return Plot(
+    return LinePlot(
         title="Accuracy against visual tokens, spent in different ways",
-        subtitle=f"{report.model}, {count:,} questions a point; band: 95% interval of {BALANCED}",
+        subtitle=f"{report.model}, {count:,} questions per point; band: 95% interval of {BALANCED}",
         x_label="share of full detail's visual tokens (auto: the engine decides)",
         y_label="right answers",
         steps=tuple(level_name(share) for share in levels),
@@ -228,22 +215,22 @@ def lod_markdown(report: LodReport, names: dict[str, str]) -> str:
         "# Level of detail: " + ("what each stage is worth" if options.ablate else "accuracy against tokens"),
         "",
         f"{asked} questions per task of {where}, {len(report.tasks)} tasks. Accuracy in percent, mean visual"
-        " tokens in brackets. A budget is a share of the tokens of full detail, at least what the checkpoint"
-        " gives any picture; `auto` is what `detail: auto` spends, and resizing there has the same tokens,"
+        " tokens in brackets. A budget is a share of full detail's tokens, at least what the checkpoint gives"
+        " any image; `auto` is what `detail: auto` spends, and resizing there has the same tokens,"
         " question by question.",
         "",
         f"![Accuracy against visual tokens]({names['svg']})",
         "",
-        *_markdown(*overall_rows(report)),
+        *markdown_table(*overall_rows(report)),
         "",
         *(f"- {line}" for line in (*verdict(report), *_all_losses(report))),
         "",
     ]
     for share in options.levels:
-        lines += [f"## {level_name(share)}", "", *_markdown(*task_rows(report, share)), ""]
+        lines += [f"## {level_name(share)}", "", *markdown_table(*task_rows(report, share)), ""]
     if report.channels:
         lines += ["## Texture", "", f"{ABOUT_CHANNELS}; {report.channels[0].examples} questions.", ""]
-        lines += [*_markdown(*channel_rows(report)), ""]
+        lines += [*markdown_table(*channel_rows(report)), ""]
     lines += [
         f"Model {report.model} ({report.dtype}), weights {report.weights}, commit"
         f" {report.commit or 'unknown'}, {report.date}, {report.seconds:,.0f} s on"
@@ -253,19 +240,7 @@ def lod_markdown(report: LodReport, names: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [
-        "| " + " | ".join(heads) + " |",
-        "|:--|" + "--:|" * (len(heads) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows),
-    ]
-
-
-# --- for programs --------------------------------------------------------------------------------------
-
-
 def as_json(report: LodReport) -> str:
-    """One line per question."""
     head: dict[str, Any] = {
         "schema": SCHEMA,
         "model": report.model,
@@ -280,20 +255,17 @@ def as_json(report: LodReport) -> str:
         "losses": _all_losses(report),
         "channels": [asdict(one) for one in report.channels],
     }
-    text = json.dumps(head, indent=1, allow_nan=False)
-    tight = (",", ":")
-    lines = ",\n".join(json.dumps(one, ensure_ascii=False, separators=tight) for one in _questions(report))
-    return f'{text[: text.rindex("}")].rstrip()},\n "questions": [\n{lines}\n ]\n}}\n'
+    return json_with_questions(head, _questions(report), indent=1)
 
 
 def _questions(report: LodReport) -> list[dict[str, Any]]:
-    """One per question: by level and method [1 where right, tokens], with what was said where not."""
+    """One per question: by level and method [1 if right, tokens], and the text of a wrong answer."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for one in report.results:
         known = {"task": one.task, "index": one.index, "full": one.full_tokens}
         entry = found.setdefault((one.task, one.index), {**known, "answers": {}, "zooms": {}})
         level = FULL if one.method == FULL else level_name(one.share)
-        said = [] if one.right or one.method in UNTOLD else [one.text]
+        said = [] if one.right or one.method in WITHOUT_TEXT else [one.text]
         entry["answers"].setdefault(level, {})[one.method] = [int(one.right), one.visual_tokens, *said]
         if one.method == BALANCED:
             boxes = [[*region.box, *region.grid] for region in one.regions]
@@ -302,19 +274,16 @@ def _questions(report: LodReport) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def write_lod(report: LodReport) -> None:
-    """The page, the plot and the answers in the folder asked for; the JSON where asked."""
+def write_lod_report(report: LodReport, plotter: Plotter | None) -> None:
+    """The JSON, and into the `out` folder the page, the plot and the answers."""
     options = report.options
-    if options.json == "-":
-        sys.stdout.write(as_json(report))
-        sys.stdout.flush()
-    elif options.json is not None:
-        Path(options.json).write_text(as_json(report), encoding="utf-8")
-    if options.out is None:
+    if options.json is not None:
+        write_json(options.json, as_json(report))
+    if options.out is None or plotter is None:
         return
     stem = "lod_ablation" if options.ablate else "lod"
     names = {kind: f"{stem}.{kind}" for kind in ("md", "svg", "json")}
-    texts = {"md": lod_markdown(report, names), "svg": svg(lod_plot(report)), "json": as_json(report)}
     options.out.mkdir(parents=True, exist_ok=True)
-    for kind, text in texts.items():
-        (options.out / names[kind]).write_text(text, encoding="utf-8")
+    (options.out / names["md"]).write_text(lod_markdown(report, names), encoding="utf-8")
+    (options.out / names["json"]).write_text(as_json(report), encoding="utf-8")
+    plotter.save_svg(lod_plot(report), options.out / names["svg"])

@@ -1,70 +1,74 @@
-"""What an evaluation found: as a table for people, as JSON for programs, as Markdown for the docs."""
+"""The report of `saccade eval`: a table, JSON with every answer, and the resizing curve as a Markdown
+page."""
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from saccade.tools.evaluation.comparison import Agreement, Pair
+from saccade.tools.environment import Facts
 from saccade.tools.evaluation.options import EvalOptions
 from saccade.tools.evaluation.question_set import Example
-from saccade.tools.evaluation.score import Outcome, Tally, at_level, by_group, by_task, tally, wilson
+from saccade.tools.evaluation.scoring import (
+    Agreement,
+    Outcome,
+    Pair,
+    Tally,
+    at_level,
+    by_group,
+    by_task,
+    tally,
+    wilson,
+)
+from saccade.tools.report import (
+    LinePlot,
+    Plotter,
+    Series,
+    json_with_questions,
+    markdown_table,
+    output_console,
+    table,
+    write_json,
+)
 
-TABLE_WIDTH = 120  # where stdout is no terminal
+TABLE_WIDTH = 120  # when stdout is not a terminal
 SCHEMA = 1
 ABOUT_CURVE = (
-    "Every picture of the evaluation set is made smaller as a whole, never larger, until it costs at most the"
-    " given number of visual tokens; then the question is asked. This is what a level-of-detail method has to"
-    " beat at equal tokens; full detail bounds it. Pictures that cost less anyway stay as they are, so the"
-    " last row says what was really spent."
+    "Every image of the evaluation set is resized as a whole, never enlarged, until it costs at most the"
+    " given number of visual tokens; then the question is asked. A level-of-detail method has to beat it at"
+    " equal tokens; full detail bounds it. Images that cost less anyway are not resized, so the last row gives"
+    " the tokens that were spent."
 )
 
 
-@dataclass(frozen=True)
-class Asking:
-    """A question as it stands in the set."""
-
-    task: str
-    index: int
-    kind: str  # of scene
-    question: str
-    answer: str
-    accepted: tuple[str, ...]
-
-
-def asking(example: Example) -> Asking:
-    return Asking(
-        example.task, example.index, example.kind, example.question, example.answer, example.accepted
-    )
+def question_entry(example: Example) -> dict[str, Any]:
+    """A question as it stands in the JSON."""
+    names = ("task", "index", "kind", "question", "answer", "accepted")
+    return {name: getattr(example, name) for name in names}
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that is known about one evaluation."""
-
+class EvalReport:
     model: str
-    weights: str  # names the weight files' content, so that figures are never taken for other weights'
+    weights: str  # a fingerprint of the weight files
     date: str
     command: str
     commit: str | None
-    machine: dict[str, str | int | float | None]
+    machine: Facts
     versions: dict[str, str]
     engine: dict[str, Any]
     options: EvalOptions
     seconds: float
-    askings: tuple[Asking, ...]
+    questions: tuple[dict[str, Any], ...]
     outcomes: tuple[Outcome, ...]  # one per question and level
     agreement: Agreement | None = None
     pairs: tuple[Pair, ...] = ()
 
     @property
     def levels(self) -> list[int | None]:
-        """In the options' order; limits the checkpoint cannot reach are not there."""
+        """In the options' order, without limits that the checkpoint cannot reach."""
         asked = {outcome.limit for outcome in self.outcomes}
         return [limit for limit in self.options.levels if limit in asked]
 
@@ -73,90 +77,89 @@ class Report:
         dtype, device = self.engine["resolved_dtype"], self.machine["device"]
         return f"{self.model} ({dtype}) on {device}"
 
+    def at(self, limit: int | None) -> list[Outcome]:
+        return at_level(self.outcomes, limit)
+
+    def overall(self, limit: int | None) -> Tally:
+        return tally("overall", self.at(limit))
+
 
 def level_name(limit: int | None) -> str:
     return "full" if limit is None else str(limit)
 
 
-def overall(report: Report, limit: int | None) -> Tally:
-    return tally("overall", at_level(report.outcomes, limit))
-
-
-# --- for people ----------------------------------------------------------------------------------------
-
-
-def print_report(report: Report) -> None:
-    """To stdout; to stderr when stdout is taken by the JSON."""
-    stream = sys.stderr if report.options.json == "-" else sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else TABLE_WIDTH, highlight=False)
-    console.print(_curve_table(report) if report.options.curve else _table(report))
+def print_report(report: EvalReport) -> None:
+    console = output_console(report.options.json, TABLE_WIDTH)
+    if report.options.curve:
+        title = f"{report.title}: accuracy by visual tokens per image"
+        console.print(table(title, *_curve_rows(report)))
+    else:
+        console.print(_task_table(report))
     if report.agreement is not None:
-        console.print(told_agreement(report.agreement))
+        console.print(str(report.agreement))
 
 
-def _table(report: Report) -> Table:
+def _task_table(report: EvalReport) -> Table:
     limit = report.levels[0]
     detail = "full detail" if limit is None else f"at most {limit} visual tokens"
-    table = Table(title=f"{report.title}, {detail}", title_justify="left")
-    table.add_column("task")
-    for name in ("questions", "right", "accuracy", "95% interval", "visual tokens"):
-        table.add_column(name, justify="right")
-    outcomes = at_level(report.outcomes, limit)
-    for one in by_task(outcomes):
-        table.add_row(*_cells(one))
-    table.add_section()
-    table.add_row(*_cells(overall(report, limit)), style="bold")
-    return table
+    heads = ("task", "questions", "right", "accuracy", "95% interval", "visual tokens")
+    tallies = [*by_task(report.at(limit)), report.overall(limit)]
+    rows = [
+        [one.name, str(one.questions), str(one.right), f"{one.accuracy:.1%}", _interval(one), _tokens(one)]
+        for one in tallies
+    ]
+    return table(f"{report.title}, {detail}", heads, rows)
 
 
-def _cells(one: Tally) -> list[str]:
-    interval = f"{100 * one.low:.1f} - {100 * one.high:.1f}"
-    mean = f"{one.mean_visual_tokens:,.0f}"
-    return [one.name, str(one.questions), str(one.right), f"{one.accuracy:.1%}", interval, mean]
+def _interval(one: Tally) -> str:
+    return f"{100 * one.low:.1f} - {100 * one.high:.1f}"
 
 
-def _curve_table(report: Report) -> Table:
-    table = Table(title=f"{report.title}: accuracy by visual tokens per picture", title_justify="left")
-    heads, rows = _curve_rows(report)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left")
-    for row in rows:
-        if row[0] == "overall":
-            table.add_section()
-        table.add_row(*row)
-    return table
+def _tokens(one: Tally) -> str:
+    return f"{one.mean_visual_tokens:,.0f}"
 
 
-def told_agreement(found: Agreement) -> str:
-    return (
-        f"{found.peer}: {found.equal} of {found.questions} greedy answers equal token for token,"
-        f" {found.shared_tokens} of {found.tokens} tokens before a first difference;"
-        f" {found.same_prompts} of {found.questions} prompts equal;"
-        f" {found.peer_right} of its answers right"
-    )
-
-
-def _curve_rows(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: a task each, then everything, then what the pictures really cost."""
+def _curve_rows(report: EvalReport) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: one per task, then all tasks, then the tokens that were spent."""
     levels = report.levels
-    each = {limit: at_level(report.outcomes, limit) for limit in levels}
     heads = ["task", "questions", *(level_name(limit) for limit in levels)]
-    tallies = {limit: by_task(outcomes) for limit, outcomes in each.items()}
-    rows = []
-    for place, first in enumerate(tallies[levels[0]]):
-        shares = [f"{100 * tallies[limit][place].accuracy:.1f}" for limit in levels]
-        rows.append([first.name, str(first.questions), *shares])
-    totals = [overall(report, limit) for limit in levels]
-    count = str(totals[0].questions)
-    rows.append(["overall", count, *(f"{100 * one.accuracy:.1f}" for one in totals)])
-    rows.append(["95% interval", "", *(f"{100 * one.low:.1f} - {100 * one.high:.1f}" for one in totals)])
-    rows.append(["mean visual tokens", "", *(f"{one.mean_visual_tokens:,.0f}" for one in totals)])
+    tallies = [by_task(report.at(limit)) for limit in levels]
+    rows = [
+        [same[0].name, str(same[0].questions), *(f"{100 * one.accuracy:.1f}" for one in same)]
+        for same in zip(*tallies, strict=True)
+    ]
+    totals = [report.overall(limit) for limit in levels]
+    rows.append(["overall", str(totals[0].questions), *(f"{100 * one.accuracy:.1f}" for one in totals)])
+    rows.append(["95% interval", "", *map(_interval, totals)])
+    rows.append(["mean visual tokens", "", *map(_tokens, totals)])
     return heads, rows
 
 
-def curve_markdown(report: Report, plot: str, raw: str) -> str:
-    """The curve as a page: what was run, the table, the plot."""
+def curve_plot(report: EvalReport) -> LinePlot:
+    """All tasks with their interval, and a line per group of tasks."""
+    levels = report.levels
+    totals = [report.overall(limit) for limit in levels]
+    groups = zip(*(by_group(report.at(limit)) for limit in levels), strict=True)
+    series = [Series(same[0].name, _points(same)) for same in groups]
+    band = tuple((one.low, one.high) for one in totals)
+    count = f"{totals[0].questions:,} questions per point"
+    return LinePlot(
+        title="Accuracy against visual tokens, images resized as a whole",
+        subtitle=f"{report.model}, {count}; band: 95% interval of overall",
+        x_label="visual tokens per image, at most (log scale; full: no limit)",
+        y_label="right answers",
+        steps=tuple(level_name(limit) for limit in levels),
+        series=(Series("overall", _points(totals), band, bold=True), *series),
+    )
+
+
+def _points(tallies: Sequence[Tally]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(step), one.accuracy) for step, one in enumerate(tallies))
+
+
+def curve_markdown(report: EvalReport, plot: str, raw: str) -> str:
     heads, rows = _curve_rows(report)
+    bold = [[f"**{cell}**" if row[0] == "overall" and cell else cell for cell in row] for row in rows]
     options = report.options
     per_task = options.count if options.limit is None else options.limit
     lines = [
@@ -166,11 +169,9 @@ def curve_markdown(report: Report, plot: str, raw: str) -> str:
         "",
         f"![Accuracy against visual tokens]({plot})",
         "",
-        f"Accuracy in percent; columns are the limit. {_extent(per_task, options.count)}",
+        f"Accuracy in percent; columns are the limit. {_sample_size(per_task, options.count)}",
         "",
-        "| " + " | ".join(heads) + " |",
-        "|:--|" + "--:|" * (len(heads) - 1),
-        *("| " + " | ".join(_marked(row)) + " |" for row in rows),
+        *markdown_table(heads, bold),
         "",
         f"- Command: `{report.command}`",
         f"- Model: {report.title}; weights {report.weights}; commit {report.commit or 'unknown'}",
@@ -181,7 +182,7 @@ def curve_markdown(report: Report, plot: str, raw: str) -> str:
     return "\n".join(lines)
 
 
-def _extent(per_task: int, count: int) -> str:
+def _sample_size(per_task: int, count: int) -> str:
     if per_task == count:
         return f"All {count} questions of each task."
     low, high = wilson(per_task // 2, per_task)
@@ -191,15 +192,18 @@ def _extent(per_task: int, count: int) -> str:
     )
 
 
-def _marked(row: Sequence[str]) -> list[str]:
-    return [f"**{cell}**" if row[0] == "overall" and cell else cell for cell in row]
+def write_curve(report: EvalReport, folder: Path, plotter: Plotter) -> list[Path]:
+    """Writes curve.md, curve.svg and curve.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page, plot, raw = (folder / f"curve.{kind}" for kind in ("md", "svg", "json"))
+    page.write_text(curve_markdown(report, plot.name, raw.name), encoding="utf-8")
+    plotter.save_svg(curve_plot(report), plot)
+    raw.write_text(as_json(report), encoding="utf-8")
+    return [page, plot, raw]
 
 
-# --- for programs --------------------------------------------------------------------------------------
-
-
-def as_json(report: Report) -> str:
-    """One line per question, so that two runs can be compared by `diff`."""
+def as_json(report: EvalReport) -> str:
+    options = {**asdict(report.options), "out": str(report.options.out) if report.options.out else None}
     head = {
         "schema": SCHEMA,
         "model": report.model,
@@ -210,18 +214,16 @@ def as_json(report: Report) -> str:
         "machine": report.machine,
         "versions": report.versions,
         "engine": report.engine,
-        "options": {**asdict(report.options), "out": str(report.options.out) if report.options.out else None},
+        "options": options,
         "seconds": round(report.seconds, 3),
         "levels": [_level(report, limit) for limit in report.levels],
         "peer": None if report.agreement is None else asdict(report.agreement),
     }
-    text = json.dumps(head, indent=2, allow_nan=False)
-    lines = ",\n".join("    " + json.dumps(one, ensure_ascii=False) for one in _questions(report))
-    return f'{text[: text.rindex("}")].rstrip()},\n  "questions": [\n{lines}\n  ]\n}}\n'
+    return json_with_questions(head, _questions(report), indent=2)
 
 
-def _level(report: Report, limit: int | None) -> dict[str, Any]:
-    outcomes = at_level(report.outcomes, limit)
+def _level(report: EvalReport, limit: int | None) -> dict[str, Any]:
+    outcomes = report.at(limit)
     return {
         "limit": limit,
         "overall": asdict(tally("overall", outcomes)),
@@ -230,7 +232,7 @@ def _level(report: Report, limit: int | None) -> dict[str, Any]:
     }
 
 
-def _questions(report: Report) -> list[dict[str, Any]]:
+def _questions(report: EvalReport) -> list[dict[str, Any]]:
     answers: dict[tuple[str, int], dict[str, Any]] = {}
     for outcome in report.outcomes:
         answers.setdefault((outcome.task, outcome.index), {})[level_name(outcome.limit)] = {
@@ -243,11 +245,11 @@ def _questions(report: Report) -> list[dict[str, Any]]:
         }
     pairs = {(pair.ours.task, pair.ours.index): pair for pair in report.pairs}
     found = []
-    for one in report.askings:
-        place = (one.task, one.index)
-        entry: dict[str, Any] = {**asdict(one), "answers": answers[place]}
-        if place in pairs:
-            pair = pairs[place]
+    for question in report.questions:
+        key = (question["task"], question["index"])
+        entry: dict[str, Any] = {**question, "answers": answers[key]}
+        if key in pairs:
+            pair = pairs[key]
             entry["peer"] = {
                 "text": pair.theirs.text,
                 "right": pair.theirs.right,
@@ -260,10 +262,6 @@ def _questions(report: Report) -> list[dict[str, Any]]:
     return found
 
 
-def write_json(report: Report) -> None:
-    target = report.options.json
-    if target == "-":
-        sys.stdout.write(as_json(report))
-        sys.stdout.flush()
-    elif target is not None:
-        Path(target).write_text(as_json(report), encoding="utf-8")
+def write_report(report: EvalReport) -> None:
+    if report.options.json is not None:
+        write_json(report.options.json, as_json(report))

@@ -1,10 +1,6 @@
-"""Uniform resizing: a whole picture made smaller until the checkpoint's own size rule gives it few enough
-tokens. What level of detail has to beat.
+"""Uniform resizing to a token limit, the baseline that level of detail has to beat.
 
-takes   a picture, a token limit, the checkpoint's processing values
-gives   the picture, smaller or as it was; never larger
-never   knows a size rule of its own: every size is judged by `media.geometry`, as the engine does it
-"""
+Every size is judged by the checkpoint's own rule (`inputs.image_processor`); an image is never enlarged."""
 
 import math
 from collections.abc import Iterator
@@ -18,23 +14,22 @@ from saccade.request import Pixels
 
 
 def visual_tokens(size: tuple[int, int], processing: ImageProcessing) -> int:
-    """Tokens of a picture of `size` (width, height)."""
+    """Tokens of an image of `size` (width, height)."""
     rows, columns = processing.grid(*size)
     return rows * columns // processing.merge_size**2
 
 
 def least_tokens(processing: ImageProcessing) -> int:
-    """Fewest tokens the checkpoint gives any picture: smaller ones are enlarged to `min_pixels`."""
+    """Fewest tokens of any image: smaller ones are enlarged to `min_pixels`."""
     return max(1, math.ceil(processing.min_pixels / processing.factor**2))
 
 
 def size_within(size: tuple[int, int], limit: int, processing: ImageProcessing) -> tuple[int, int]:
-    """Width and height to resize to so that the picture costs at most `limit` tokens.
+    """Width and height to resize to so that the image costs at most `limit` tokens.
 
-    It is the size the checkpoint's processor would choose if its `max_pixels` were the limit's, so the engine
-    leaves the resized picture as it is: pixels are interpolated once. Very long pictures, and limits close to
-    `min_pixels`, have no such size; they get the allowed grid nearest in shape.
-    """
+    It is the size that the checkpoint's processor would choose if its `max_pixels` were the limit, so the
+    engine does not resize again. Very long images, and limits close to `min_pixels`, have no such size; they
+    get the allowed grid nearest in shape."""
     if visual_tokens(size, processing) <= limit:
         return size
     for candidate in _candidates(size, limit, processing):
@@ -42,8 +37,8 @@ def size_within(size: tuple[int, int], limit: int, processing: ImageProcessing) 
         if visual_tokens(smaller, processing) <= limit:
             return smaller
     raise ConfigError(
-        f"no size of a {size[0]}x{size[1]} picture costs at most {limit} visual tokens with this checkpoint,"
-        f" which enlarges pictures to {processing.min_pixels} pixels, {least_tokens(processing)} tokens;"
+        f"no size of a {size[0]}x{size[1]} image costs at most {limit} visual tokens with this checkpoint,"
+        f" which enlarges images to {processing.min_pixels} pixels, {least_tokens(processing)} tokens;"
         " raise the limit"
     )
 
@@ -67,8 +62,8 @@ def _candidates(size: tuple[int, int], limit: int, processing: ImageProcessing) 
 
 
 def shrink(image: Pixels, size: tuple[int, int]) -> Pixels:
-    """The picture [height, width, 3] at `size` (width, height), by Pillow's antialiased bicubic filter, the
-    one the processors use."""
+    """The image [height, width, 3] at `size` (width, height), by Pillow's antialiased bicubic filter, the one
+    the processors use."""
     if (image.shape[1], image.shape[0]) == size:
         return image
     return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))

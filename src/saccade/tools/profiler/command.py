@@ -13,12 +13,12 @@ from saccade.engine.memory import DTYPES
 from saccade.engine.model_size import read_network
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import floors
-from saccade.tools.bench.figures import median
-from saccade.tools.bench.machine import device_name
+from saccade.tools.environment import device_name
 from saccade.tools.profiler.options import ProfileOptions
 from saccade.tools.profiler.report import Profile, Timed, show, write_json
 from saccade.tools.profiler.sections import Ran, Section, Workbench, watched
 from saccade.tools.profiler.trace import RANGE, read
+from saccade.tools.report import median
 
 WARM = 2  # runs of each section before it is timed: kernels are compiled, steps captured
 

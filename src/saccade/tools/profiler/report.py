@@ -9,9 +9,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from saccade.tools.bench.report import figure
 from saccade.tools.profiler.sections import ENCODE, PREPROCESS, Ran, Section
 from saccade.tools.profiler.trace import LONG_GAP, Found
+from saccade.tools.report import figure
 
 TABLE_WIDTH = 130  # where stdout is no terminal
 

@@ -24,7 +24,7 @@ from saccade.request import Request
 from saccade.step_plan import StepResult
 from saccade.tools.bench.ceilings import Floors
 from saccade.tools.bench.inputs import Inputs
-from saccade.tools.bench.session import greedy
+from saccade.tools.bench.workloads import greedy
 from saccade.tools.profiler.options import ProfileOptions
 from saccade.tools.profiler.trace import STEP
 from saccade.worker.model_runner import Launched
@@ -100,7 +100,7 @@ class Workbench:
         def prepare() -> None:
             self._clear()
             inputs = self._inputs
-            self._next = [self._ask(inputs.about_picture(TEXT_TOKENS), 1, images=[inputs.picture(size)])]
+            self._next = [self._ask(inputs.about_image(TEXT_TOKENS), 1, images=[inputs.image(size)])]
 
         floors, patch = self._floors, 3 * processing.temporal_patch_size * processing.patch_size**2
         moved = 3 * size[0] * size[1] + patches * patch * floors.network.value_bytes

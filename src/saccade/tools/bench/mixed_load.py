@@ -1,12 +1,7 @@
-"""mixed_load: text streams over HTTP while pictures arrive, as many users would send them.
+"""The workload mixed_load: text streams over HTTP, phase by phase with more images per second.
 
-takes   the options of an engine; rates and a phase length
-gives   the waits of text and picture requests, phase by phase: text only, then with more and more pictures
-owns    a server process while it runs
-
-The load is open: requests arrive by a Poisson process whether or not earlier ones are answered, and a wait
-counts from the moment a request was due, so a client that falls behind does not flatter the server.
-"""
+The load is open-loop: requests arrive by a Poisson process whether or not earlier ones are answered, and TTFT
+counts from the moment a request was due, so a client that falls behind does not flatter the server."""
 
 import asyncio
 import logging
@@ -27,37 +22,36 @@ from saccade.host.event_loop_lag import measure_event_loop_lag
 from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.tools.bench.anchors import Scale, chosen_scale
-from saccade.tools.bench.client import Client, ConnectionBroke
-from saccade.tools.bench.figures import Row, percentile
+from saccade.tools.bench.client import Client, StreamBroken
 from saccade.tools.bench.inputs import Inputs
 from saccade.tools.bench.options import BenchOptions, Workload
-from saccade.tools.bench.server import SERVED_NAME, await_prepared, lateness, serving
+from saccade.tools.bench.server import SERVED_NAME, loop_lag_histogram, serving, wait_for_warmup
+from saccade.tools.bench.workloads import Row
+from saccade.tools.report import percentile
 
 log = logging.getLogger(__name__)
 
 Kind = Literal["text", "image"]
 IMAGE_QUESTION_TOKENS = 16
-ERROR_BYTES = 200  # of a refusal, told
-PATIENCE = 60.0  # seconds requests still open at the end of a phase get
+ERROR_BYTES = 200  # shown of an error response
+DRAIN_SECONDS = 60.0  # for requests still open at the end of a phase
 WARM_REQUESTS = 2  # of each kind, before the first phase
-SETTLING = 60.0  # seconds at most without requests after those: an idle engine captures the steps to come
+WARMUP_SECONDS = 60.0  # at most, without requests: an idle engine captures CUDA graphs
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """A request and when it is due, in seconds from the start of its phase."""
-
-    due: float
+class DueRequest:
+    due: float  # seconds from the start of its phase
     kind: Kind
 
 
 @dataclass
-class Stream:
-    """What a client saw of one request. Times are seconds; `first` counts from when it was due."""
+class StreamTiming:
+    """One request as the client saw it. Times are seconds; `first` counts from when it was due."""
 
     kind: Kind
     first: float | None = None
-    gaps: list[float] = field(default_factory=list)  # between pieces of text
+    gaps: list[float] = field(default_factory=list)  # between chunks with text
     done: bool = False
     error: str | None = None
 
@@ -75,7 +69,7 @@ class _Failure(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What is looked at of an event of a stream."""
+    """The fields of a stream's event that are read."""
 
     choices: list[_Choice] = []
     error: _Failure | None = None
@@ -93,23 +87,23 @@ def poisson(rate: float, seconds: float, rng: np.random.Generator) -> list[float
     return times
 
 
-def plan_phase(text_rate: float, image_rate: float, seconds: float, seed: Sequence[int]) -> list[Arrival]:
-    """The arrivals of one phase, in order; the same for the same seed. There is at least one of each kind."""
+def plan_phase(text_rate: float, image_rate: float, seconds: float, seed: Sequence[int]) -> list[DueRequest]:
+    """The arrivals of one phase, in order, at least one of each kind; the same for the same seed."""
     text_rng, image_rng = (np.random.default_rng([*seed, stream]) for stream in (0, 1))
-    arrivals = [Arrival(due, "text") for due in poisson(text_rate, seconds, text_rng) or [0.0]]
+    arrivals = [DueRequest(due, "text") for due in poisson(text_rate, seconds, text_rng) or [0.0]]
     if image_rate > 0:
-        arrivals += [Arrival(due, "image") for due in poisson(image_rate, seconds, image_rng) or [0.0]]
+        arrivals += [DueRequest(due, "image") for due in poisson(image_rate, seconds, image_rng) or [0.0]]
     return sorted(arrivals, key=lambda arrival: arrival.due)
 
 
 class Bodies:
-    """Request bodies, ready to send. Every one is new."""
+    """Request bodies. Every one is new."""
 
     def __init__(self, inputs: Inputs, scale: Scale) -> None:
         self._inputs = inputs
         self._scale = scale
 
-    def make_all(self, arrivals: Sequence[Arrival]) -> list[bytes]:
+    def make_all(self, arrivals: Sequence[DueRequest]) -> list[bytes]:
         return [self.make(arrival.kind) for arrival in arrivals]
 
     def make(self, kind: Kind) -> bytes:
@@ -134,27 +128,27 @@ class Bodies:
         )
 
 
-class _Listener:
-    """The events of one answer as they are read."""
+class _EventReader:
+    """Times the server-sent events of one response."""
 
-    def __init__(self, seen: Stream, due: float) -> None:
+    def __init__(self, seen: StreamTiming, due: float) -> None:
         self._seen = seen
         self._due = due
         self._last = 0.0
-        self._rest = b""  # of a line whose end is still to come
+        self._rest = b""  # of an incomplete line
 
-    def hear(self, status: int, piece: bytes) -> None:
+    def on_chunk(self, status: int, chunk: bytes) -> None:
         now = time.perf_counter()
         if status != 200:
-            self._rest += piece[:ERROR_BYTES]
+            self._rest += chunk[:ERROR_BYTES]
             self._seen.error = f"{status}: {self._rest[:ERROR_BYTES].decode(errors='replace')}"
             return
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data: "):
-                self._take(line[6:].rstrip(b"\r"), now)
+                self._event(line[6:].rstrip(b"\r"), now)
 
-    def _take(self, data: bytes, now: float) -> None:
+    def _event(self, data: bytes, now: float) -> None:
         seen = self._seen
         if data == b"[DONE]":
             seen.done = seen.error is None
@@ -170,20 +164,20 @@ class _Listener:
             self._last = now
 
 
-async def follow(client: Client, body: bytes, kind: Kind, due: float) -> Stream:
+async def follow(client: Client, body: bytes, kind: Kind, due: float) -> StreamTiming:
     """Sends one request and times its stream; never raises."""
-    seen = Stream(kind)
+    seen = StreamTiming(kind)
     try:
-        status = await client.post(body, _Listener(seen, due).hear)
+        status = await client.post(body, _EventReader(seen, due).on_chunk)
         if status != 200 and seen.error is None:
             seen.error = str(status)
-    except (ConnectionBroke, OSError) as error:
+    except (StreamBroken, OSError) as error:
         seen.error = type(error).__name__
     return seen
 
 
-def latest(before: Mapping[float, float], after: Mapping[float, float]) -> str:
-    """By how much a loop was late at most between two counts (by seconds, each with all that were less)."""
+def most_lag(before: Mapping[float, float], after: Mapping[float, float]) -> str:
+    """An event loop's largest lag between two cumulative histograms, by their bucket."""
     bounds = sorted(after)
     grown = [after[bound] - before.get(bound, 0.0) for bound in bounds]
     reached = next((bound for bound, count in zip(bounds, grown, strict=True) if count == grown[-1]), 0.0)
@@ -192,19 +186,19 @@ def latest(before: Mapping[float, float], after: Mapping[float, float]) -> str:
 
 async def run_phase(
     client: Client,
-    arrivals: Sequence[Arrival],
+    arrivals: Sequence[DueRequest],
     bodies: Sequence[bytes],
     bar: Progress,
     task: TaskID,
-) -> list[Stream]:
-    """Sends every request when it is due; waits, within patience, until all are answered."""
+) -> list[StreamTiming]:
+    """Sends every request when it is due and waits until all are answered, at most DRAIN_SECONDS."""
     start = time.perf_counter()
-    streams: list[asyncio.Task[Stream]] = []
+    streams: list[asyncio.Task[StreamTiming]] = []
     for arrival, body in zip(arrivals, bodies, strict=True):
         await asyncio.sleep(max(0.0, start + arrival.due - time.perf_counter()))
         streams.append(asyncio.create_task(follow(client, body, arrival.kind, start + arrival.due)))
         streams[-1].add_done_callback(lambda _: bar.advance(task))
-    _, late = await asyncio.wait(streams, timeout=PATIENCE)
+    _, late = await asyncio.wait(streams, timeout=DRAIN_SECONDS)
     for stream in late:
         stream.cancel()
     if late:
@@ -213,17 +207,17 @@ async def run_phase(
 
 
 def summarise(
-    phase: str, arrivals: Sequence[Arrival], streams: Sequence[Stream], note: str = ""
+    phase: str, arrivals: Sequence[DueRequest], streams: Sequence[StreamTiming], note: str = ""
 ) -> list[Row]:
-    """p50 and p99 of the waits of one phase, in milliseconds. `note`: what else is to be said of it."""
+    """p50 and p99 of TTFT and inter-token latency of one phase, in milliseconds."""
     good = [stream for stream in streams if stream.done and stream.first is not None]
     lost = len(arrivals) - len(good)
     if lost:
         reasons = sorted({stream.error for stream in streams if stream.error})
-        told = f"{lost} of {len(arrivals)} unanswered" + (f" ({reasons[0]})" if reasons else "")
-        note = f"{told}; {note}" if note else told
+        unanswered = f"{lost} of {len(arrivals)} unanswered" + (f" ({reasons[0]})" if reasons else "")
+        note = f"{unanswered}; {note}" if note else unanswered
     rows = []
-    for metric, samples in _waits(good).items():
+    for metric, samples in _latencies(good).items():
         for share in (50, 99):
             rows.append(
                 Row(
@@ -241,14 +235,14 @@ def summarise(
     return rows
 
 
-def _waits(streams: Sequence[Stream]) -> dict[str, list[float]]:
-    """Milliseconds by metric; a metric nobody measured is left out."""
-    waits: dict[str, list[float | None]] = {
+def _latencies(streams: Sequence[StreamTiming]) -> dict[str, list[float]]:
+    """Milliseconds by metric; a metric without samples is left out."""
+    found: dict[str, list[float | None]] = {
         "text ttft": [stream.first for stream in streams if stream.kind == "text"],
         "inter-token": [gap for stream in streams if stream.kind == "text" for gap in stream.gaps],
         "image ttft": [stream.first for stream in streams if stream.kind == "image"],
     }
-    return {name: [wait * 1e3 for wait in each if wait is not None] for name, each in waits.items() if each}
+    return {name: [wait * 1e3 for wait in each if wait is not None] for name, each in found.items() if each}
 
 
 async def _phases(
@@ -257,21 +251,21 @@ async def _phases(
     workload: Workload,
     options: BenchOptions,
     bar: Progress,
-    tell: Callable[[list[Row]], None],
+    on_rows: Callable[[list[Row]], None],
 ) -> list[Row]:
     rates = (0.0, *options.image_rates)
     task = bar.add_task(workload.name, total=None)
     rows: list[Row] = []
     async with Client(url, "/v1/chat/completions") as client:
         for kind in ("text", "image") * WARM_REQUESTS:
-            asked = follow(client, bodies.make(kind), kind, time.perf_counter())
-            warm = await asyncio.wait_for(asked, options.phase_seconds + 2 * PATIENCE)
+            request = follow(client, bodies.make(kind), kind, time.perf_counter())
+            warm = await asyncio.wait_for(request, options.phase_seconds + 2 * DRAIN_SECONDS)
             if warm.error:
                 raise SaccadeError(f"mixed_load: the server refused a request: {warm.error}")
-        bar.update(task, description=f"{workload.name}: the engine prepares itself")
-        if not await asyncio.to_thread(await_prepared, url, SETTLING):
+        bar.update(task, description=f"{workload.name}: engine warm-up")
+        if not await asyncio.to_thread(wait_for_warmup, url, WARMUP_SECONDS):
             log.warning(
-                "after %.0f s the engine still prepares itself; the first phase may show it", SETTLING
+                "after %.0f s the engine is still warming up; the first phase may show it", WARMUP_SECONDS
             )
         for number, rate in enumerate(rates):
             arrivals = plan_phase(options.text_rate, rate, options.phase_seconds, (options.seed, number))
@@ -279,17 +273,14 @@ async def _phases(
             ready = await asyncio.to_thread(bodies.make_all, arrivals)
             phase = f"+ {rate:g} images/s" if rate else "text only"
             bar.update(task, description=f"{workload.name} {phase}")
-            before, own = await asyncio.to_thread(lateness, url), [0.0]
-            with (
-                existing_objects_frozen()
-            ):  # a search of all that torch has loaded takes longer than any wait
+            before, own = await asyncio.to_thread(loop_lag_histogram, url), [0.0]
+            with existing_objects_frozen():  # a full garbage collection would delay the client
                 async with measure_event_loop_lag(own.append):
                     streams = await run_phase(client, arrivals, ready, bar, task)
-            late = latest(before, await asyncio.to_thread(lateness, url))
-            found = summarise(
-                phase, arrivals, streams, f"late: client {max(own) * 1e3:.0f} ms, server {late}"
-            )
-            tell(found)
+            lag = most_lag(before, await asyncio.to_thread(loop_lag_histogram, url))
+            note = f"event loop lag: client {max(own) * 1e3:.0f} ms, server {lag}"
+            found = summarise(phase, arrivals, streams, note)
+            on_rows(found)
             rows += found
     return rows
 
@@ -300,12 +291,12 @@ def mixed_load(
     workload: Workload,
     options: BenchOptions,
     bar: Progress,
-    tell: Callable[[list[Row]], None],
+    on_rows: Callable[[list[Row]], None],
 ) -> list[Row]:
-    """`tell` hears of each phase when it is over."""
+    """Calls `on_rows` with the rows of each phase when it ends."""
     if checkpoint.chat_template is None:
         raise ConfigError(f"mixed_load asks over the chat route; {checkpoint.name} has no chat template")
     scale = chosen_scale(workload, options)
     bodies = Bodies(Inputs(checkpoint, Tokenizer.load(checkpoint), options.seed), scale)
     with serving(config) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_phases(url, bodies, workload, options, bar, tell))
+        return runner.run(_phases(url, bodies, workload, options, bar, on_rows))

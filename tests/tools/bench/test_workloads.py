@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.tools.bench.comparison import agreement
-from saccade.tools.bench.figures import Row, median, median_row, percentile
-from saccade.tools.bench.report import figure
+from saccade.tools.bench.workloads import Row, agreement, median_row
+from saccade.tools.report import figure, median, percentile
 
 SOME = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 

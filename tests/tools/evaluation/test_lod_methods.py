@@ -11,28 +11,29 @@ from saccade.inputs.image_processor import ImageProcessing
 from saccade.lod.global_view import glance
 from saccade.lod.types import LodParams, Region, ViewRule
 from saccade.tools.evaluation import question_set
-from saccade.tools.evaluation.channels import Channels, area, evidence
-from saccade.tools.evaluation.lod_report import (
-    LodReport,
-    Result,
-    as_json,
-    lod_markdown,
-    lod_plot,
-    losses,
-    verdict,
-)
-from saccade.tools.evaluation.methods import (
+from saccade.tools.evaluation.lod_methods import (
     ABLATIONS,
     BALANCED,
     FULL,
     METHODS,
     ORACLE,
     RESIZE,
-    Bench,
+    ChannelAblation,
+    TrialFactory,
     covered,
+    evidence_tokens,
+    roc_area,
+)
+from saccade.tools.evaluation.lod_report import (
+    LodReport,
+    LodResult,
+    as_json,
+    lod_markdown,
+    lod_plot,
+    losses,
+    verdict,
 )
 from saccade.tools.evaluation.options import LodEvalOptions
-from saccade.tools.evaluation.plot import svg
 
 PROCESSING = ImageProcessing(
     patch_size=16,
@@ -45,7 +46,7 @@ PROCESSING = ImageProcessing(
     rescale_factor=1 / 255,
 )
 RULE = ViewRule(global_tokens=(80, 256), zoom_tokens=(16, 64, 196), most_views=2)
-BENCH = Bench(PROCESSING, RULE)
+TRIALS = TrialFactory(PROCESSING, RULE)
 
 
 def example(width: int, height: int, box: tuple[float, float, float, float]) -> question_set.Example:
@@ -57,7 +58,7 @@ def example(width: int, height: int, box: tuple[float, float, float, float]) -> 
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.5])
 def test_a_trial_asks_for_no_more_than_its_share(method: str, share: float) -> None:
     asked = example(1344, 1024, (1000.0, 800.0, 1100.0, 830.0))
-    trial = BENCH.trial(asked, method, share)
+    trial = TRIALS.trial(asked, method, share)
     budget = int(42 * 32 * share)
     if method == RESIZE:
         assert trial.lod is None
@@ -72,18 +73,18 @@ def test_a_trial_asks_for_no_more_than_its_share(method: str, share: float) -> N
 
 def test_small_pictures_and_full_detail_are_asked_plainly() -> None:
     small = example(224, 224, (0.0, 0.0, 224.0, 224.0))
-    assert BENCH.trial(small, BALANCED, 0.25).lod is None  # 49 tokens are the least there is
-    assert BENCH.trial(example(1344, 1024, (0, 0, 9, 9)), FULL, None).lod is None
+    assert TRIALS.trial(small, BALANCED, 0.25).lod is None  # 49 tokens are the least there is
+    assert TRIALS.trial(example(1344, 1024, (0, 0, 9, 9)), FULL, None).lod is None
 
 
 def test_the_oracle_holds_the_evidence_in_the_cheapest_window() -> None:
     asked = example(1344, 1024, (1000.0, 800.0, 1100.0, 830.0))
-    lod = BENCH.trial(asked, ORACLE, 0.25).lod
+    lod = TRIALS.trial(asked, ORACLE, 0.25).lod
     assert lod is not None
     assert lod.zooms is not None
     assert [region.tokens for region in lod.zooms[0]] == [16]
     assert covered(asked.box, lod.zooms[0]) == 1.0
-    everywhere = BENCH.trial(example(1344, 1024, (0.0, 0.0, 1344.0, 1024.0)), ORACLE, 0.25).lod
+    everywhere = TRIALS.trial(example(1344, 1024, (0.0, 0.0, 1344.0, 1024.0)), ORACLE, 0.25).lod
     assert everywhere is not None
     assert everywhere.zooms == ((),)
 
@@ -100,8 +101,8 @@ def test_a_share_of_everything_or_nothing_is_refused() -> None:
             LodEvalOptions(shares=(share,))
 
 
-def result(method: str, right: bool, index: int = 0, gated: str | None = None) -> Result:
-    return Result("needle", index, "?", "!", method, 0.25, 1000, 250, "x", right, (), 0.0, gated)
+def result(method: str, right: bool, index: int = 0, gated: str | None = None) -> LodResult:
+    return LodResult("needle", index, "?", "!", method, 0.25, 1000, 250, "x", right, (), 0.0, gated)
 
 
 def test_what_is_lost_is_laid_to_the_stage_that_loses_it() -> None:
@@ -133,8 +134,8 @@ def test_what_is_lost_is_laid_to_the_stage_that_loses_it() -> None:
     assert "1 by a window that misses" in told
     assert verdict(report)[0].startswith("balanced at 25% keeps 25.0%")
     assert "needle: +0 points" in verdict(report)[1]
+    assert [one.name for one in lod_plot(report).series] == [FULL, *report.methods]
     assert "| needle | 4 | 100 |" in lod_markdown(report, {"svg": "a.svg", "json": "a.json"})
-    assert svg(lod_plot(report)).startswith("<svg")
     lost = json.loads(as_json(report))["questions"][2]
     assert lost["answers"]["25%"][BALANCED] == [False, 250, "x"]
     assert lost["answers"]["25%"][ORACLE] == [True, 250]
@@ -142,10 +143,10 @@ def test_what_is_lost_is_laid_to_the_stage_that_loses_it() -> None:
 
 
 def test_the_texture_finds_a_word_on_an_empty_page_and_its_channels_are_worth_something() -> None:
-    found = Channels(PROCESSING)
+    found = ChannelAblation(PROCESSING)
     for index in range(2):
         found.add(question_set.example("word", index))
-    areas = {(one.group, one.map): one.area for one in found.found()}
+    areas = {(one.group, one.map): one.area for one in found.scores()}
     assert areas["all", "propositional"] > 0.7
     assert areas["without place", "propositional"] == areas["all", "propositional"]  # no map uses place
     assert areas["without entropy", "propositional"] == 0.5  # a product: without shades nothing is said
@@ -153,6 +154,6 @@ def test_the_texture_finds_a_word_on_an_empty_page_and_its_channels_are_worth_so
 
 def test_the_area_under_the_curve_is_the_chance_of_the_right_order() -> None:
     wanted = np.array([True, True, False, False])
-    assert area(np.array([3, 1, 2, 0], np.float32), wanted) == 0.75
-    assert area(np.zeros(4, np.float32), wanted) == 0.5
-    assert evidence((0, 0, 20, 10), (40, 40), (4, 4)).sum() == 2
+    assert roc_area(np.array([3, 1, 2, 0], np.float32), wanted) == 0.75
+    assert roc_area(np.zeros(4, np.float32), wanted) == 0.5
+    assert evidence_tokens((0, 0, 20, 10), (40, 40), (4, 4)).sum() == 2

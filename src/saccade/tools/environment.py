@@ -1,4 +1,4 @@
-"""What a figure was measured on: the machine, the versions, the state of the source."""
+"""What a figure was measured on: the machine, package versions, the source commit, the weights."""
 
 import os
 import platform
@@ -7,10 +7,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from blake3 import blake3
 
 from saccade import __version__
+from saccade.checkpoint import Checkpoint
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "pillow", "tokenizers", "safetensors")
+
+FINGERPRINT_BYTES = 16 << 20  # from each end of a weight file
 
 Facts = dict[str, str | int | float | None]
 
@@ -49,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The source's commit, with a + when files differ from it; None when this is no checkout."""
+    """The source's commit, with a + if files differ from it; None if this is not a checkout."""
     folder = Path(__file__).resolve().parent
     try:
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
@@ -57,6 +61,20 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return head + ("+" if changed else "")
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """A hash of size, beginning and end of each weight file. Reading all of a large one would take
+    minutes."""
+    digest = blake3()
+    for path in checkpoint.weight_files():
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            head = file.read(FINGERPRINT_BYTES)
+            file.seek(max(0, size - FINGERPRINT_BYTES))
+            digest.update(size.to_bytes(8, "little") + head + file.read())
+    return digest.hexdigest(length=8)
 
 
 def _git(folder: Path, *arguments: str) -> str:

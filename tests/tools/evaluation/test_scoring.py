@@ -5,8 +5,18 @@ import math
 import pytest
 
 from saccade.tools.evaluation import question_set
-from saccade.tools.evaluation.comparison import Pair, PeerAnswer, agreement
-from saccade.tools.evaluation.score import GROUPS, Outcome, at_level, by_group, by_task, tally, wilson
+from saccade.tools.evaluation.scoring import (
+    GROUPS,
+    Outcome,
+    Pair,
+    PeerAnswer,
+    agreement,
+    at_level,
+    by_group,
+    by_task,
+    tally,
+    wilson,
+)
 
 
 def outcome(

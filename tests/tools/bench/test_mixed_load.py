@@ -11,7 +11,15 @@ import pytest
 
 from saccade.errors import SaccadeError
 from saccade.tools.bench.client import Client
-from saccade.tools.bench.load import Arrival, Stream, follow, latest, plan_phase, poisson, summarise
+from saccade.tools.bench.mixed_load import (
+    DueRequest,
+    StreamTiming,
+    follow,
+    most_lag,
+    plan_phase,
+    poisson,
+    summarise,
+)
 
 
 def test_the_schedule_is_the_same_for_the_same_seed_and_only_then() -> None:
@@ -23,7 +31,7 @@ def test_the_schedule_is_the_same_for_the_same_seed_and_only_then() -> None:
     assert all(0 <= arrival.due < 20 for arrival in first)
 
 
-def test_pictures_do_not_move_the_text_arrivals() -> None:
+def test_images_do_not_change_the_text_arrivals() -> None:
     alone = plan_phase(16, 0, 20, (0, 0))
     beside = [arrival for arrival in plan_phase(16, 15, 20, (0, 0)) if arrival.kind == "text"]
     assert alone == beside
@@ -80,7 +88,7 @@ async def test_a_stream_is_timed_from_its_first_event_and_between_its_texts() ->
             assert all(gap >= 0 for gap in stream.gaps)
 
 
-async def test_refusals_and_broken_streams_are_told() -> None:
+async def test_refusals_and_broken_streams_are_reported() -> None:
     async with answering(503, b'{"error": ', b'"full"}') as client:
         assert (await follow(client, b"{}", "text", 0.0)).error == '503: {"error": "full"}'
     async with answering(503) as client:
@@ -92,13 +100,13 @@ async def test_refusals_and_broken_streams_are_told() -> None:
     for broken in (chunk("a"), b"data: no JSON\n\n"):
         async with answering(200, broken, whole=broken != chunk("a")) as client:
             stream = await follow(client, b"{}", "text", 0.0)
-            assert (stream.done, stream.error) == (False, "ConnectionBroke")
+            assert (stream.done, stream.error) == (False, "StreamBroken")
     async with answering(200) as client:
         pass
     assert (await follow(client, b"{}", "text", 0.0)).error == "ConnectionRefusedError"
 
 
-async def test_who_is_no_longer_waited_for_leaves_no_answer_to_the_next() -> None:
+async def test_a_cancelled_request_leaves_no_response_to_the_next() -> None:
     text = *(chunk("late") for _ in range(50)), b"data: [DONE]\n\n"
     async with answering(200, *text) as client:
         with pytest.raises(TimeoutError):
@@ -106,12 +114,12 @@ async def test_who_is_no_longer_waited_for_leaves_no_answer_to_the_next() -> Non
         assert (await follow(client, b"{}", "text", 0.0)).done
 
 
-def test_waits_are_summed_up_in_milliseconds_and_losses_are_told() -> None:
-    arrivals = [Arrival(0.0, "text")] * 3
+def test_latencies_are_in_milliseconds_and_lost_requests_are_reported() -> None:
+    arrivals = [DueRequest(0.0, "text")] * 3
     streams = [
-        Stream("text", first=0.010, gaps=[0.002, 0.004], done=True),
-        Stream("text", first=0.030, gaps=[0.003], done=True),
-        Stream("text", error="503: full"),
+        StreamTiming("text", first=0.010, gaps=[0.002, 0.004], done=True),
+        StreamTiming("text", first=0.030, gaps=[0.003], done=True),
+        StreamTiming("text", error="503: full"),
     ]
     rows = {row.metric: row for row in summarise("text only", arrivals, streams)}
     assert rows["text only: text ttft p50"].value == pytest.approx(20)
@@ -123,9 +131,9 @@ def test_waits_are_summed_up_in_milliseconds_and_losses_are_told() -> None:
         summarise("text only", arrivals, streams[2:])
 
 
-def test_how_late_a_loop_was_is_told_of_the_time_between_two_counts() -> None:
+def test_event_loop_lag_is_that_between_two_histograms() -> None:
     before = {0.001: 50.0, 0.01: 60.0, 0.1: 61.0, float("inf"): 62.0}
     grown = {0.001: 70.0, 0.01: 85.0, 0.1: 86.0, float("inf"): 87.0}
-    assert latest(before, grown) == "<= 10 ms"  # the late ones were before
-    assert latest({}, grown) == "<= inf ms"
-    assert latest(grown, grown) == "<= 1 ms"
+    assert most_lag(before, grown) == "<= 10 ms"  # the late ones were before
+    assert most_lag({}, grown) == "<= inf ms"
+    assert most_lag(grown, grown) == "<= 1 ms"

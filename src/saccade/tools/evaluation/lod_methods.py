@@ -1,0 +1,219 @@
+"""The ways to spend a budget of visual tokens that `saccade eval-lod` compares, and the ablation of the
+texture.
+
+Only the oracle uses the example's evidence."""
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from saccade.inputs.image_processor import ImageProcessing
+from saccade.lod.allocate import Field, allocate, windows
+from saccade.lod.choose import PRICE
+from saccade.lod.global_view import glance
+from saccade.lod.global_view import shrink as shrink_grid
+from saccade.lod.scorers import lost, perspectival, propositional
+from saccade.lod.texture import CHANNELS, texture
+from saccade.lod.types import SCORERS, Box, Grid, LodParams, Map, Region, ViewRule
+from saccade.request import Pixels
+from saccade.tools.evaluation.question_set import Example
+from saccade.tools.evaluation.resize import least_tokens, shrink, size_within
+
+FULL, RESIZE, RANDOM, BALANCED, ORACLE = "full detail", "resize", "random", "balanced", "oracle"
+METHODS = (RESIZE, RANDOM, *SCORERS, BALANCED, ORACLE)
+# Balanced without one of its stages.
+ABLATIONS: dict[str, dict[str, object]] = {
+    BALANCED: {},
+    "without propositional": {"scorers": ("perspectival", "participatory")},
+    "without perspectival": {"scorers": ("propositional", "participatory")},
+    "without participatory": {"scorers": ("propositional", "perspectival")},
+    "without balance": {"balance": False},
+    "without gate": {"gate": False},
+}
+EVERYWHERE = 0.5  # share of the image: larger evidence has no location
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One request. `share` of full detail's tokens is its budget; None: the budget of `detail: auto`."""
+
+    example: Example
+    method: str
+    share: float | None
+    image: Pixels
+    lod: LodParams | None
+    full: int  # tokens of full detail
+
+
+@dataclass(frozen=True)
+class TrialFactory:
+    """Makes trials for one checkpoint's image processing."""
+
+    processing: ImageProcessing
+    rule: ViewRule
+
+    def trial(self, example: Example, method: str, share: float | None) -> Trial:
+        height, width = example.image.shape[:2]
+        frame = self.processing.token_grid(width, height)
+        full = frame[0] * frame[1]
+        budget = None if share is None else min(full, max(int(full * share), least_tokens(self.processing)))
+        image, lod = example.image, LodParams(budget=budget)
+        if method == FULL or (budget is not None and budget >= full):
+            return Trial(example, method, share, image, None, full)
+        if method == RESIZE:
+            if budget is None:
+                raise ValueError("resizing needs a budget")
+            return self.resized(example, budget, share, full)
+        if method in SCORERS:
+            lod = LodParams(budget=budget, scorers=(method,))
+        elif method in (RANDOM, ORACLE):
+            lod = LodParams(budget=budget, zooms=(self._zooms(example, method, frame, lod),))
+        else:
+            lod = LodParams(budget=budget, **ABLATIONS[method])  # type: ignore[arg-type]
+        return Trial(example, method, share, image, lod, full)
+
+    def resized(self, example: Example, tokens: int, share: float | None, full: int) -> Trial:
+        """The image resized as a whole, to at most `tokens`."""
+        height, width = example.image.shape[:2]
+        size = size_within((width, height), max(tokens, least_tokens(self.processing)), self.processing)
+        return Trial(example, RESIZE, share, shrink(example.image, size), None, full)
+
+    def _zooms(self, example: Example, method: str, frame: Grid, lod: LodParams) -> tuple[Region, ...]:
+        first = glance([frame], lod, self.rule)
+        grid = first.grids[0]
+        left = first.budget - grid[0] * grid[1]
+        height, width = example.image.shape[:2]
+        if grid == frame:
+            return ()
+        if method == ORACLE:
+            return self._evidence_window(example.box, (width, height), frame, grid, left)
+        relevance = random_peak(grid, Random(f"{example.task}/{example.index}"))
+        field = Field(relevance, (width, height), frame, most=1)
+        return allocate([field], left, self.rule, PRICE[1])[0]
+
+    def _evidence_window(
+        self, box: Box | tuple[float, ...], size: tuple[int, int], frame: Grid, grid: Grid, left: int
+    ) -> tuple[Region, ...]:
+        """The cheapest window that holds the evidence, or the largest that fits the budget, centred on it."""
+        width, height = size
+        x0, y0, x1, y1 = box
+        if (x1 - x0) * (y1 - y0) > EVERYWHERE * width * height:
+            return ()
+        field = Field(np.ones(grid, np.float32), size, frame)
+        fitting = [one for one in windows(field, self.rule, left) if one.tokens <= left]
+        if not fitting:
+            return ()
+
+        def contained(share: tuple[float, float]) -> float:
+            return min(1.0, share[0] * height / (y1 - y0)) * min(1.0, share[1] * width / (x1 - x0))
+
+        best = max(fitting, key=lambda one: (round(contained(one.share), 3), one.sharp, -one.tokens))
+        spans = []
+        for low, high, length, share in ((x0, x1, width, best.share[1]), (y0, y1, height, best.share[0])):
+            side = max(1, round(share * length))
+            start = min(max(round((low + high - side) / 2), 0), length - side)
+            spans.append((start, start + side))
+        (x_low, x_high), (y_low, y_high) = spans
+        return (Region((x_low, y_low, x_high, y_high), best.grid, contained(best.share)),)
+
+
+def random_peak(grid: Grid, rng: Random) -> Map:
+    """A relevance map with one peak at a random position."""
+    y, x = rng.uniform(0, grid[0]), rng.uniform(0, grid[1])
+    rows, columns = np.arange(grid[0]) + 0.5, np.arange(grid[1]) + 0.5
+    values: Map = np.exp(-((rows[:, None] - y) ** 2 + (columns[None] - x) ** 2) / 2).astype(np.float32)
+    values /= values.sum()
+    return values
+
+
+def covered(box: tuple[float, ...], regions: tuple[Region, ...]) -> float:
+    """The largest share of the evidence's box that lies in one zoomed view."""
+    x0, y0, x1, y1 = box
+    area = max((x1 - x0) * (y1 - y0), 1e-9)
+    shares = [
+        max(0.0, min(x1, r.box[2]) - max(x0, r.box[0]))
+        * max(0.0, min(y1, r.box[3]) - max(y0, r.box[1]))
+        / area
+        for r in regions
+    ]
+    return max(shares, default=0.0)
+
+
+LOOK = 64  # tokens of the global view that the maps are made for
+CHANNEL_GROUPS: dict[str, tuple[str, ...]] = {
+    "all": (),
+    "without red, green, blue": ("red", "green", "blue"),
+    "without L*, a*": ("lightness", "green_red"),
+    "without Sobel": ("edge_x", "edge_y", "edge"),
+    "without place": ("y", "x", "eccentricity"),
+    "without entropy": ("entropy",),
+    "without text": ("text",),
+}
+MAPS = {"propositional": propositional, "perspectival": perspectival, "lost": lost}
+
+
+@dataclass(frozen=True)
+class ChannelScore:
+    """How well one map finds the evidence without a group of channels: mean area under the ROC curve."""
+
+    group: str
+    map: str
+    area: float
+    examples: int
+
+
+class ChannelAblation:
+    """For examples whose evidence has a location: scores the maps that need no question, with each group of
+    the texture's channels set to zero."""
+
+    def __init__(self, processing: ImageProcessing) -> None:
+        self._processing = processing
+        self._areas: dict[tuple[str, str], list[float]] = {
+            (group, name): [] for group in CHANNEL_GROUPS for name in MAPS
+        }
+
+    def add(self, example: Example) -> None:
+        height, width = example.image.shape[:2]
+        x0, y0, x1, y1 = example.box
+        if (x1 - x0) * (y1 - y0) > EVERYWHERE * width * height:
+            return
+        grid = shrink_grid(self._processing.token_grid(width, height), LOOK)
+        wanted = evidence_tokens(example.box, (width, height), grid)
+        if wanted.all() or not wanted.any():
+            return
+        whole = texture(torch.from_numpy(np.ascontiguousarray(example.image)))
+        for group, names in CHANNEL_GROUPS.items():
+            some = whole.clone()
+            for name in names:
+                some[CHANNELS.index(name)] = 0
+            for name, score in MAPS.items():
+                self._areas[group, name].append(roc_area(score(some, grid).numpy(), wanted))
+
+    def scores(self) -> tuple[ChannelScore, ...]:
+        return tuple(
+            ChannelScore(group, name, sum(areas) / len(areas), len(areas))
+            for (group, name), areas in self._areas.items()
+            if areas
+        )
+
+
+def evidence_tokens(box: tuple[float, ...], size: tuple[int, int], grid: Grid) -> NDArray[np.bool_]:
+    """Tokens that hold at least half as much of the evidence as the token that holds most."""
+    (x0, y0, x1, y1), (width, height), (rows, columns) = box, size, grid
+    down, across = np.arange(rows + 1) * height / rows, np.arange(columns + 1) * width / columns
+    high = np.clip(np.minimum(y1, down[1:]) - np.maximum(y0, down[:-1]), 0, None)
+    wide = np.clip(np.minimum(x1, across[1:]) - np.maximum(x0, across[:-1]), 0, None)
+    held = high[:, None] * wide[None]
+    inside: NDArray[np.bool_] = (held >= held.max() / 2) & (held > 0)
+    return inside
+
+
+def roc_area(scores: NDArray[np.float32], wanted: NDArray[np.bool_]) -> float:
+    """Probability that a wanted token scores above another one; ties count half."""
+    ours, others = scores[wanted], scores[~wanted]
+    above = (ours[:, None] > others[None]).mean(dtype=np.float64)
+    same = (ours[:, None] == others[None]).mean(dtype=np.float64)
+    return float(above + same / 2)

@@ -1,0 +1,143 @@
+"""Outcomes of questions, accuracy with intervals, and agreement with a peer."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from saccade.tools.peer import common_prefix
+
+Z_95 = 1.959963984540054  # standard normal, two-sided 95%
+
+# Tasks that fail for similar reasons; each group is one line of the plot.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "objects": ("colour", "shape", "size", "position", "count", "relation"),
+    "reading": ("word", "code", "number"),
+    "documents": ("form", "receipt", "table"),
+    "charts": ("bar_chart", "line_chart", "pie_chart"),
+    "needle": ("needle",),
+    "small print": ("small_print",),
+    "statements": ("yes_no", "describe", "absent"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One question answered at one level of detail."""
+
+    task: str
+    index: int
+    limit: int | None  # visual tokens allowed; None: full detail
+    size: tuple[int, int]  # width, height of the image in the request
+    visual_tokens: int
+    text: str
+    token_ids: tuple[int, ...]  # without the end token
+    finish: str | None
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Accuracy of one task, one group, or all tasks."""
+
+    name: str
+    questions: int
+    right: int
+    accuracy: float  # 0 to 1
+    low: float  # 95% Wilson interval
+    high: float
+    mean_visual_tokens: float
+
+
+def wilson(right: int, questions: int) -> tuple[float, float]:
+    """95% interval of a share; unlike the normal approximation it stays within 0..1 and is never empty."""
+    if not 0 <= right <= questions or questions < 1:
+        raise ValueError(f"{right} of {questions} is no share")
+    share, square = right / questions, Z_95 * Z_95
+    centre = share + square / (2 * questions)
+    half = Z_95 * math.sqrt(share * (1 - share) / questions + square / (4 * questions * questions))
+    scale = 1 + square / questions
+    low = 0.0 if right == 0 else (centre - half) / scale  # exact, without a rounding error
+    high = 1.0 if right == questions else (centre + half) / scale
+    return low, high
+
+
+def tally(name: str, outcomes: Sequence[Outcome]) -> Tally:
+    right = sum(outcome.right for outcome in outcomes)
+    low, high = wilson(right, len(outcomes))
+    mean = sum(outcome.visual_tokens for outcome in outcomes) / len(outcomes)
+    return Tally(name, len(outcomes), right, right / len(outcomes), low, high, mean)
+
+
+def by_task(outcomes: Iterable[Outcome]) -> list[Tally]:
+    """One tally per task, in order of first appearance."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.task, []).append(outcome)
+    return [tally(task, some) for task, some in found.items()]
+
+
+def by_group(outcomes: Sequence[Outcome]) -> list[Tally]:
+    """One tally per group; a task of no group forms its own."""
+    group_of = {task: group for group, tasks in GROUPS.items() for task in tasks}
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(group_of.get(outcome.task, outcome.task), []).append(outcome)
+    ordered = [*(name for name in GROUPS if name in found), *(name for name in found if name not in GROUPS)]
+    return [tally(name, found[name]) for name in ordered]
+
+
+def at_level(outcomes: Iterable[Outcome], limit: int | None) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.limit == limit]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    prompt: tuple[int, ...]  # one placeholder for the image
+    visual_tokens: int
+    token_ids: tuple[int, ...]  # without the end token
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One question, answered by both engines."""
+
+    ours: Outcome
+    theirs: PeerAnswer
+    same_prompt: bool  # same text tokens and the same number of visual tokens
+
+    @property
+    def equal(self) -> bool:
+        return self.ours.token_ids == self.theirs.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    peer: str
+    questions: int
+    equal: int  # answers equal token for token
+    same_prompts: int
+    tokens: int  # of the peer's answers
+    shared_tokens: int  # of those, before the first difference
+    peer_right: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.peer}: {self.equal} of {self.questions} greedy answers equal token for token,"
+            f" {self.shared_tokens} of {self.tokens} tokens before a first difference;"
+            f" {self.same_prompts} of {self.questions} prompts equal;"
+            f" {self.peer_right} of its answers right"
+        )
+
+
+def agreement(peer: str, pairs: Sequence[Pair]) -> Agreement:
+    return Agreement(
+        peer=peer,
+        questions=len(pairs),
+        equal=sum(pair.equal for pair in pairs),
+        same_prompts=sum(pair.same_prompt for pair in pairs),
+        tokens=sum(len(pair.theirs.token_ids) for pair in pairs),
+        shared_tokens=sum(common_prefix(pair.ours.token_ids, pair.theirs.token_ids) for pair in pairs),
+        peer_right=sum(pair.theirs.right for pair in pairs),
+    )
