@@ -1,12 +1,10 @@
-"""The figures that can share an engine, from one that is made once: where time on a GPU is short.
+"""The figures that can share one engine, for GPU machines with little time.
 
     python -m bench.one MODEL [--seconds 300] [--plots FOLDER] [options of the engine]
 
-In this order, each line told when it is known: the anchors' rows that ask through the library, the scaling of
-steps and first tokens with their plots, the growth of memory over some thousand requests. A part begins only
-while there are seconds left. Rows are those of `saccade bench`, but for the engine, which takes more
-sequences and longer contexts, as scaling needs.
-"""
+It prints, each line as soon as it is known: the rows of `saccade bench` that run in this process, the scaling
+of steps and first tokens, the growth of memory over some thousand requests. A part starts only while there
+are seconds left. The engine takes more sequences and longer contexts than that of `saccade bench`."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from saccade.tools.bench.workloads import RUN, Session
 from saccade.tools.environment import device_name
 from saccade.tools.report import figure
 
-# What is quick, and what is most wanted, first.
+# The quickest and most important rows run first.
 LAST = ("vlm_unique", "text_bs128", "text_throughput", "text_bs256")
 POINTS = {
     "batch": (1, 4, 8, 16, 32, 64, 128, 256, 512),
@@ -49,16 +47,16 @@ def rows(llm: LLM, repeat: int, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def scaled(llm: LLM, plots: Path | None) -> Iterator[str]:
-    bench = scaling.Bench(llm, SCALED_STEPS, 3)
+    bench = scaling.ScalingBench(llm, SCALED_STEPS, 3)
     info = llm.engine.info
     where = f"{info.model}, {info.dtype}, {device_name(info.device)}"
+    found: dict[str, list[scaling.Point]] = {}
     for part, values in POINTS.items():
-        points = scaling.measure(bench, part, values)
-        scaling.show(part, points, where)
-        if plots is not None and points:
-            plots.mkdir(parents=True, exist_ok=True)
-            (plots / f"{part}.svg").write_text(scaling.chart(part, points, where))
-        yield f"scaling over {part}: {len(points)} points"
+        found[part] = scaling.measure(bench, part, values)
+        scaling.show(part, found[part], where)
+        if plots is not None:
+            scaling.store(found, where, plots)
+        yield f"scaling over {part}: {len(found[part])} points"
 
 
 def grown(llm: LLM, requests: int) -> Iterator[str]:
@@ -75,11 +73,15 @@ def grown(llm: LLM, requests: int) -> Iterator[str]:
 
 @click.command(help=__doc__)
 @click.argument("model", default="embedded")
-@option("--seconds", type=float, default=300.0, help="after which no part begins")
+@option("--seconds", type=float, default=300.0, help="after which no part starts")
 @option("--repeat", type=int, default=2, help="timed runs of a row")
-@option("--row", "chosen", type=click.Choice(ROWS), multiple=True, help="these alone, and nothing else")
+@option("--row", "chosen", type=click.Choice(ROWS), multiple=True, help="only these rows")
 @option("--requests", type=int, default=2000, help="of growth")
-@option("--plots", type=click.Path(file_okay=False, path_type=Path), help="a folder for one SVG a part")
+@option(
+    "--plots",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="folder for scaling.json; `bench.scaling --redraw` draws it",
+)
 @with_options(ENGINE_OPTIONS)
 def main(
     model: str,
@@ -94,9 +96,9 @@ def main(
     llm = LLM(model, progress=False, **engine_config(model, given).options())
     laps = ", ".join(f"{part} {took:.1f}" for part, took in llm.engine.start_seconds.items())
     print(f"ready after {time.perf_counter() - began:.1f} s: {laps}", flush=True)
-    while llm.engine.prepare():  # as a server does while nobody asks
+    while llm.engine.prepare():  # warm-up, as an idle server does it
         pass
-    print(f"prepared after {time.perf_counter() - began:.1f} s", flush=True)
+    print(f"warm after {time.perf_counter() - began:.1f} s", flush=True)
     everything = (rows(llm, repeat, ROWS), scaled(llm, plots), grown(llm, requests))
     parts = (rows(llm, repeat, chosen),) if chosen else everything
     for line in (line for part in parts for line in part):

@@ -36,6 +36,8 @@ TEXT_TOKENS = 64  # beside an image
 WARM_STEPS = 4  # the first ones may capture or tune
 STEP_TOKENS = 2048  # a step computes at least so many of the prompts, unless the user has it do less
 
+STORED = "scaling.json"
+
 
 @dataclass(frozen=True)
 class Point:
@@ -180,9 +182,15 @@ def plot(part: str, points: Sequence[Point], where: str) -> LinePlot:
     return LinePlot(title, where, axis, "ms", (measured, floor))
 
 
-def draw(stored: Path, folder: Path) -> None:
-    """Draws the plots of a stored run."""
-    document = json.loads(stored.read_text())
+def store(found: dict[str, list[Point]], where: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {part: [astuple(point) for point in points] for part, points in found.items() if points}
+    (folder / STORED).write_text(json.dumps({"where": where, "parts": parts}, indent=1) + "\n")
+
+
+def draw(folder: Path) -> None:
+    """Draws the plots of a stored run; needs matplotlib."""
+    document = json.loads((folder / STORED).read_text())
     plotter = load_plotter()
     for part, points in document["parts"].items():
         drawn = plot(part, [Point(*point) for point in points], document["where"])
@@ -213,8 +221,7 @@ def main(
     **given: Any,
 ) -> None:
     if redraw:
-        folder = plots or Path("docs/scaling")
-        draw(folder / "scaling.json", folder)
+        draw(plots or Path("docs/scaling"))
         return
     config = engine_config(model, given)
     llm = LLM(model, progress=False, **config.options())
@@ -236,11 +243,8 @@ def main(
         show(part, points, where)
     llm.close()
     if plots is not None:
-        plots.mkdir(parents=True, exist_ok=True)
-        measured = {part: [astuple(point) for point in points] for part, points in found.items() if points}
-        stored = plots / "scaling.json"
-        stored.write_text(json.dumps({"where": where, "parts": measured}, indent=1) + "\n")
-        draw(stored, plots)
+        store(found, where, plots)
+        draw(plots)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def test_points_are_measured_or_left_out_with_a_reason(llm: LLM) -> None:
 def test_stored_points_are_drawn_again(tmp_path: Path) -> None:
     stored = tmp_path / "scaling.json"
     stored.write_text(json.dumps({"where": "a chip", "parts": {"batch": [[1, 4.2, 3.2], [8, 4.6, 3.4]]}}))
-    scaling.draw(stored, tmp_path)
+    scaling.draw(tmp_path)
     root = ElementTree.fromstring((tmp_path / "batch.svg").read_text())
     assert {"step", "floor", "a chip"} <= {one.text for one in root.iter("{http://www.w3.org/2000/svg}text")}
 

@@ -38,8 +38,8 @@ SCHEMA = 1
 ABOUT_CURVE = (
     "Every image of the evaluation set is resized as a whole, never enlarged, until it costs at most the"
     " given number of visual tokens; then the question is asked. A level-of-detail method has to beat it at"
-    " equal tokens; full detail bounds it. Images that cost less anyway are not resized, so the last row gives"
-    " the tokens that were spent."
+    " equal tokens; full detail bounds it. Images that cost less anyway are not resized, so the last row"
+    " gives the tokens that were spent."
 )
 
 
