@@ -65,7 +65,7 @@ def verdict(ratios: list[float]) -> tuple[str, str]:
     if not ratios:
         return choice.TORCH, NOT_COMPARED
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    figure = f"{mean:.2f}x the twin over {len(ratios)} cases, {min(ratios):.2f} to {max(ratios):.2f}"
+    figure = f"{mean:.2f}x the reference over {len(ratios)} cases, {min(ratios):.2f} to {max(ratios):.2f}"
     return (choice.KERNEL if mean > 1 else choice.TORCH), figure
 
 
@@ -178,7 +178,7 @@ def rows_line(results: list[Result], failed: set[str], name: str, way: LaunchWay
     return f"{name} = {most}  # of a layer's time in two launches, by rows: {figures}"
 
 
-# What may be one launch instead of two, with the name of its switch.
+# Attention in one launch instead of two.
 LAST = "LAST_ROWS", LaunchWay("decode", "512, attention in one", split)
 
 
@@ -262,10 +262,10 @@ def report(
     show: Callable[[str], None] = print,
 ) -> None:
     chosen, lines = choice_lines(results, failed, chip), skinny_lines(results, failed, shapes)
-    show("\nkernels/choice.py, CHOICE:")
+    show("\nkernels/dispatch.py, CHOICE:")
     for line in chosen:
         show(line)
-    show("\nkernels/skinny.py, TUNED, LEFT and AHEAD:")
+    show("\nkernels/gemm/skinny.py, TUNED, LEFT and AHEAD:")
     many = lines.many or ManyLines([], [])
     tuned, left = (*(lines.tuned or ()), *many.tuned), (*(lines.left or ()), *many.left)
     for line in (*tuned, *left, *([lines.ahead] if lines.ahead else ())):

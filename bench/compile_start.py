@@ -31,7 +31,7 @@ from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.kernels import jit
 from saccade.kernels.compile_pool import Workers
 from saccade.kernels.cuda_graph import PlainRecorder
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import DEFAULT_MODE
 from saccade.kv_cache.pages import Pages
 from saccade.models.layers import LanguageModel, Place
 from saccade.models.registry import find_family
@@ -76,10 +76,10 @@ def passes(made: Rooms) -> dict[str, Callable[[], None]]:
 
     def pictures() -> None:
         if image is not None and model.vision is not None:
-            first._pixels(image, META, torch.bfloat16, (*SIZES, *ODD_SIZES))
+            first._pixels(image, META, torch.bfloat16, (*SIZES, *ODD_SIZES), DEFAULT_MODE)
             first._tower(model.vision, META, torch.bfloat16)
             for side in (1, 13, 32):
-                first._textures(META, (*SIZES, *ODD_SIZES), side)
+                first._textures(META, (*SIZES, *ODD_SIZES), side, mode=DEFAULT_MODE)
 
     def later() -> None:
         for shape in later_shapes(ROWS, LONGEST, vision=True, looks=True):
@@ -121,7 +121,7 @@ def count(shapes: str) -> dict[str, tuple[int, int]]:
     triton.runtime.driver.set_active(NoDevice())
     seen: dict[tuple[str, str], bool] = {}
     new: dict[str, tuple[int, int]] = {}
-    with running(Mode()), keys_only(lambda name, key: _note(seen, name, key)):
+    with keys_only(lambda name, key: _note(seen, name, key)):
         for name, run in passes(rooms(shapes)).items():
             before = len(seen)
             run()
@@ -166,7 +166,7 @@ def time_start(shapes: str, workers: int, threads: int) -> None:
     heard: list[bool] = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: heard.append(cache_hit)
     made = rooms(shapes)
-    with running(Mode()), Workers(workers) as helpers:
+    with Workers(workers) as helpers:
         if workers and jit.little_compiled():
             helpers.start()
         for where, run in passes(made).items():
@@ -194,11 +194,10 @@ def compile_all(shapes: str) -> list[Compiled]:
         kernels.append(Compiled(where, src.name, types, times.ir_initialization / 1e6, rest, constants))
 
     triton.knobs.compilation.listener = heard
-    with running(Mode()):
-        for where, run in passes(rooms(shapes)).items():
-            began = time.perf_counter()
-            run()
-            print(f"{where}: {time.perf_counter() - began:.1f} s")
+    for where, run in passes(rooms(shapes)).items():
+        began = time.perf_counter()
+        run()
+        print(f"{where}: {time.perf_counter() - began:.1f} s")
     return kernels
 
 

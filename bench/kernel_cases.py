@@ -19,7 +19,7 @@ from saccade.kernels.attention.metadata import Rows
 from saccade.kernels.attention.paged import paged_attention_reference
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, Compact
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.norm_rope import activation, add_norm, rope
@@ -75,7 +75,7 @@ class Paged(NamedTuple):
     k: Tensor
     v: Tensor
     rows: Rows
-    arrivals: Tensor  # counters of attention in one launch
+    counters: Tensor  # counters of attention in one launch
 
 
 def paged(counts: list[int], contexts: list[int], device: torch.device, seed: int) -> Paged:
@@ -91,8 +91,8 @@ def paged(counts: list[int], contexts: list[int], device: torch.device, seed: in
     decodes = len(counts) if set(counts) == {1} else 0
     rows = Rows(tables.to(device), lengths, offsets, tuple(counts), tuple(contexts), decodes, BLOCK)
     k, v = (data(device, start, BLOCK, KV_HEADS, DIM) for _ in "kv")
-    arrivals = torch.zeros(len(counts) * KV_HEADS, dtype=torch.int32, device=device)
-    return Paged(data(device, sum(counts), HEADS, DIM), k, v, rows, arrivals)
+    counters = torch.zeros(len(counts) * KV_HEADS, dtype=torch.int32, device=device)
+    return Paged(data(device, sum(counts), HEADS, DIM), k, v, rows, counters)
 
 
 def reference(p: Paged) -> Tensor:
@@ -123,10 +123,10 @@ def decode_cases() -> Iterator[Case]:
         def run(p: Paged) -> Tensor:
             r = p.rows
             longest = max(r.contexts)
-            with running(Mode(arrivals=p.arrivals)):
-                return decode_attention_triton(
-                    p.q, p.k, p.v, r.tables, r.lengths, DIM**-0.5, None, longest, tuning
-                )
+            mode = KernelMode(counters=p.counters)
+            return decode_attention_triton(
+                p.q, p.k, p.v, r.tables, r.lengths, DIM**-0.5, None, longest, tuning, mode=mode
+            )
 
         return run
 
@@ -633,14 +633,9 @@ class LayerWay(NamedTuple):
 
 
 def run_layer(way: LayerWay, x: Layer) -> Any:
-    with running(Mode(arrivals=x.paged.arrivals)):
-        return launch_layer(way, x)
-
-
-def launch_layer(way: LayerWay, x: Layer) -> Any:
     """Nine launches: qkv (a tenth where its parts are added up apart), finish, attention in two, o in two,
     gate_up, down in two."""
-    rows = x.stream.shape[0]
+    rows, mode = x.stream.shape[0], KernelMode(counters=x.paged.counters)
 
     def tuned(name: str) -> skinny.SkinnyTuning:
         tuning = skinny.default_tuning(rows, *PRODUCTS[name])
@@ -663,7 +658,7 @@ def launch_layer(way: LayerWay, x: Layer) -> Any:
     splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)  # as for the first context tier
     decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=way.pdl, last=way.last)
     tables, lengths = p.rows.tables, p.rows.lengths
-    seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode)
+    seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode, mode=mode)
     normed, stream = product("o", seen.flatten(1), residual=x.stream, norm=x.norm)
     return product("down", product("gate_up", normed)[0], residual=stream, norm=x.norm)
 
@@ -842,9 +837,9 @@ def texture_cases() -> Iterator[Case]:
         return means_triton(made, SALIENT, grid), means_triton(made, (ENTROPY, EDGE), finer)
 
     def twin(picture: Tensor) -> tuple[Tensor, ...]:
-        with running(Mode(kernels="torch")):
-            made = channels(working(picture))
-            return pooled(made, SALIENT, grid), pooled(made, (ENTROPY, EDGE), finer)
+        mode = KernelMode("torch")
+        made = channels(working(picture, mode), mode)
+        return pooled(made, SALIENT, grid, mode), pooled(made, (ENTROPY, EDGE), finer, mode)
 
     for side in (448, 1024, 2048):
         nbytes = 3 * side * side + 16 * 4 * min(side, LONGEST) ** 2

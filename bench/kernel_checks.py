@@ -17,7 +17,7 @@ from saccade.kernels.attention.metadata import Rows
 from saccade.kernels.attention.paged import any_shape, paged_attention_reference
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, read_slots
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.norm_rope import activation, add_norm, rope
@@ -140,15 +140,19 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
             small = dtype == torch.float32  # fp32 tiles are twice as large
             tuning = DecodeTuning(splits=dice.choice([None, 1, 7]), tile=32 if small else 64, stages=2)
             tables = (rows.tables[:decodes], rows.lengths[:decodes], dim**-0.5, window, 4096)
-            arrivals = torch.zeros(decodes * kv_heads, dtype=torch.int32, device=device)
+            counters = torch.zeros(decodes * kv_heads, dtype=torch.int32, device=device)
             for last in (False, True):
-                with running(Mode(arrivals=arrivals)):
-                    made = launch(
-                        decode_attention_triton, q[:decodes], *pages, *tables, tuning._replace(last=last)
-                    )
+                made = launch(
+                    decode_attention_triton,
+                    q[:decodes],
+                    *pages,
+                    *tables,
+                    tuning._replace(last=last),
+                    mode=KernelMode(counters=counters),
+                )
                 name = f"decode {label}{', one launch' if last else ''}"
                 yield compared(name, made, wanted[:decodes], dtype)
-            yield Check(f"counters after decode {label}", float(arrivals.abs().sum()), 0)
+            yield Check(f"counters after decode {label}", float(counters.abs().sum()), 0)
             out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
             launch(
                 prefill_attention_triton,
@@ -214,21 +218,21 @@ def arriving(device: torch.device, dice: random.Random, launch: Launch) -> Itera
         q = torch.randn(count, heads, dim, device=device).bfloat16()
         with any_shape(device):
             wanted = paged_attention_reference(q, pages[0], pages[1], rows, dim**-0.5, None)
-        arrivals = torch.zeros(count * kv_heads, dtype=torch.int32, device=device)
+        counters = torch.zeros(count * kv_heads, dtype=torch.int32, device=device)
         for pdl in (False, True):
             tuning = DecodeTuning(last=True, pdl=pdl)
             rest = (rows.tables, rows.lengths, dim**-0.5, None, max(context, 4096), tuning)
-            with running(Mode(arrivals=arrivals)):
-                made = launch(decode_attention_triton, q, *pages, *rest)
-                others = [
-                    decode_attention_triton(q, pages[0], pages[1], *rest)
-                    for _ in range(200 if device.type == "cuda" else 0)
-                ]
+            mode = KernelMode(counters=counters)
+            made = launch(decode_attention_triton, q, *pages, *rest, mode=mode)
+            others = [
+                decode_attention_triton(q, pages[0], pages[1], *rest, mode=mode)
+                for _ in range(200 if device.type == "cuda" else 0)
+            ]
             label = f"{count} x {context}{', early' if pdl else ''}"
             yield compared(f"decode in one launch {label}", made, wanted, torch.bfloat16)
             differ = sum((other != made).any().int() for other in others)
             yield Check(f"... the same bits {label}", float(differ), 0)
-            yield Check(f"... counters {label}", float(arrivals.abs().sum()), 0)
+            yield Check(f"... counters {label}", float(counters.abs().sum()), 0)
 
 
 def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
@@ -521,10 +525,10 @@ def textures(device: torch.device, dice: random.Random, launch: Launch) -> Itera
     for height, width in ((90, 131), (1024, 1024), (767, 1500), (61, 40)):
         picture = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, device=device)
         picture[: height // 3] = dice.randint(0, 255)
-        with running(Mode(kernels="torch")):
-            colour = texture.working(picture).contiguous()
-            wanted = texture.channels(colour)
-            means = relevance.pooled(wanted, (3, 7, 11), (13, 9))
+        mode = KernelMode("torch")
+        colour = texture.working(picture, mode).contiguous()
+        wanted = texture.channels(colour, mode)
+        means = relevance.pooled(wanted, (3, 7, 11), (13, 9), mode)
         made = launch(shrink_triton, picture, texture.working_size(height, width))
         yield compared(f"shrink {height} x {width}", made, colour, torch.float32)
         made = launch(channels_triton, colour, texture.shades(device))

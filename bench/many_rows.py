@@ -33,9 +33,8 @@ from bench.kernel_cases import (
     finish_inputs,
     make_layer,
 )
-from saccade.kernels.attention.decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
-from saccade.kernels.attention.decode import default_tuning as decode_tuning
-from saccade.kernels.dispatch import Mode, mode, running
+from saccade.kernels.attention.decode import SHORT, decode_attention_triton
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.gemm.skinny import SkinnyTuning
@@ -65,52 +64,50 @@ class Ways(NamedTuple):
     left: bool = False  # the parts of qkv are added up by `qkv_finish`
 
 
-def early(tuning: SkinnyTuning) -> SkinnyTuning:
-    return tuning._replace(pdl=mode().early, ahead=tuning.ahead or skinny.AHEAD)
+def launched(tuning: SkinnyTuning, mode: KernelMode) -> SkinnyTuning:
+    return tuning._replace(pdl=mode.pdl, ahead=tuning.ahead or skinny.AHEAD)
 
 
-def product(name: str, way: SkinnyTuning | None, left: bool, x: Ended) -> tuple[Tensor | Parts, Tensor]:
-    """What comes out of it, and the stream behind it; as in a captured step, launched early if the mode in
-    force says so."""
+def product(
+    name: str, way: SkinnyTuning | None, left: bool, x: Ended, mode: KernelMode
+) -> tuple[Tensor | Parts, Tensor]:
+    """What comes out of it, and the stream behind it; as in a captured step, launched early if the mode
+    says so."""
     gated, normed = PRODUCTS[name][2], name in ("o", "down")
     if way is None:
         y = F.linear(x.x, x.weight) if x.x.is_cuda else data(x.x.device, x.x.shape[0], x.weight.shape[0])
         if normed:
-            return add_norm_triton(y, x.stream, x.norm.weight, None, x.norm.eps)
-        return (silu_mul_triton(y) if gated else y), x.stream
+            return add_norm_triton(y, x.stream, x.norm.weight, None, x.norm.eps, pdl=mode.pdl)
+        return (silu_mul_triton(y, mode=mode) if gated else y), x.stream
     if left:
-        return skinny.skinny_parts(x.x, x.weight, None, early(way)), x.stream
+        return skinny.skinny_parts(x.x, x.weight, None, launched(way, mode)), x.stream
     rest: dict[str, Any] = {"residual": x.stream, "norm": x.norm} if normed else {}
-    return skinny.skinny_triton(x.x, x.weight, gated=gated, tuning=early(way), **rest)
+    return skinny.skinny_triton(x.x, x.weight, gated=gated, tuning=launched(way, mode), **rest)
 
 
 def alone(name: str, way: SkinnyTuning | None, left: bool, x: Ended) -> Any:
-    with running(Mode(early=True)):
-        made = product(name, way, left, x)[0]
-        return made if x.finish is None else finished(made, x.finish)
+    mode = KernelMode(pdl=True)
+    made = product(name, way, left, x, mode)[0]
+    return made if x.finish is None else finished(made, x.finish, mode)
 
 
-def finished(qkv: Tensor | Parts, f: Finish) -> Tensor:
-    return qkv_finish_triton(
-        qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=mode().early)
-    )
+def finished(qkv: Tensor | Parts, f: Finish, mode: KernelMode) -> Tensor:
+    return qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=mode.pdl))
 
 
 def layer(ways: Ways, x: Layer, *, early: bool = True) -> Any:
-    rows, p = x.stream.shape[0], x.paged
+    p = x.paged
+    mode = KernelMode(pdl=early, counters=p.counters)
 
     def made(name: str, values: Tensor, stream: Tensor, left: bool = False) -> tuple[Any, Tensor]:
         inputs = Ended(values, x.weights[name], stream, x.norm, None)
-        return product(name, ways.by.get(name), left, inputs)
+        return product(name, ways.by.get(name), left, inputs, mode)
 
-    with running(Mode(early=early, arrivals=p.arrivals)):
-        q = finished(made("qkv", x.normed, x.stream, ways.left)[0], x.finish)
-        splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)
-        decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)
-        tables, lengths = p.rows.tables, p.rows.lengths
-        seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode)
-        normed, stream = made("o", seen.flatten(1), x.stream)
-        return made("down", made("gate_up", normed, stream)[0], stream)
+    q = finished(made("qkv", x.normed, x.stream, ways.left)[0], x.finish, mode)
+    tables, lengths = p.rows.tables, p.rows.lengths
+    seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, mode=mode)
+    normed, stream = made("o", seen.flatten(1), x.stream)
+    return made("down", made("gate_up", normed, stream)[0], stream)
 
 
 def tall(name: str, rows: int) -> SkinnyTuning:

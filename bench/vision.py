@@ -33,7 +33,7 @@ from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.encoder.partial_views import PartialViews, segment_layers
 from saccade.encoder.preprocess import Preprocessor
 from saccade.inputs.image_processor import ImageProcessing, plain_view
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.models.config import VisionDims
 from saccade.models.layers import Layout, Place
 from saccade.models.vit import QwenVision, VisionLayer
@@ -135,8 +135,8 @@ def check(lab: Lab, size: tuple[int, int]) -> list[str]:
     frames = torch.from_numpy(encode.pixels).to(lab.device)
     made = {}
     for kernels in lab.kernels:
-        with running(Mode(kernels)):
-            made[kernels] = Preprocessor(lab.processing, lab.device).patches(frames, encode.view, lab.dtype)
+        preprocessor = Preprocessor(lab.processing, lab.device, mode=KernelMode(kernels))
+        made[kernels] = preprocessor.patches(frames, encode.view, lab.dtype)
     if not all(torch.equal(one, made["torch"]) for one in made.values()):
         wrong.append("patches by the kernel differ from the twin's")
     stream = lab.tower.begin(made["torch"], layout)
@@ -203,10 +203,9 @@ def patches_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
     frames = torch.from_numpy(encode.pixels).to(lab.device)
     moved = encode.pixels.nbytes * 3 + encode.patches * lab.tower.patch_dim * lab.dtype.itemsize
     for kernels in lab.kernels:
-        with running(Mode(kernels)):
-            preprocessor = Preprocessor(lab.processing, lab.device)
-            cut = partial(preprocessor.patches, frames, encode.view, lab.dtype)
-            yield f"patches, {kernels}", seconds(cut, lab.device), moved / COPY
+        preprocessor = Preprocessor(lab.processing, lab.device, mode=KernelMode(kernels))
+        cut = partial(preprocessor.patches, frames, encode.view, lab.dtype)
+        yield f"patches, {kernels}", seconds(cut, lab.device), moved / COPY
     encoder = lab.encoder(captured=False)
     yield (
         "pixels up",
@@ -228,22 +227,22 @@ def tower_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
         return lab.tower.finish(stream, levels)
 
     for kernels in lab.kernels:
-        with running(Mode(kernels)):
-            yield f"tower, {kernels}", seconds(partial(lab.tower, made, [grid]), lab.device), ceiling
-            yield f"tower, {kernels}, planned", seconds(planned, lab.device), ceiling
-            for views in (1, 2, 4):
-                graphs = build_encoder_graphs(lab.tower, lab.device, lab.dtype)
-                found = graphs.find(graphs.shape_for(grid, views), now=True)
-                if found is None or (views > 1 and views * count > PACKED_PATCHES):
-                    continue
-                packed = lab.tower.layout([grid] * views)
-                call = partial(through, found, made.repeat(views, 1), [packed], lab.tower.depth)
-                call()
-                name = f"tower, {kernels}, captured" + (f", {views} views" if views > 1 else "")
-                yield name, seconds(call, lab.device), views * ceiling
-                if views == 1 and turned.grids != layout.grids:
-                    both = partial(through, found, made, [layout, turned], lab.tower.depth)
-                    yield f"{name}, grids by turns", seconds(both, lab.device) / 2, ceiling
+        lab.tower.mode = KernelMode(kernels)
+        yield f"tower, {kernels}", seconds(partial(lab.tower, made, [grid]), lab.device), ceiling
+        yield f"tower, {kernels}, planned", seconds(planned, lab.device), ceiling
+        for views in (1, 2, 4):
+            graphs = build_encoder_graphs(lab.tower, lab.device, lab.dtype)
+            found = graphs.find(graphs.shape_for(grid, views), now=True)
+            if found is None or (views > 1 and views * count > PACKED_PATCHES):
+                continue
+            packed = lab.tower.layout([grid] * views)
+            call = partial(through, found, made.repeat(views, 1), [packed], lab.tower.depth)
+            call()
+            name = f"tower, {kernels}, captured" + (f", {views} views" if views > 1 else "")
+            yield name, seconds(call, lab.device), views * ceiling
+            if views == 1 and turned.grids != layout.grids:
+                both = partial(through, found, made, [layout, turned], lab.tower.depth)
+                yield f"{name}, grids by turns", seconds(both, lab.device) / 2, ceiling
 
 
 def through(found: TowerGraph, made: Tensor, layouts: list[Layout], depth: int) -> Tensor:

@@ -90,6 +90,7 @@ MAY_IMPORT = {
         "saccade.errors",
         "saccade.kernels.attention.quantized_kv",
         "saccade.kernels.attention.copy_blocks",
+        "saccade.kernels.dispatch",
         "saccade.step_plan",
         "saccade.request",
     ),

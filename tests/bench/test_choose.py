@@ -23,7 +23,7 @@ from bench.choose import (
 from bench.kernel_cases import LAYERS, PRODUCTS
 from saccade.kernels import dispatch as choice
 from saccade.kernels.attention import decode as paged_decode
-from saccade.kernels.dispatch import CHOICE
+from saccade.kernels.dispatch import CHOICE, DEFAULT_MODE
 from saccade.kernels.gemm import skinny
 
 FAST, SLOW = CANDIDATES[0].name, CANDIDATES[3].name
@@ -97,17 +97,17 @@ def test_a_measured_shape_goes_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(skinny, "TUNED", {(16, 40, 64, False): tuning, (32, 40, 64, False): None})
     assert skinny.default_tuning(9, 40, 64, False) == tuning
     assert skinny.default_tuning(9, 40, 65, False) != tuning
-    monkeypatch.setattr(skinny, "runs_triton", lambda name, tensor: True)
+    monkeypatch.setattr(skinny, "use_triton", lambda name, tensor, mode: True)
     weight = torch.zeros(40, 64)
-    assert skinny._by_kernel(torch.zeros(9, 64), weight)
-    assert not skinny._by_kernel(torch.zeros(20, 64), weight)
-    assert skinny._by_kernel(torch.zeros(40, 64), weight)
-    assert not skinny._by_kernel(torch.zeros(65, 64), weight)
+    assert skinny._by_kernel(torch.zeros(9, 64), weight, DEFAULT_MODE)
+    assert not skinny._by_kernel(torch.zeros(20, 64), weight, DEFAULT_MODE)
+    assert skinny._by_kernel(torch.zeros(40, 64), weight, DEFAULT_MODE)
+    assert not skinny._by_kernel(torch.zeros(65, 64), weight, DEFAULT_MODE)
 
 
 def test_one_launch_is_chosen_up_to_the_rows_where_it_is_quicker() -> None:
+    rows = 1, 8, 16, 32
     name, way = LAST
-    rows = (1, 8, 16, 32)
 
     def layer(rows: int, apart: float, in_one: float) -> Result:
         return Result("layer", f"{rows} x 640", {WITHOUT: apart, way.variant: in_one}, {})

@@ -17,7 +17,7 @@ from saccade.encoder.partial_views import PartialViews
 from saccade.encoder.preprocess import patches
 from saccade.inputs.image_processor import ImageProcessing, plain_view
 from saccade.kernels.cuda_graph import PlainRecorder
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.models.layers import Layout, VisionTower
 from saccade.models.load_model import load
 from saccade.request import Pixels, View
@@ -180,8 +180,8 @@ def test_in_the_deterministic_mode_every_view_goes_alone(captured: bool) -> None
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32) if captured else None
     encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
     encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs)
-    with running(Mode(deterministic=True)):
-        features = run(encoder, encodes)
+    tower.mode = KernelMode(deterministic=True)
+    features = run(encoder, encodes)
     assert [len(call) for call in tower.calls] == [1, 1, 1]
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
 
@@ -242,7 +242,9 @@ def test_a_part_that_is_not_full_is_filled_with_blank_views() -> None:
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
 
 
-def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(tower: VisionTower) -> None:
+def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(
+    tower: VisionTower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each view by the graphs of its size, in any order: the bits of an uncaptured call alone."""
     grids = [(4, 6), (2, 12), (4, 6), (6, 4), (4, 4), (12, 2), (6, 4)]
     pixels = picture(2, 60, 90)
@@ -253,10 +255,10 @@ def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(tower: Visio
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
     captured = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, None, graphs)
     plain = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32)
-    with running(Mode(deterministic=True)):
-        expected = run(plain, encodes)
-        apart = [run(captured, [encode])[0] for encode in encodes]
-        together = run(captured, encodes[::-1])[::-1]
+    monkeypatch.setattr(tower, "mode", KernelMode(deterministic=True))
+    expected = run(plain, encodes)
+    apart = [run(captured, [encode])[0] for encode in encodes]
+    together = run(captured, encodes[::-1])[::-1]
     assert set(graphs.shapes) == {TowerShape(24, 1), TowerShape(16, 1)}
     for one, again, feature in zip(apart, together, expected, strict=True):
         assert torch.equal(one, feature)

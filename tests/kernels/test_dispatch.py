@@ -12,7 +12,7 @@ import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.kernels.attention import paged as attention
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.norm_rope import activation, add_norm, rope
@@ -33,12 +33,12 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Everything runs as a kernel; the names that did."""
     names: set[str] = set()
 
-    def always(name: str, tensor: torch.Tensor) -> bool:
+    def always(name: str, tensor: torch.Tensor, mode: KernelMode) -> bool:
         names.add(name)
         return True
 
     for module in ASKING:
-        monkeypatch.setattr(module, "runs_triton", always)
+        monkeypatch.setattr(module, "use_triton", always)
     return names
 
 
@@ -83,6 +83,5 @@ def test_parts_left_to_the_next_kernel_change_no_bit(
     assert torch.equal(Walker(model).run(text_story(model, tokens), 2), added_first)
     assert left
     assert all(left)
-    with running(Mode(deterministic=True)):  # one tuning for any number of rows: not this one
-        x = torch.zeros(1, weight.shape[1])
-        assert isinstance(skinny.skinny_linear_left(x, weight), torch.Tensor)
+    x, fixed = torch.zeros(1, weight.shape[1]), KernelMode(deterministic=True)
+    assert isinstance(skinny.skinny_linear_left(x, weight, mode=fixed), torch.Tensor)

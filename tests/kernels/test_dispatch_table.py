@@ -1,5 +1,6 @@
 """Which implementation runs: the table decides, CUDA and Triton permitting, and nothing else."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from saccade.kernels import dispatch as choice
-from saccade.kernels.dispatch import CHOICE, KERNEL, TORCH, Mode, mode, running, runs_triton
+from saccade.kernels.dispatch import CHOICE, DEFAULT_MODE, KERNEL, TORCH, KernelMode, use_triton
 
 KERNELS = Path(choice.__file__).parent
 
@@ -27,65 +28,90 @@ class OnCuda:
 def test_every_name_asked_for_is_in_the_table_and_the_other_way_round() -> None:
     package = KERNELS.parent
     text = "\n".join(path.read_text() for path in package.rglob("*.py"))
-    assert set(re.findall(r'runs_triton\(\s*"(\w+)"', text)) == set(CHOICE)
+    assert set(re.findall(r'use_triton\(\s*"(\w+)"', text)) == set(CHOICE)
 
 
 @pytest.mark.parametrize("name", CHOICE)
 def test_a_tensor_on_the_cpu_never_meets_a_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHOICE, name, KERNEL)
-    assert not runs_triton(name, torch.zeros(1))
+    assert not use_triton(name, torch.zeros(1), DEFAULT_MODE)
 
 
 def test_the_table_decides_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "TRITON", True)
     monkeypatch.setitem(CHOICE, "argmax", TORCH)
-    assert not runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
+    assert not use_triton("argmax", OnCuda(), DEFAULT_MODE)  # type: ignore[arg-type]
     monkeypatch.setitem(CHOICE, "argmax", KERNEL)
-    assert runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
+    assert use_triton("argmax", OnCuda(), DEFAULT_MODE)  # type: ignore[arg-type]
     monkeypatch.setattr(choice, "TRITON", False)
-    assert not runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
+    assert not use_triton("argmax", OnCuda(), DEFAULT_MODE)  # type: ignore[arg-type]
 
 
 def test_matrices_of_float32_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "TRITON", True)
     for name, wide in (("skinny_linear", False), ("decode_attention", False), ("add_rms_norm", True)):
         monkeypatch.setitem(CHOICE, name, KERNEL)
-        assert runs_triton(name, OnCuda(2))  # type: ignore[arg-type]
-        assert runs_triton(name, OnCuda(4)) == wide  # type: ignore[arg-type]
+        assert use_triton(name, OnCuda(2), DEFAULT_MODE)  # type: ignore[arg-type]
+        assert use_triton(name, OnCuda(4), DEFAULT_MODE) == wide  # type: ignore[arg-type]
 
 
-def test_the_mode_overrides_the_table_where_it_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mode_overrides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "TRITON", True)
     monkeypatch.setitem(CHOICE, "argmax", TORCH)
     monkeypatch.setitem(CHOICE, "gelu", KERNEL)
-    with running(Mode("triton")):
-        assert mode().kernels == "triton"
-        assert runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
-        assert not runs_triton("skinny_linear", OnCuda(4))  # type: ignore[arg-type]
-        with running(Mode("torch")):
-            assert not runs_triton("gelu", OnCuda())  # type: ignore[arg-type]
-    assert mode() == Mode()
-    assert not runs_triton("argmax", OnCuda())  # type: ignore[arg-type]
+    assert use_triton("argmax", OnCuda(), KernelMode("triton"))  # type: ignore[arg-type]
+    assert not use_triton("skinny_linear", OnCuda(4), KernelMode("triton"))  # type: ignore[arg-type]
+    assert not use_triton("gelu", OnCuda(), KernelMode("torch"))  # type: ignore[arg-type]
+    assert not use_triton("argmax", OnCuda(), DEFAULT_MODE)  # type: ignore[arg-type]
 
 
 def test_the_cpu_runs_kernels_in_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(Mode("triton")):
-        monkeypatch.setattr(choice, "INTERPRETED", False)
-        assert not runs_triton("skinny_linear", torch.zeros(1))
-        monkeypatch.setattr(choice, "INTERPRETED", True)
-        assert runs_triton("skinny_linear", torch.zeros(1))
+    monkeypatch.setattr(choice, "INTERPRETED", False)
+    assert not use_triton("skinny_linear", torch.zeros(1), KernelMode("triton"))
+    monkeypatch.setattr(choice, "INTERPRETED", True)
+    assert use_triton("skinny_linear", torch.zeros(1), KernelMode("triton"))
 
 
 def test_an_unknown_kernel_or_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'sort'"):
-        runs_triton("sort", torch.zeros(1))
+        use_triton("sort", torch.zeros(1), DEFAULT_MODE)
     monkeypatch.setitem(CHOICE, "argmax", "cuda")
     with pytest.raises(ValueError, match="'cuda'"):
-        runs_triton("argmax", torch.zeros(1))
+        use_triton("argmax", torch.zeros(1), DEFAULT_MODE)
 
 
 def test_the_choice_does_not_read_the_environment() -> None:
     reading = [
         path.name for path in KERNELS.rglob("*.py") if re.search(r"os\.environ|getenv", path.read_text())
     ]
-    assert reading == ["workers.py"], "it hands its environment on to the processes it starts"
+    assert reading == ["compile_pool.py"], "it hands its environment on to the processes it starts"
+
+
+def mode_positions(tree: ast.Module) -> dict[str, int]:
+    """The functions of a module that take a kernel mode, and which of their arguments it is."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    arguments = {node.name: [arg.arg for arg in node.args.args] for node in functions}
+    return {name: names.index("mode") for name, names in arguments.items() if "mode" in names}
+
+
+def test_every_call_in_the_package_passes_the_kernel_mode() -> None:
+    """The default is for tests and benchmarks: a forgotten mode would change what `--deterministic` means."""
+    source = KERNELS.parent.parent
+    paths = (source / "saccade").rglob("*.py")
+    trees = {
+        ".".join(path.relative_to(source).with_suffix("").parts): ast.parse(path.read_text())
+        for path in paths
+    }
+    forgotten = []
+    for module, tree in trees.items():
+        known = mode_positions(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in trees:
+                positions = mode_positions(trees[node.module])
+                known |= {n.asname or n.name: positions[n.name] for n in node.names if n.name in positions}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
+                by_keyword = any(keyword.arg in ("mode", None) for keyword in node.keywords)
+                if len(node.args) <= known[node.func.id] and not by_keyword:
+                    forgotten.append(f"{module}:{node.lineno} {node.func.id}")
+    assert not forgotten

@@ -8,7 +8,7 @@ from saccade.kernels.attention import decode as paged_decode
 from saccade.kernels.attention.kv_write import kv_write
 from saccade.kernels.attention.metadata import FixedRows, Rows
 from saccade.kernels.attention.paged import paged_attention, paged_attention_reference
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.sampling.slot_state import (
     RowState,
     advance_rows,
@@ -87,10 +87,9 @@ def test_fixed_rows_give_what_the_rows_give(
     poison(monkeypatch)
     pages = clean if kernels == "torch" else [k_pages, v_pages]  # the twin's padding may touch any slot
     monkeypatch.setattr(paged_decode, "LAST_ROWS", last_rows)
-    arrivals = torch.zeros(64, dtype=torch.int32, device=place.device)
-    with running(Mode(kernels, arrivals=arrivals)):
-        out = paged_attention(q, pages[0], pages[1], fixed, 0.2)
-    assert not arrivals.any()
+    counters = torch.zeros(64, dtype=torch.int32, device=place.device)
+    out = paged_attention(q, pages[0], pages[1], fixed, 0.2, mode=KernelMode(kernels, counters=counters))
+    assert not counters.any()
     assert_near(out[queries], expected, place.dtype)
 
 

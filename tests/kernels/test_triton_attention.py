@@ -17,7 +17,7 @@ from saccade.kernels.attention.decode import (
 from saccade.kernels.attention.metadata import Rows
 from saccade.kernels.attention.paged import any_shape, paged_attention_reference
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, poison
 from tests.kernels.test_attention import make_rows
 
@@ -56,6 +56,7 @@ def run_decode(
     block_size: int,
     window: int | None,
     tuning: DecodeTuning,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> tuple[Tensor, Tensor]:
     heads, kv_heads, dim = shape
     work = [(1, length) for length in lengths]
@@ -65,7 +66,7 @@ def run_decode(
     fused = place.randn(len(work), heads + 3, dim)
     q = fused[:, 1 : heads + 1]  # rows further apart than their heads, as cut from a fused projection
     out = decode_attention_triton(
-        q, k_pages, v_pages, there.tables, there.lengths, dim**-0.5, window, max(lengths), tuning
+        q, k_pages, v_pages, there.tables, there.lengths, dim**-0.5, window, max(lengths), tuning, mode=mode
     )
     clean = [torch.nan_to_num(pages) for pages in (k_pages, v_pages)]  # the twin's padding may touch any slot
     with any_shape(q.device):
@@ -74,13 +75,12 @@ def run_decode(
 
 
 @contextmanager
-def counted(place: Place, count: int) -> Iterator[None]:
+def counted(place: Place, count: int) -> Iterator[KernelMode]:
     """With counters, which must be 0 again after every launch; one more than needed, which stays as it is."""
-    arrivals = torch.zeros(count + 1, dtype=torch.int32, device=place.device)
-    arrivals[-1] = 7
-    with running(Mode(arrivals=arrivals)):
-        yield
-    assert arrivals.tolist() == [0] * count + [7]
+    counters = torch.zeros(count + 1, dtype=torch.int32, device=place.device)
+    counters[-1] = 7
+    yield KernelMode(counters=counters)
+    assert counters.tolist() == [0] * count + [7]
 
 
 @pytest.mark.parametrize("window", [None, 1, 37])
@@ -91,8 +91,8 @@ def test_decode_is_the_twin_for_any_length(
 ) -> None:
     poison(monkeypatch)
     tuning = DecodeTuning(tile=32, chunk=32, splits=splits, last=last)
-    with counted(place, 4 * 2):
-        out, expected = run_decode(place, [1, 17, 150, 32], (4, 2, 64), 16, window, tuning)
+    with counted(place, 4 * 2) as mode:
+        out, expected = run_decode(place, [1, 17, 150, 32], (4, 2, 64), 16, window, tuning, mode)
     assert_near(out, expected, place.dtype)
 
 
@@ -104,8 +104,8 @@ def test_decode_is_the_twin_for_any_head(
     poison(monkeypatch)
     for last in (False, True):
         tuning = DecodeTuning(tile=32, chunk=32, splits=3, last=last)
-        with counted(place, 2 * shape[1]):
-            out, expected = run_decode(place, [5, 90], shape, 16, None, tuning)
+        with counted(place, 2 * shape[1]) as mode:
+            out, expected = run_decode(place, [5, 90], shape, 16, None, tuning, mode)
         assert_near(out, expected, place.dtype)
 
 
@@ -124,9 +124,9 @@ def test_padding_rows_give_zeros_and_read_nothing(place: Place, monkeypatch: pyt
     tables = torch.full((3, 4), 2**30, dtype=torch.int32, device=place.device)
     lengths = torch.zeros(3, dtype=torch.int32, device=place.device)
     for tuning in (DecodeTuning(splits=1), DecodeTuning(splits=4), DecodeTuning(splits=4, last=True)):
-        with counted(place, 3):
+        with counted(place, 3) as mode:
             out = decode_attention_triton(
-                place.randn(3, 2, 32), pages, pages, tables, lengths, 1.0, None, 64, tuning
+                place.randn(3, 2, 32), pages, pages, tables, lengths, 1.0, None, 64, tuning, mode=mode
             )
         assert torch.equal(out, torch.zeros_like(out))
 
@@ -154,10 +154,10 @@ def test_decode_of_a_very_long_context(place: Place) -> None:
 def test_one_launch_is_for_few_rows_and_where_there_are_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_decode, "LAST_ROWS", 8)
     assert not default_tuning(rows=8).last
-    with running(Mode(arrivals=torch.zeros(64, dtype=torch.int32))):
-        assert default_tuning(rows=8).last
-        assert not default_tuning(rows=9).last
-        assert not default_tuning(rows=8, max_context=paged_decode.SHORT + 1).last
+    mode = KernelMode(counters=torch.zeros(64, dtype=torch.int32))
+    assert default_tuning(rows=8, mode=mode).last
+    assert not default_tuning(rows=9, mode=mode).last
+    assert not default_tuning(rows=8, max_context=paged_decode.SHORT + 1, mode=mode).last
 
 
 def test_splits_fill_the_chip_but_never_cut_below_a_chunk() -> None:
@@ -176,12 +176,10 @@ def test_decode_refuses_what_it_would_read_wrongly() -> None:
         decode_attention_triton(q, pages, pages, tables.long(), lengths, 1.0, None, 16)
     with pytest.raises(ValueError, match="float16"):
         decode_attention_triton(q.half(), pages, pages, tables, lengths, 1.0, None, 16)
-    with (
-        running(Mode(arrivals=torch.zeros(3, dtype=torch.int32))),
-        pytest.raises(ValueError, match=r"counts in 4 int32; there are 3"),
-    ):
+    few = KernelMode(counters=torch.zeros(3, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"counts in 4 int32; there are 3"):
         decode_attention_triton(
-            q, pages, pages, tables, lengths, 1.0, None, 16, DecodeTuning(splits=2, last=True)
+            q, pages, pages, tables, lengths, 1.0, None, 16, DecodeTuning(splits=2, last=True), mode=few
         )
     with pytest.raises(ValueError, match="a tile of 24"):
         decode_attention_triton(q, pages, pages, tables, lengths, 1.0, None, 16, DecodeTuning(tile=24))

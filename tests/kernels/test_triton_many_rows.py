@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from bench.candidates import FULL, TILES, candidates, filled
 from bench.kernel_cases import PRODUCTS
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.gemm.skinny import (
@@ -74,12 +74,14 @@ def test_tiles_are_right_at_the_sizes_of_a_model(place: Place, tile: SkinnyTunin
 @needs_triton
 def test_lines_of_many_rows_speak_for_their_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without such a line these rows go to the library, and fewer never take it."""
-    monkeypatch.setattr(skinny, "runs_triton", lambda name, tensor: True)
+    monkeypatch.setattr(skinny, "use_triton", lambda name, tensor, mode: True)
     weight = torch.zeros(40, 64)
 
     def by_kernel() -> list[int]:
         return [
-            rows for rows in (64, 65, 128, 129, 256, 257) if skinny._by_kernel(torch.zeros(rows, 64), weight)
+            rows
+            for rows in (64, 65, 128, 129, 256, 257)
+            if skinny._by_kernel(torch.zeros(rows, 64), weight, DEFAULT_MODE)
         ]
 
     monkeypatch.setattr(skinny, "TUNED", {})
@@ -114,13 +116,13 @@ def test_the_model_s_products_take_a_measured_line(monkeypatch: pytest.MonkeyPat
         torch.randn(columns, depth, generator=generator),
     )
     residual, norm = torch.randn(rows, columns, generator=generator), Norm(torch.ones(columns), 1e-6)
-    with running(Mode("triton")):
-        product, gated = skinny_linear(x, weight), skinny_linear_gated(x, weight)
-        _, stream = skinny_linear_normed(x, weight, residual, norm)
-        assert not isinstance(skinny_linear_left(x, weight), Parts)
-        assert launched == [CUT, WHOLE, CUT, CUT]
-        monkeypatch.setattr(skinny, "LEFT", {(128, columns, depth): CUT})
-        left = skinny_linear_left(x, weight)
+    mode = KernelMode("triton")
+    product, gated = skinny_linear(x, weight, mode=mode), skinny_linear_gated(x, weight, mode)
+    _, stream = skinny_linear_normed(x, weight, residual, norm, mode)
+    assert not isinstance(skinny_linear_left(x, weight, mode=mode), Parts)
+    assert launched == [CUT, WHOLE, CUT, CUT]
+    monkeypatch.setattr(skinny, "LEFT", {(128, columns, depth): CUT})
+    left = skinny_linear_left(x, weight, mode=mode)
     assert isinstance(left, Parts)
     assert torch.equal(left.added(), product)
     expected = F.linear(x, weight)

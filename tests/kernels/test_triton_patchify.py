@@ -40,7 +40,7 @@ def test_patches_by_kernels_are_the_preprocessor_s(
     view = plain_view(b"picture", (width, height), PROCESSING)
     made = Preprocessor(PROCESSING, pixels.device)
     expected = made.patches(pixels, view)
-    monkeypatch.setattr(preprocess, "runs_triton", lambda name, tensor: True)
+    monkeypatch.setattr(preprocess, "use_triton", lambda name, tensor, mode: True)
     assert torch.equal(made.patches(pixels, view), expected)
     assert torch.equal(made.patches(pixels, view, torch.float16), expected.half())
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.vision.texture import (
     LEAST,
     MOST_CHOSEN,
@@ -17,7 +17,7 @@ from saccade.lod import texture
 from saccade.lod.texture import CHANNELS, channels, shades, working
 from tests.kernels.buffers import EXACT, Place, assert_near, poison
 
-TWIN = Mode(kernels="torch")
+REFERENCE = KernelMode("torch")
 SMALL = TextureTuning(block=32, cells=16)
 
 
@@ -62,9 +62,8 @@ def test_all_channels_are_the_twin_s(
     place: Place, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = picture(place, *size)
-    with running(TWIN):
-        colour = working(pixels)
-        expected = channels(colour)
+    colour = working(pixels, REFERENCE)
+    expected = channels(colour, REFERENCE)
     poison(monkeypatch)
     for tuning in (SMALL, TextureTuning()):
         made = channels_triton(colour.contiguous(), shades(colour.device), tuning)
@@ -95,16 +94,15 @@ def test_maps_by_kernels_are_the_twin_s(
     that lies between two shades is then rounded to either."""
     monkeypatch.setattr(texture, "LONGEST", 36)
     pixels = picture(place, *size)
-    with running(TWIN):
-        expected = relevance.still(texture.texture(pixels), (5, 3))
+    expected = relevance.still(texture.texture(pixels, REFERENCE), (5, 3), mode=REFERENCE)
     asked = []
 
-    def always(name: str, tensor: torch.Tensor) -> bool:
+    def always(name: str, tensor: torch.Tensor, mode: KernelMode) -> bool:
         asked.append(name)
         return True
 
     for module in (relevance, texture):
-        monkeypatch.setattr(module, "runs_triton", always)
+        monkeypatch.setattr(module, "use_triton", always)
     found = relevance.still(texture.texture(pixels), (5, 3))
     assert set(asked) == {"texture"}
     assert_near(found, expected, torch.float32, scale=200 if max(size) > texture.LONGEST else 20)

@@ -11,7 +11,6 @@ import pytest
 
 from saccade import SamplingParams
 from saccade.engine.core import Engine
-from saccade.kernels.dispatch import mode
 from saccade.worker.buckets import Shape
 from saccade.worker.graph_step import FixedStep
 from tests.conftest import FAMILIES
@@ -69,22 +68,21 @@ def test_a_captured_step_has_a_counter_for_every_row_and_kv_head(
     """What attention in one launch counts in; an ordinary step has none, as nothing orders two of them."""
     peers = bench("qwen3_vl")
     rows: list[int] = []
-    forward = FixedStep._run
+    forward = FixedStep.run
 
     def noted(step: FixedStep, shape: Shape) -> None:
-        arrivals = mode().arrivals
-        assert arrivals is not None
-        assert arrivals is step.arrivals
-        assert not arrivals.any()
-        assert arrivals.numel() >= shape.decodes * step._model.kv_shape.kv_heads
+        counters = step._mode.counters
+        assert counters is not None
+        assert not counters.any()
+        assert counters.numel() >= shape.decodes * step._model.kv_shape.kv_heads
         rows.append(shape.decodes)
         forward(step, shape)
 
-    monkeypatch.setattr(FixedStep, "_run", noted)
+    monkeypatch.setattr(FixedStep, "run", noted)
     engine = peers.engine(graphs="on")
     peers.check(engine, TEXTS[:3])
     assert max(rows) > 1
-    assert mode().arrivals is None
+    assert engine._runner._model.mode.counters is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

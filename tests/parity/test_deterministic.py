@@ -12,7 +12,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
-from saccade.kernels.dispatch import Mode, running
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm.skinny import linear_reference, skinny_triton
 from tests.kernels.buffers import PLACES, Place
 
@@ -68,15 +68,15 @@ def test_without_it_numbers_differ_by_rounding_alone(family_folder: Callable[[st
 def test_a_line_of_a_product_is_the_same_among_any_others(rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(150, 96, generator=generator), torch.randn(40, 96, generator=generator)
-    with running(Mode(deterministic=True)):
-        whole = linear_reference(x, weight)
-        assert torch.equal(linear_reference(x[150 - rows :], weight), whole[150 - rows :])
+    mode = KernelMode(deterministic=True)
+    whole = linear_reference(x, weight, mode=mode)
+    assert torch.equal(linear_reference(x[150 - rows :], weight, mode=mode), whole[150 - rows :])
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_kernel_s_lines_too(place: Place) -> None:
     x, weight = place.randn(70, 128, seed=1), place.randn(40, 128, seed=2)
-    with running(Mode("triton", deterministic=True)):
-        whole = skinny_triton(x, weight)[0]
-        for first in (0, 5, 69):
-            assert torch.equal(skinny_triton(x[first:], weight)[0], whole[first:])
+    mode = KernelMode("triton", deterministic=True)
+    whole = skinny_triton(x, weight, mode=mode)[0]
+    for first in (0, 5, 69):
+        assert torch.equal(skinny_triton(x[first:], weight, mode=mode)[0], whole[first:])

@@ -18,7 +18,7 @@ from saccade.engine.memory import graph_bytes
 from saccade.errors import ConfigError
 from saccade.inputs.processor import InputProcessor
 from saccade.kernels.cuda_graph import PlainRecorder, Replay
-from saccade.kernels.dispatch import Mode
+from saccade.kernels.dispatch import KernelMode
 from saccade.models.load_model import load
 from saccade.request import View
 from saccade.step_plan import Row, Span
@@ -318,7 +318,7 @@ def config(**options: Any) -> EngineConfig:
 
 
 def test_ways_that_lead_nowhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_way(config(), CPU, torch.float32) == Way(Mode("auto"), False, False)
+    assert resolve_way(config(), CPU, torch.float32) == Way(KernelMode("auto"), False, False)
     assert resolve_way(config(graphs="on"), CPU, torch.float32).graphs
     with pytest.raises(ConfigError, match="early_launch is on"):
         resolve_way(config(graphs="on", early_launch="on"), CPU, torch.float32)

@@ -21,7 +21,6 @@ from saccade.encoder.preprocess import PixelProcessing, Preprocessor, ResampleTa
 from saccade.encoder.upload import PinnedStaging, PixelUploads
 from saccade.host.allocator import copy_to_own_mapping
 from saccade.inputs.media.rgbx import contiguous
-from saccade.kernels.dispatch import mode
 from saccade.models.layers import PatchGrid, VisionTower
 from saccade.request import Pixels
 from saccade.step_plan import Encode
@@ -65,7 +64,7 @@ class EncoderRunner:
         self._patches_per_call = patches_per_call or PATCHES_PER_CALL[device.type]
         known = processing if isinstance(processing, Sequence) else (processing,)
         tables = ResampleTables(device)
-        self._preprocessors = {one.digest: Preprocessor(one, device, tables) for one in known}
+        self._preprocessors = {one.digest: Preprocessor(one, device, tables, tower.mode) for one in known}
 
     @torch.inference_mode()
     def encode(self, encodes: Sequence[Encode], *, capture: bool = False) -> dict[bytes, Tensor]:
@@ -138,7 +137,7 @@ class EncoderRunner:
         """Alike views in the graphs of their shape; what has none is packed, alike or not. In the
         deterministic mode each goes alone, captured from the first time on: always the same kernels."""
         rest: list[Encode] = []
-        alone = mode().deterministic
+        alone = self._tower.mode.deterministic
         for _, alike in groupby(sorted(encodes, key=_order), key=self._likeness):
             views = list(alike)
             while views:
@@ -182,7 +181,7 @@ class EncoderRunner:
         patches = 0
         for encode in encodes:
             other = group and (group[0].first, group[0].stop) != (encode.first, encode.stop)
-            full = mode().deterministic or patches + encode.patches > self._patches_per_call
+            full = self._tower.mode.deterministic or patches + encode.patches > self._patches_per_call
             if group and (other or full):
                 yield group
                 group, patches = [], 0

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.host.allocator import copy_to_own_mapping
-from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.patchify import patchify_triton, resample_triton
 from saccade.request import View
 
@@ -75,9 +75,13 @@ class Preprocessor:
     """What a checkpoint does to pixels, on one device."""
 
     def __init__(
-        self, processing: PixelProcessing, device: torch.device, tables: "ResampleTables | None" = None
+        self,
+        processing: PixelProcessing,
+        device: torch.device,
+        tables: "ResampleTables | None" = None,
+        mode: KernelMode = DEFAULT_MODE,
     ) -> None:
-        self._processing = processing
+        self._processing, self._mode = processing, mode
         self._taps = lru_cache(maxsize=_KEPT_TAPS)(partial(build_taps, device=device))
         self._tables = tables if tables is not None else ResampleTables(device)
         self._mean = torch.tensor(processing.mean, dtype=torch.float32, device=device).view(3, 1, 1)
@@ -94,7 +98,7 @@ class Preprocessor:
         size = view.grid[0] * processing.patch_size, view.grid[1] * processing.patch_size
         x0, y0, x1, y1 = view.box
         upright = len(pixels) == 1 and vertical_first((y1 - y0, x1 - x0), size)
-        if runs_triton("patchify", pixels):
+        if use_triton("patchify", pixels, self._mode):
             return self._patches_by_kernel(pixels[:, y0:y1, x0:x1], view.grid, size, upright, dtype)
         planes = [resize(frame[y0:y1, x0:x1], size, self._tables, upright) for frame in pixels]
         cut = _cut(torch.stack(planes), view.grid, processing)

@@ -24,7 +24,7 @@ from saccade.host.malloc import limit_onednn_cache
 from saccade.inputs.image_processor import ImageProcessing
 from saccade.kernels.attention.quantized_kv import FORMATS
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
-from saccade.kernels.dispatch import TORCH, running
+from saccade.kernels.dispatch import TORCH
 from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.pages import Pages
@@ -84,15 +84,14 @@ def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: boo
 def _build(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *, progress: bool) -> Machine:
     dtype = resolve_dtype(config, checkpoint, device)
     laps = Laps()
-    model = load(checkpoint, device, dtype, config.load_format, progress)
-    laps.note("weights")
     way = resolve_way(config, device, dtype)
-    with running(way.mode):
-        if device.type == "cuda":
-            small = _compact_dtype(config)
-            compile_first(model, checkpoint.image, device, config.block_size, config.max_num_seqs, small)
-            laps.note("kernels")
-        shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
+    model = load(checkpoint, device, dtype, config.load_format, progress, way.mode)
+    laps.note("weights")
+    if device.type == "cuda":
+        small = _compact_dtype(config)
+        compile_first(model, checkpoint.image, device, config.block_size, config.max_num_seqs, small)
+        laps.note("kernels")
+    shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
     laps.note("workspace")
     store = build_encoder_cache(config, shares.feature_bytes, model, device)
     unfinished: PartialViews[PartialEncoding] = PartialViews(shares.encode_patches)
@@ -220,18 +219,18 @@ def _runner(
     if model.vision is not None and processing:
         tower = build_encoder_graphs(model.vision, device, dtype) if way.tower else None
         encoder = EncoderRunner(model.vision, processing, device, dtype, unfinished, tower)
-        head, stills = _head(config, checkpoint, model, device), captured_stills(device, graphs=way.tower)
+        head = _head(config, checkpoint, model, device)
+        stills = captured_stills(device, graphs=way.tower, mode=way.mode)
         lookout = Lookout(model, pages, head, device, encoder.upload, stills)
         store.on_delete = partial(_forget, lookout, encoder)
         if tower is not None and device.type == "cuda" and checkpoint.image is not None:
-            with running(way.mode):
-                warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
+            warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
             ahead = _ahead(checkpoint, checkpoint.image, tower, shares, way)
         laps.note("pictures")
     blocks_per_row = -(-shares.max_model_len // config.block_size)
     rows = DeviceRows(config.max_num_seqs, blocks_per_row, device)
     batch = Batch(pages, rows, device)
-    sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
+    sampler = Sampler(config.max_num_seqs, model.vocab_size, device, way.mode)
     captured = None
     if way.graphs:
         step = FixedStep(
@@ -249,13 +248,13 @@ def _runner(
         most, longest = config.max_num_seqs, shares.max_model_len
         if device.type == "cuda":
             graphs = Graphs(step, CudaRecorder(device), sampler, most, longest)
-            with torch.inference_mode(), running(way.mode):
+            with torch.inference_mode():
                 graphs.warm(progress)
         else:
             graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
         captured = step, graphs
         laps.note("steps")
-    runner = Runner(model, encoder, store, rows, batch, sampler, way.mode, captured, host, lookout, ahead)
+    runner = Runner(model, encoder, store, rows, batch, sampler, captured, host, lookout, ahead)
     if captured is not None and device.type == "cuda":  # so that no twin computes, and writes, for real
         _rehearse(runner, config.max_num_seqs)
         laps.note("prompts")
@@ -317,6 +316,7 @@ def _pages(
         shares.kv.compact,
         _compact_dtype(config) if shares.kv.compact else None,
         side_width(checkpoint, model),
+        model.mode,
     )
 
 

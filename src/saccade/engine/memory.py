@@ -15,7 +15,7 @@ from saccade.engine.workspace import PictureBytes, picture_bytes
 from saccade.errors import ConfigError
 from saccade.kernels.attention.decode import DecodeTuning, default_splits
 from saccade.kernels.attention.metadata import MOST_GATHERED
-from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.dispatch import use_triton
 from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.kv_cache.swap_copies import HostPages
@@ -173,7 +173,7 @@ def _kv_bytes(
         return GIB
     workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
     workspace = max(workspace, largest_view)
-    if config.kv_wish().format and not runs_triton("decode_attention", next(model.parameters())):
+    if config.kv_wish().format and not use_triton("decode_attention", next(model.parameters()), model.mode):
         # What the twin makes of 8 bits on the way: bytes, twice float32, both kinds of block side by side.
         workspace += 13 * MOST_GATHERED * model.kv_shape.kv_heads * model.kv_shape.head_dim
     free, total = torch.cuda.mem_get_info(device)

@@ -88,7 +88,7 @@ def _measure(
         side = LARGEST_SOURCE
         pixels = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=device)
         view = View(bytes(16), (0, 0, side, side), grid, tower.merge, processing.digest)
-        cut = Preprocessor(processing, device).patches(pixels, view, dtype)
+        cut = Preprocessor(processing, device, mode=tower.mode).patches(pixels, view, dtype)
         del pixels
     else:
         cut = torch.zeros(grid[0] * grid[1], tower.patch_dim, dtype=dtype, device=device)

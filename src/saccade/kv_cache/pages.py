@@ -15,6 +15,7 @@ from torch import Tensor
 
 from saccade.kernels.attention.copy_blocks import copy_block
 from saccade.kernels.attention.quantized_kv import LARGEST, SCALE_BYTES, Compact
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 
 SIDE_DTYPE = torch.float32
 
@@ -53,6 +54,7 @@ class Pages:
     v: Tensor
     compact: Compact | None = None
     side: Tensor | None = None  # [1, blocks, block_size, width]: a vector per token beside its K and V
+    mode: KernelMode = DEFAULT_MODE
 
     @classmethod
     def allocate(
@@ -65,6 +67,7 @@ class Pages:
         compact_blocks: int = 0,  # of them, the last ones
         compact_dtype: torch.dtype | None = None,
         side_width: int = 0,  # 0: nothing beside K and V
+        mode: KernelMode = DEFAULT_MODE,
     ) -> "Pages":
         if blocks < 1 or block_size < 1:
             raise ValueError(f"pages need at least one block of one token, not {blocks} of {block_size}")
@@ -83,7 +86,7 @@ class Pages:
         if side_width:
             side = torch.zeros(1, blocks, block_size, side_width, dtype=SIDE_DTYPE, device=device)
         if compact_dtype is None:
-            return cls(k, v, None, side)
+            return cls(k, v, None, side, mode)
         small = compact_blocks + spare
         compact = Compact(
             zeros(small, compact_dtype, *inner),
@@ -92,7 +95,7 @@ class Pages:
             zeros(small, torch.float32, shape.kv_heads, block_size),
             plain,
         )
-        return cls(k, v, compact, side)
+        return cls(k, v, compact, side, mode)
 
     @staticmethod
     def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype, side_width: int = 0) -> int:
@@ -158,7 +161,7 @@ class Pages:
             if all(inside):
                 at, to = source - part.first, target - part.first
                 for k, v in part.pairs:
-                    copy_block(k, v, at, to)
+                    copy_block(k, v, at, to, self.mode)
                 if part.beside is not None:
                     part.beside[:, to].copy_(part.beside[:, at])
             elif any(inside):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.cuda_graph import CudaGraphCache, CudaRecorder, PlainRecorder, Recorder, Replay
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.lod.scorers import STILL, STILL_MAPS, still
 from saccade.lod.texture import LONGEST, channels, working
 from saccade.lod.types import Grid
@@ -36,9 +37,11 @@ class Shape(NamedTuple):
 class Still:
     """One shape over static buffers."""
 
-    def __init__(self, shape: Shape, pixels: Tensor, streams: tuple[torch.cuda.Stream, ...]) -> None:
+    def __init__(
+        self, shape: Shape, pixels: Tensor, streams: tuple[torch.cuda.Stream, ...], mode: KernelMode
+    ) -> None:
         high, wide = shape.size
-        self._grid, self._streams = shape.grid, streams
+        self._grid, self._streams, self._mode = shape.grid, streams, mode
         self._colour = pixels[: 3 * high * wide].view(3, high, wide)
         self._maps = pixels.new_zeros(STILL_MAPS, *shape.grid)
         self.replay: Replay | None = None
@@ -50,7 +53,7 @@ class Still:
 
     def run(self) -> None:
         """What is captured."""
-        self._maps.copy_(still(channels(self._colour), self._grid, self._streams))
+        self._maps.copy_(still(channels(self._colour, self._mode), self._grid, self._streams, self._mode))
 
 
 class Stills:
@@ -62,8 +65,9 @@ class Stills:
         sightings: int = SIGHTINGS,
         most_shapes: int = MOST_SHAPES,
         branches: bool = True,  # the maps side by side; False: to see what that is worth
+        mode: KernelMode = DEFAULT_MODE,
     ) -> None:
-        self._device, self._branches = device, branches
+        self._device, self._branches, self._mode = device, branches, mode
         self._graphs: CudaGraphCache[Shape, Still] | None = None
         if recorder is not None:
             self._graphs = CudaGraphCache("image maps of", recorder, most_shapes, min_uses=sightings)
@@ -74,15 +78,15 @@ class Stills:
     @torch.inference_mode()
     def maps(self, picture: Tensor, grid: Grid) -> Tensor:
         """Of a picture uint8 [height, width, 3]."""
-        colour = working(picture)
+        colour = working(picture, self._mode)
         shape = Shape((colour.shape[1], colour.shape[2]), grid)
         if self._graphs is None:
-            return still(channels(colour), grid)
+            return still(channels(colour, self._mode), grid, mode=self._mode)
         found = self._graphs.get(shape)
         if found is not None:
             return found(colour)
         if not self._graphs.is_due(shape):
-            return still(channels(colour), grid)
+            return still(channels(colour, self._mode), grid, mode=self._mode)
         return self._capture(shape, colour, self._graphs)
 
     @cached_property
@@ -98,12 +102,12 @@ class Stills:
 
     def _capture(self, shape: Shape, colour: Tensor, graphs: CudaGraphCache[Shape, Still]) -> Tensor:
         try:
-            made = Still(shape, self._pixels, self._streams)
+            made = Still(shape, self._pixels, self._streams, self._mode)
             maps = made(colour)  # compiles and allocates, which must not happen during the capture
             made.replay = graphs.record(made.run)
         except Exception as error:  # of any kind: the uncaptured call raises it if it fails too
             graphs.fail(shape, error)
-            return still(channels(colour), shape.grid)
+            return still(channels(colour, self._mode), shape.grid, mode=self._mode)
         graphs.put(shape, made)
         return maps
 
@@ -113,10 +117,10 @@ class Stills:
             self._graphs.check()
 
 
-def captured_stills(device: torch.device, *, graphs: bool) -> Stills:
+def captured_stills(device: torch.device, *, graphs: bool, mode: KernelMode = DEFAULT_MODE) -> Stills:
     """As the device has it; on a CPU the twin, which captures whatever comes."""
     if not graphs:
-        return Stills(device, None)
+        return Stills(device, None, mode=mode)
     if device.type == "cuda":
-        return Stills(device, CudaRecorder(device))
-    return Stills(device, PlainRecorder(), sightings=1)
+        return Stills(device, CudaRecorder(device), mode=mode)
+    return Stills(device, PlainRecorder(), sightings=1, mode=mode)

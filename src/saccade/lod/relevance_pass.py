@@ -29,7 +29,6 @@ from saccade.checkpoint import Checkpoint
 from saccade.encoder.merge_embeddings import visual_slices
 from saccade.errors import CheckpointError
 from saccade.kernels.attention.quantized_kv import read_slots
-from saccade.kernels.dispatch import mode
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.lod.checkpoint_views import RelevanceHead
 from saccade.lod.image_maps import Stills
@@ -134,7 +133,7 @@ class Lookout:
         self._head = head
         self._device = device
         self._upload = upload
-        self._stills = stills if stills is not None else Stills(device, None)
+        self._stills = stills if stills is not None else Stills(device, None, mode=model.mode)
         # What pictures say by themselves is computed here, beside towers and steps.
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._layers = compared(depth)
@@ -228,7 +227,7 @@ class Lookout:
         """Of rows with sights: each with its block table and its question. Views of equally many tokens are
         coupled together: a look is many small kernels, and some dozens of requests may look in one step."""
         wanted = [Wanted(sight, *other) for row, *other in asking for sight in row.sights]
-        together = 1 if mode().deterministic else TOGETHER
+        together = 1 if self._model.mode.deterministic else TOGETHER
         coupled: dict[int, tuple[Tensor, Tensor]] = {}
         for tokens in {one.tokens for one in wanted}:
             alike = [number for number, one in enumerate(wanted) if one.tokens == tokens]
@@ -260,7 +259,7 @@ class Lookout:
     def _queries(self, states: Sequence[Tensor], positions: Tensor) -> Tensor:
         """Of the questions' last tokens, from their streams: [layers, heads, questions, dim]. In the
         deterministic mode each by itself: how many there are depends on who else asks."""
-        if mode().deterministic and len(states[0]) > 1:
+        if self._model.mode.deterministic and len(states[0]) > 1:
             ones = [slice(i, i + 1) for i in range(len(states[0]))]
             return torch.cat([self._queries([x[one] for x in states], positions[:, one]) for one in ones], 2)
         parts = zip(self._layers, states, strict=True)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.texture import means_triton
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
 from saccade.lod.types import FINE, Grid, StillMaps
@@ -29,24 +29,24 @@ NOTHING = -1e30  # a score without a share; finite, for its share of 0 is multip
 STILL_MAPS = len(STILL) - 1 + FINE * FINE  # maps of a token's size they come to
 
 
-def pooled(texture: Tensor, channels: Sequence[int], grid: Grid) -> Tensor:
+def pooled(texture: Tensor, channels: Sequence[int], grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """Means of some channels [n, rows, columns] over the tokens of a view of the whole picture."""
-    if runs_triton("texture", texture):
+    if use_triton("texture", texture, mode):
         return means_triton(texture, channels, grid)
     # A list as an index would be copied from the host, which no captured call may do.
     chosen = torch.stack([texture[channel] for channel in channels])
     return F.adaptive_avg_pool2d(chosen[None], grid)[0]
 
 
-def propositional(texture: Tensor, grid: Grid) -> Tensor:
+def propositional(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """Information content: shades times edges, so that blank paper and smooth shading say little."""
-    mean = pooled(texture, (ENTROPY, EDGE), grid)
+    mean = pooled(texture, (ENTROPY, EDGE), grid, mode)
     return mean[0] * mean[1]
 
 
-def perspectival(texture: Tensor, grid: Grid) -> Tensor:
+def perspectival(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """Salience: how far each channel is from its surround, near and far, in units of its spread."""
-    mean = pooled(texture, SALIENT, grid)
+    mean = pooled(texture, SALIENT, grid, mode)
     spread = mean.flatten(1).std(1, correction=0).clamp(min=1e-3)[:, None, None]
     near, far = (_surround(mean, width) for width in (3, 7))
     return ((mean - near).abs() + (mean - far).abs()).div(spread).mean(0)
@@ -59,12 +59,17 @@ def _surround(mean: Tensor, width: int) -> Tensor:
     return torch.where(count > 1.5, (total - mean) / (count - 1).clamp(min=1), mean)
 
 
-def lost(texture: Tensor, grid: Grid) -> Tensor:
+def lost(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """What a coarse view loses first, writing: how much of it is around each token, 0..1."""
-    return pooled(texture, (TEXT,), grid)[0]
+    return pooled(texture, (TEXT,), grid, mode)[0]
 
 
-def still(texture: Tensor, grid: Grid, streams: Sequence[torch.cuda.Stream] = ()) -> Tensor:
+def still(
+    texture: Tensor,
+    grid: Grid,
+    streams: Sequence[torch.cuda.Stream] = (),
+    mode: KernelMode = DEFAULT_MODE,
+) -> Tensor:
     """What does not depend on the question [STILL_MAPS, rows, columns], in the order of `STILL`; worth
     keeping with the picture. With streams (inside a captured call, where they become branches) the parts run
     side by side; without, one after the other: launched one by one they are done before the host has changed
@@ -74,10 +79,10 @@ def still(texture: Tensor, grid: Grid, streams: Sequence[torch.cuda.Stream] = ()
     places = found[3:].view(FINE, FINE, rows, columns).permute(2, 0, 3, 1)  # row, place in it, column, place
     finer = (rows * FINE, columns * FINE)
     parts: list[Callable[[], object]] = [
-        lambda: found[0].copy_(propositional(texture, grid)),
-        lambda: found[1].copy_(perspectival(texture, grid)),
-        lambda: found[2].copy_(lost(texture, grid)),
-        lambda: places.copy_(propositional(texture, finer).view(rows, FINE, columns, FINE)),
+        lambda: found[0].copy_(propositional(texture, grid, mode)),
+        lambda: found[1].copy_(perspectival(texture, grid, mode)),
+        lambda: found[2].copy_(lost(texture, grid, mode)),
+        lambda: places.copy_(propositional(texture, finer, mode).view(rows, FINE, columns, FINE)),
     ]
     side_by_side(parts, streams)
     return found

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.texture import LEAST, Shades, channels_triton, shrink_triton
 
 LONGEST = 768  # pixels: bounds the cost whatever the source
@@ -39,16 +39,16 @@ _X = (0.4339, 0.3762, 0.1899)
 _Y = (0.2126, 0.7152, 0.0722)
 
 
-def texture(picture: Tensor) -> Tensor:
+def texture(picture: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """The 13 channels of one picture."""
-    return channels(working(picture))
+    return channels(working(picture, mode), mode)
 
 
-def channels(colour: Tensor) -> Tensor:
+def channels(colour: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """The same of a picture at its working size. Copies nothing from the host: it can be captured, once it
     has run on the device."""
     _, height, width = colour.shape
-    if runs_triton("texture", colour) and min(height, width) >= LEAST:
+    if use_triton("texture", colour, mode) and min(height, width) >= LEAST:
         return channels_triton(colour, shades(colour.device))
     light, green_red = _lab(colour)
     gx, gy = _sobel(light)
@@ -64,10 +64,10 @@ def channels(colour: Tensor) -> Tensor:
     return torch.cat([colour, light[None], green_red[None], edges, places, off, *fine])
 
 
-def working(picture: Tensor) -> Tensor:
+def working(picture: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """The picture as float32 [3, h, w] in 0..1, made smaller where it is longer than `LONGEST`."""
     size = working_size(picture.shape[0], picture.shape[1])
-    if runs_triton("texture", picture):
+    if use_triton("texture", picture, mode):
         return shrink_triton(picture, size)
     colour = picture.permute(2, 0, 1).float().div_(255)
     if size == colour.shape[1:]:

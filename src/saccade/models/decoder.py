@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from saccade.kernels.attention.metadata import FixedRows, Rows
 from saccade.kernels.attention.paged import any_shape
 from saccade.kernels.attention.quantized_kv import Compact
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm.skinny import skinny_linear
 from saccade.kernels.jit import compiling
 from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
@@ -71,11 +72,12 @@ class Layer(nn.Module):
         slots: Tensor,
         rows: Rows | FixedRows,
         compact: Compact | None,
+        mode: KernelMode,
     ) -> tuple[Tensor, Tensor]:
         """What `mlp.down` takes, and the stream before it: its sum and the next norm are one step."""
-        seen = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows, compact)
-        normed, x = self.attention.out.normed(seen, x, self.mlp_norm)
-        return self.mlp.inner(normed), x
+        seen = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows, compact, mode)
+        normed, x = self.attention.out.normed(seen, x, self.mlp_norm, mode)
+        return self.mlp.inner(normed, mode), x
 
 
 class Decoder(LanguageModel):
@@ -87,6 +89,7 @@ class Decoder(LanguageModel):
         self.vocab_size, self.hidden_size = dims.vocab, dims.hidden
         self.max_positions = dims.max_positions
         self.vision = vision
+        self.mode = place.mode
         self.embedding = Embedding(dims.vocab, dims.hidden, place)
         self.layers = nn.ModuleList(Layer(dims, layer, place) for layer in range(dims.layers))
         self.norm = RMSNorm(dims.hidden, dims.eps, place)
@@ -110,13 +113,15 @@ class Decoder(LanguageModel):
         deep: DeepVisual | None,
         watch: Watch | None = None,
         stop: int | None = None,
+        mode: KernelMode | None = None,
     ) -> Tensor:
+        mode = mode or self.mode
         pages = paged.pages
         rows = rows_of(paged)
-        turn = self.turn(positions)
+        turn = self.turn(positions, mode)
         layers = [layer for layer in self.layers if isinstance(layer, Layer)]  # all are; now it is said
         norms = [*(layer.attention_norm for layer in layers), self.norm]
-        normed, x = norms[0].add(None, embeds)
+        normed, x = norms[0].add(None, embeds, mode)
         levels = 0 if deep is None else deep.levels.shape[0]
         with any_shape(x.device):
             for index, layer in enumerate(layers[:stop]):
@@ -125,30 +130,34 @@ class Decoder(LanguageModel):
                 if compiling() and self._windows[index] in self._windows[levels:index]:
                     continue  # it would launch what a layer like it has launched
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
-                inner, x = layer.forward(normed, x, turn, k, v, paged.slots, rows, compact)
+                inner, x = layer.forward(normed, x, turn, k, v, paged.slots, rows, compact, mode)
                 down, norm = layer.mlp.down, norms[index + 1]
                 if deep is not None and index < levels:
-                    x = (x + down.forward(inner)).index_add(0, deep.index, deep.levels[index].to(x.dtype))
-                    normed, x = norm.add(None, x)
+                    x = (x + down.forward(inner, mode)).index_add(
+                        0, deep.index, deep.levels[index].to(x.dtype)
+                    )
+                    normed, x = norm.add(None, x, mode)
                 else:
-                    normed, x = down.normed(inner, x, norm)
+                    normed, x = down.normed(inner, x, norm, mode)
         if watch is not None:
             watch.note(len(layers) if stop is None else stop, x)
         return normed
 
-    def turn(self, positions: Tensor) -> Turn:
+    def turn(self, positions: Tensor, mode: KernelMode) -> Turn:
         """The rotation at positions [3, T], in the weights' dtype."""
-        return Turn(*rotary_angles(positions, self._frequencies, self._axes, self.embedding.weight.dtype))
+        dtype = self.embedding.weight.dtype
+        return Turn(*rotary_angles(positions, self._frequencies, self._axes, dtype, mode))
 
     def queries(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
         one = self.layers[layer]
         if not isinstance(one, Layer):
             raise TypeError(f"layer {layer} is a {type(one).__name__}")
-        return one.attention.queries(one.attention_norm.forward(states), self.turn(positions))
+        normed = one.attention_norm.forward(states, self.mode)
+        return one.attention.queries(normed, self.turn(positions, self.mode), self.mode)
 
-    def raw_logits(self, hidden: Tensor) -> Tensor:
+    def raw_logits(self, hidden: Tensor, mode: KernelMode | None = None) -> Tensor:
         head = self.embedding if self.head is None else self.head
-        return skinny_linear(hidden, head.weight)
+        return skinny_linear(hidden, head.weight, mode=mode or self.mode)
 
 
 def rows_of(paged: Paged | FixedPaged) -> Rows | FixedRows:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from saccade.kernels.attention.metadata import FixedRows, Rows
 from saccade.kernels.attention.paged import paged_attention
 from saccade.kernels.attention.quantized_kv import Compact
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.gemm.skinny import (
     Norm,
     skinny_linear,
@@ -34,6 +35,7 @@ class Place(NamedTuple):
 
     device: torch.device
     dtype: torch.dtype
+    mode: KernelMode = DEFAULT_MODE
 
     def parameter(self, *shape: int) -> nn.Parameter:
         empty = torch.empty(shape, device=self.device, dtype=self.dtype)
@@ -121,6 +123,7 @@ class VisionTower(nn.Module):
     deep: tuple[int, ...]  # layers behind which a level branches off
     depth_levels: int  # D: how many those are
     out_dim: int
+    mode: KernelMode = DEFAULT_MODE
 
     def forward(self, patches: Tensor, grids: Sequence[PatchGrid]) -> Tensor:
         """[P, patch_dim] in merge order, views packed; gives [tokens, (1 + D) * out_dim]."""
@@ -164,6 +167,7 @@ class LanguageModel(nn.Module):
     hidden_size: int
     max_positions: int
     vision: VisionTower | None
+    mode: KernelMode = DEFAULT_MODE
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[T] ids to [T, hidden]."""
@@ -177,9 +181,11 @@ class LanguageModel(nn.Module):
         deep: DeepVisual | None,
         watch: Watch | None = None,
         stop: int | None = None,
+        mode: KernelMode | None = None,
     ) -> Tensor:
         """[T, hidden] at positions [3, T] float32; gives the normalised last hidden states [T, hidden]. Ends
-        behind `stop` layers where that is given: for what is watched alone."""
+        behind `stop` layers where that is given: for what is watched alone. `mode` replaces
+        the model's."""
         raise NotImplementedError
 
     def queries(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
@@ -187,7 +193,7 @@ class LanguageModel(nn.Module):
         positions [3, n]: [n, heads, head_dim], normalised and rotated as the keys in the pages are."""
         raise NotImplementedError
 
-    def raw_logits(self, hidden: Tensor) -> Tensor:
+    def raw_logits(self, hidden: Tensor, mode: KernelMode | None = None) -> Tensor:
         """[S, hidden] to [S, vocab] of the weights' dtype."""
         raise NotImplementedError
 
@@ -205,14 +211,14 @@ class Linear(nn.Module):
         self.weight = place.parameter(sum(parts), inputs)
         self.bias = place.parameter(sum(parts)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return skinny_linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+        return skinny_linear(x, self.weight, self.bias, mode)
 
-    def normed(self, x: Tensor, stream: Tensor, norm: "RMSNorm") -> tuple[Tensor, Tensor]:
+    def normed(self, x: Tensor, stream: Tensor, norm: "RMSNorm", mode: KernelMode) -> tuple[Tensor, Tensor]:
         """The norm of stream + y, and that sum: one product with its residual and the norm that follows."""
         if self.bias is not None:
-            return norm.add(self.forward(x), stream)
-        return skinny_linear_normed(x, self.weight, stream, Norm(norm.weight, norm.eps))
+            return norm.add(self.forward(x, mode), stream, mode)
+        return skinny_linear_normed(x, self.weight, stream, Norm(norm.weight, norm.eps), mode)
 
 
 class Embedding(nn.Module):
@@ -230,14 +236,14 @@ class RMSNorm(nn.Module):
         self.weight = place.parameter(width)
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.add(None, x)[0]
+    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+        return self.add(None, x, mode)[0]
 
-    def add(self, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, delta: Tensor | None, x: Tensor, mode: KernelMode) -> tuple[Tensor, Tensor]:
         """The norm of x + delta [T, width], and that sum."""
         if delta is None:
-            return add_rms_norm(x, None, self.weight, self.eps)
-        return add_rms_norm(delta, x, self.weight, self.eps)
+            return add_rms_norm(x, None, self.weight, self.eps, mode)
+        return add_rms_norm(delta, x, self.weight, self.eps, mode)
 
 
 class LayerNorm(nn.Module):
@@ -247,12 +253,12 @@ class LayerNorm(nn.Module):
         self.bias = place.parameter(width)
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return add_layer_norm(x, None, self.weight, self.bias, self.eps)[0]
+    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+        return add_layer_norm(x, None, self.weight, self.bias, self.eps, mode)[0]
 
-    def add(self, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, delta: Tensor, x: Tensor, mode: KernelMode) -> tuple[Tensor, Tensor]:
         """The norm of x + delta [T, width], and that sum."""
-        return add_layer_norm(delta, x, self.weight, self.bias, self.eps)
+        return add_layer_norm(delta, x, self.weight, self.bias, self.eps, mode)
 
 
 class GatedMLP(nn.Module):
@@ -263,11 +269,11 @@ class GatedMLP(nn.Module):
         self.gate_up = Linear(width, (inner, inner), place, bias)
         self.down = Linear(inner, (width,), place, bias)
 
-    def inner(self, x: Tensor) -> Tensor:
+    def inner(self, x: Tensor, mode: KernelMode) -> Tensor:
         """Everything before `down`."""
         if self.gate_up.bias is None:
-            return skinny_linear_gated(x, self.gate_up.weight)
-        return silu_mul(self.gate_up.forward(x))
+            return skinny_linear_gated(x, self.gate_up.weight, mode)
+        return silu_mul(self.gate_up.forward(x, mode), mode)
 
 
 class Turn(NamedTuple):
@@ -311,22 +317,23 @@ class Attention(nn.Module):
         v_pages: Tensor,
         slots: Tensor,
         rows: Rows | FixedRows,
-        compact: Compact | None = None,  # the layer's blocks in 8 bits, where there are any
+        compact: Compact | None,  # the layer's blocks in 8 bits, where there are any
+        mode: KernelMode,
     ) -> Tensor:
         """What the heads saw, [T, heads * head_dim]: what `out` takes."""
         norm = None
         if self.q_norm is not None and self.k_norm is not None:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        qkv = skinny_linear_left(x, self.qkv.weight, self.qkv.bias)
-        q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages, compact)
-        seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window, compact)
+        qkv = skinny_linear_left(x, self.qkv.weight, self.qkv.bias, mode)
+        q = qkv_finish(qkv, self.heads, norm, turn.cos, turn.sin, slots, k_pages, v_pages, compact, mode)
+        seen = paged_attention(q, k_pages, v_pages, rows, self.scale, self.window, compact, mode)
         return seen.flatten(1)
 
-    def queries(self, x: Tensor, turn: Turn) -> Tensor:
+    def queries(self, x: Tensor, turn: Turn, mode: KernelMode) -> Tensor:
         """The queries alone, [n, heads, head_dim]."""
         inner = self.heads * self.head_dim
         bias = None if self.qkv.bias is None else self.qkv.bias[:inner]
         q = F.linear(x, self.qkv.weight[:inner], bias).view(-1, self.head_dim)
         if self.q_norm is not None:
-            q = self.q_norm.forward(q)
-        return apply_rotary(q.view(-1, self.heads, self.head_dim), turn.cos, turn.sin)
+            q = self.q_norm.forward(q, mode)
+        return apply_rotary(q.view(-1, self.heads, self.head_dim), turn.cos, turn.sin, mode)

@@ -5,6 +5,7 @@ import torch
 from saccade.checkpoint import Checkpoint
 from saccade.config import LoadFormat
 from saccade.errors import CheckpointError
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.models.layers import LanguageModel, Place
 from saccade.models.loader import fill, fill_randomly
 from saccade.models.registry import find_family
@@ -16,6 +17,7 @@ def load(
     dtype: torch.dtype,
     load_format: LoadFormat = "auto",
     progress: bool = False,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> LanguageModel:
     """Build the model on the device, then fill it: from the files, or with noise (`dummy`)."""
     quantised = checkpoint.config.get("quantization_config")
@@ -25,7 +27,7 @@ def load(
             f"the checkpoint is quantised ({method}), which is not supported; use its unquantised version"
         )
     family = find_family(checkpoint.architecture)
-    model = family.build(checkpoint.config, Place(torch.device(device), dtype)).eval()
+    model = family.build(checkpoint.config, Place(torch.device(device), dtype, mode)).eval()
     if load_format == "dummy":
         fill_randomly(model)
     else:

@@ -6,7 +6,6 @@ row. Views are packed one after another; each attends to itself alone.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from saccade.host.allocator import copy_to_own_mapping
 from saccade.kernels.attention.paged import any_shape, recurring_shape
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.norm_rope.activation import gelu
 from saccade.kernels.norm_rope.rope import apply_rotary
 from saccade.models.config import VisionDims
@@ -30,10 +30,10 @@ from saccade.models.layers import (
     VisionTower,
 )
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_pytorch_tanh": partial(gelu, bias=None, approximate="tanh"),
-    "gelu": partial(gelu, bias=None, approximate="none"),
-    "silu": F.silu,
+ACTIVATIONS: dict[str, Callable[[Tensor, KernelMode], Tensor]] = {
+    "gelu_pytorch_tanh": lambda x, mode: gelu(x, None, "tanh", mode),
+    "gelu": lambda x, mode: gelu(x, None, "none", mode),
+    "silu": lambda x, mode: F.silu(x),
 }
 EPS = 1e-6
 # From here on a plan of cuDNN's for the shape pays the first time: 27 layers of attention over 16,384 patches
@@ -73,13 +73,13 @@ class VisionAttention(nn.Module):
         self.qkv = Linear(dims.hidden, (3 * dims.hidden,), place, bias=True)  # one tensor in checkpoints too
         self.out = Linear(dims.hidden, (dims.hidden,), place, bias=True)
 
-    def forward(self, x: Tensor, turn: Turn, runs: Sequence[Run]) -> Tensor:
+    def forward(self, x: Tensor, turn: Turn, runs: Sequence[Run], mode: KernelMode) -> Tensor:
         patches, width = x.shape
-        qkv = self.qkv.forward(x).view(patches, 3 * self.heads, width // self.heads)
-        qk = apply_rotary(qkv[:, : 2 * self.heads], turn.cos, turn.sin)
+        qkv = self.qkv.forward(x, mode).view(patches, 3 * self.heads, width // self.heads)
+        qk = apply_rotary(qkv[:, : 2 * self.heads], turn.cos, turn.sin, mode)
         q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :]
         seen = [self._attend(q, k, v, run) for run in runs]
-        return self.out.forward(seen[0] if len(seen) == 1 else torch.cat(seen))
+        return self.out.forward(seen[0] if len(seen) == 1 else torch.cat(seen), mode)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
         stop = run.start + run.views * run.size
@@ -100,16 +100,16 @@ class VisionLayer(nn.Module):
         self._activation = ACTIVATIONS[dims.activation]
 
     def forward(
-        self, x: Tensor, delta: Tensor | None, turn: Turn, runs: Sequence[Run]
+        self, x: Tensor, delta: Tensor | None, turn: Turn, runs: Sequence[Run], mode: KernelMode
     ) -> tuple[Tensor, Tensor]:
         """Of the stream x and what is still to be added to it; gives both again. The sum is made together
         with the next layer's norm."""
         if delta is None:
-            normed = self.attention_norm.forward(x)
+            normed = self.attention_norm.forward(x, mode)
         else:
-            normed, x = self.attention_norm.add(delta, x)
-        normed, x = self.mlp_norm.add(self.attention.forward(normed, turn, runs), x)
-        return x, self.down.forward(self._activation(self.up.forward(normed)))
+            normed, x = self.attention_norm.add(delta, x, mode)
+        normed, x = self.mlp_norm.add(self.attention.forward(normed, turn, runs, mode), x, mode)
+        return x, self.down.forward(self._activation(self.up.forward(normed, mode), mode), mode)
 
 
 class Merger(nn.Module):
@@ -123,19 +123,19 @@ class Merger(nn.Module):
         self.up = Linear(self.merged, (self.merged,), place, bias=True)
         self.down = Linear(self.merged, (dims.out,), place, bias=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
         if self.norm_merged:
-            x = self.norm.forward(x.reshape(-1, self.merged))
+            x = self.norm.forward(x.reshape(-1, self.merged), mode)
         else:
-            x = self.norm.forward(x).reshape(-1, self.merged)
-        return self.down.forward(gelu(self.up.forward(x), None, "none"))
+            x = self.norm.forward(x, mode).reshape(-1, self.merged)
+        return self.down.forward(gelu(self.up.forward(x, mode), None, "none", mode), mode)
 
 
 class QwenVision(VisionTower):
     def __init__(self, dims: VisionDims, place: Place) -> None:
         super().__init__()
         self.patch_dim = dims.channels * dims.frames * dims.patch**2
-        self.merge = dims.merge
+        self.merge, self.mode = dims.merge, place.mode
         self.depth = dims.depth
         self.hidden_dim = dims.hidden
         self.depth_levels = len(dims.deep)
@@ -166,7 +166,7 @@ class QwenVision(VisionTower):
                 f"the grids {list(layout.grids)} need patches [{total}, {self.patch_dim}], "
                 f"not {tuple(patches.shape)}"
             )
-        x = self.patch_embedding.forward(patches.to(self._place.dtype))
+        x = self.patch_embedding.forward(patches.to(self._place.dtype), self.mode)
         return x + self._learned_positions(layout).to(x.dtype)
 
     def carry(
@@ -178,14 +178,14 @@ class QwenVision(VisionTower):
         delta: Tensor | None = None
         with (recurring_shape if planned else any_shape)(stream.device):
             for index in range(first, stop):
-                stream, delta = self.layers[index](stream, delta, turn, runs)
+                stream, delta = self.layers[index](stream, delta, turn, runs, self.mode)
                 if index in self.deep:
                     stream, delta = stream + delta, None
-                    levels.append(self.deep_mergers[self.deep.index(index)](stream))
+                    levels.append(self.deep_mergers[self.deep.index(index)](stream, self.mode))
         return stream if delta is None else stream + delta, levels
 
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
-        return torch.cat([self.merger.forward(stream), *levels], dim=-1)
+        return torch.cat([self.merger.forward(stream, self.mode), *levels], dim=-1)
 
     def _learned_positions(self, layout: Layout) -> Tensor:
         """Bilinear between the four nearest learned positions; [P, hidden] float32."""

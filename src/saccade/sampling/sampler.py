@@ -23,9 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.sampling.greedy import greedy
-from saccade.kernels.sampling.top_k_top_p import draw_triton
+from saccade.kernels.sampling.top_k_top_p import DrawTuning, draw_triton
 from saccade.request import Sampling, TokenLogprobs
 from saccade.sampling import rng as noise
 from saccade.sampling.filters import (
@@ -58,9 +58,11 @@ class Use(NamedTuple):
 class Sampler:
     """Sampling over fixed device rows."""
 
-    def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
+    def __init__(
+        self, max_rows: int, vocab: int, device: torch.device, mode: KernelMode = DEFAULT_MODE
+    ) -> None:
         self._vocab = vocab
-        self._device = device
+        self._device, self._mode = device, mode
         self._uses = [Use()] * max_rows
         self._told: list[tuple[Sampling, int] | None] = [None] * max_rows  # with which seed
         self._parameters = torch.zeros(max_rows, 9, dtype=torch.float64, device=device)
@@ -132,7 +134,7 @@ class Sampler:
         `rows` says on the host what `device_rows` [S] and `output_positions` [S] (int64) say on the device.
         """
         uses = [self._uses[row.row] for row in rows]
-        tokens, sound = greedy(logits)
+        tokens, sound = greedy(logits, self._mode)
         if all(use == _PLAIN for use in uses):
             return SampleOutput(tokens, sound, (None,) * len(uses), None)
         logits = logits.contiguous()
@@ -141,8 +143,8 @@ class Sampler:
         parameters = self._parameters[device_rows]
         self._edit(logits, steps, device_rows, parameters)
         if steps.has("edited"):
-            tokens = greedy(logits)[0]
-        if steps.has("random") and runs_triton("draw", logits):
+            tokens = greedy(logits, self._mode)[0]
+        if steps.has("random") and use_triton("draw", logits, self._mode):
             asking, outputs = device_rows.to(torch.int32), output_positions.contiguous()
             tokens = draw_triton(logits, asking, self._parameters, outputs)[0]
         elif steps.has("random"):
@@ -163,17 +165,25 @@ class Sampler:
             use.penalties or use.bias or use.logprobs is not None or row.output_position < use.min_tokens
             for use, row in zip(uses, (row for row in rows if row.sample), strict=True)
         )
-        by_twin = self._device.type == "cuda" and not runs_triton("draw", self._parameters)
+        by_twin = self._device.type == "cuda" and not use_triton("draw", self._parameters, self._mode)
         return "logits" if more or by_twin else "drawn"
 
-    def draw(self, logits: Tensor, device_rows: Tensor, output_positions: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(
+        self,
+        logits: Tensor,
+        device_rows: Tensor,
+        output_positions: Tensor,
+        mode: KernelMode | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """As device_rows [S] int32 ask (-1: nobody does): greedy, or drawn under top-k, top-p and min-p.
 
         Looks at nothing on the host but the CPU's own tensors, so it can be captured where it is a kernel.
         """
-        if runs_triton("draw", logits):
-            return draw_triton(logits, device_rows, self._parameters, output_positions)
-        tokens, sound = greedy(logits)
+        mode = mode or self._mode
+        if use_triton("draw", logits, mode):
+            tuning = DrawTuning(pdl=mode.pdl)
+            return draw_triton(logits, device_rows, self._parameters, output_positions, tuning)
+        tokens, sound = greedy(logits, mode)
         parameters = self._parameters[device_rows.clamp(min=0).long()]
         random, k, p = parameters[:, TEMPERATURE] > 0, parameters[:, TOP_K], parameters[:, TOP_P]
         words = noise.words(parameters[:, KEY_LOW:].long(), output_positions)

@@ -19,7 +19,7 @@ from torch import Tensor
 from saccade.encoder.preprocess import Preprocessor
 from saccade.inputs.image_processor import ImageProcessing, plain_view
 from saccade.kernels.compile_pool import Workers, worth_having
-from saccade.kernels.dispatch import TORCH, mode
+from saccade.kernels.dispatch import TORCH, KernelMode
 from saccade.kernels.jit import INTERPRETED, TRITON, compiled_ahead, hash_compiler, little_compiled
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kv_cache.pages import Paged, Pages
@@ -59,18 +59,18 @@ def compile_first(
     compact: torch.dtype | None = None,
 ) -> None:
     """`rows`: the most that are sampled at once; `compact`: of some blocks of the pages."""
-    if mode().kernels == TORCH:
+    if model.mode.kernels == TORCH:
         return
     with compiled_ahead():
         lone_prompt(model, device, SHORT, block_size)
         hidden = lone_prompt(model, device, TOKENS, block_size)
         for count in {1, rows}:
-            greedy(model.logits(hidden[:count]))
+            greedy(model.logits(hidden[:count]), model.mode)
         _copies(model, device, block_size, compact)
         if model.vision is not None and image is not None:
             dtype = next(model.parameters()).dtype
-            _pixels(image, device, dtype, SIZES)
-            _textures(device, SIZES[:1])
+            _pixels(image, device, dtype, SIZES, model.mode)
+            _textures(device, SIZES[:1], mode=model.mode)
             _tower(model.vision, device, dtype)
 
 
@@ -95,26 +95,34 @@ def lone_prompt(model: LanguageModel, device: torch.device, tokens: int, block_s
 def _copies(model: LanguageModel, device: torch.device, block_size: int, compact: torch.dtype | None) -> None:
     """Of blocks of every kind, each onto itself."""
     small, dtype = int(compact is not None), next(model.parameters()).dtype
-    pages = Pages.allocate(model.kv_shape, 1 + small, block_size, dtype, device, small, compact)
+    pages = Pages.allocate(
+        model.kv_shape, 1 + small, block_size, dtype, device, small, compact, mode=model.mode
+    )
     for block in range(1 + small):
         pages.copy_block(block, block)
 
 
 def _pixels(
-    image: ImageProcessing, device: torch.device, dtype: torch.dtype, sizes: Iterable[tuple[int, int]]
+    image: ImageProcessing,
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: Iterable[tuple[int, int]],
+    mode: KernelMode,
 ) -> None:
     """Pictures to patches."""
-    preprocessor = Preprocessor(image, device)
+    preprocessor = Preprocessor(image, device, mode=mode)
     for size in sizes:
         pixels = torch.zeros(1, size[1], size[0], 3, dtype=torch.uint8, device=device)
         preprocessor.patches(pixels, plain_view(bytes(16), size, image), dtype)
 
 
-def _textures(device: torch.device, sizes: Iterable[tuple[int, int]], side: int = SIDE) -> None:
+def _textures(
+    device: torch.device, sizes: Iterable[tuple[int, int]], side: int = SIDE, *, mode: KernelMode
+) -> None:
     """What looks need to know of pictures by themselves, over global views of `side` tokens along each."""
     for width, height in sizes:
         pixels = torch.zeros(height, width, 3, dtype=torch.uint8, device=device)
-        still(texture(pixels), (side, side))
+        still(texture(pixels, mode), (side, side), mode=mode)
 
 
 def _tower(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> None:

@@ -10,14 +10,14 @@ import torch
 
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError
-from saccade.kernels.dispatch import Mode, running, runs_triton
+from saccade.kernels.dispatch import KernelMode, use_triton
 from saccade.kernels.jit import INTERPRETED, TRITON
 
 EARLIEST = (9, 0)  # compute capability from which kernels can be launched early
 
 
 class Way(NamedTuple):
-    mode: Mode = Mode()
+    mode: KernelMode = KernelMode()
     graphs: bool = False
     tower: bool = False  # captured stretches of the vision tower; it needs no kernel of ours to be captured
     early: bool = False  # inside captured steps alone: elsewhere kernels are long, or the host is late anyway
@@ -34,7 +34,7 @@ def resolve_way(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
             "deterministic needs kernels whose sums are in one order: on cuda use --kernels triton and "
             f"16 bits, not kernels {config.kernels} in {str(dtype).removeprefix('torch.')}"
         )
-    mode = Mode(config.kernels, deterministic=config.deterministic)
+    mode = KernelMode(config.kernels, deterministic=config.deterministic)
     graphs = config.graphs == "on"
     if device.type == "cuda" and config.graphs != "off":
         graphs = _capturable(mode, device, dtype)
@@ -47,15 +47,12 @@ def resolve_way(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
     return Way(mode, graphs, tower, _early(config, device, graphs))
 
 
-def _capturable(mode: Mode, device: torch.device, dtype: torch.dtype) -> bool:
+def _capturable(mode: KernelMode, device: torch.device, dtype: torch.dtype) -> bool:
     """The twins of these read sizes on the host, or cannot leave padding alone."""
     probe = torch.empty(1, dtype=dtype, device=device)
-    with running(mode):
-        return (
-            runs_triton("decode_attention", probe)
-            and runs_triton("prefill_attention", probe)
-            and runs_triton("qkv_finish", probe)
-        )
+    return all(
+        use_triton(name, probe, mode) for name in ("decode_attention", "prefill_attention", "qkv_finish")
+    )
 
 
 def _early(config: EngineConfig, device: torch.device, graphs: bool) -> bool:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.encoder.merge_embeddings import fill_visual_buffer, merge_visual_buffer, visual_slices
-from saccade.kernels.dispatch import mode, running
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.slot_state import advance_rows, gather_rows
 from saccade.kv_cache.pages import FixedPaged, Pages
@@ -104,7 +103,7 @@ class FixedStep:
         couple: Couple | None = None,  # what looks need of those streams; None: a step only keeps them
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
-        self._device, self._early = device, early
+        self._device = device
         most_chunks = CHUNKS[-1]
         lines = most_lines(most_rows) + most_chunks
         self.step_rows = torch.full((lines - most_chunks,), -1, dtype=torch.int32, device=device)
@@ -133,8 +132,8 @@ class FixedStep:
             self._heard = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
             self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._unread: weakref.ref[HostLooks] | None = None  # who was told last, as long as anybody wants it
-        # Kernels count here who of them comes last; 0 between launches (`Mode.arrivals`)
-        self.arrivals = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
+        self.counters = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
+        self._mode = model.mode._replace(pdl=early, counters=self.counters)
         self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
 
     @property
@@ -206,10 +205,6 @@ class FixedStep:
 
     def run(self, shape: Shape) -> None:
         """What is recorded."""
-        with running(mode()._replace(early=self._early, arrivals=self.arrivals)):
-            self._run(shape)
-
-    def _run(self, shape: Shape) -> None:
         hidden, outputs = self._forward(shape)
         if shape.ending not in ("look", "whole"):
             self._sample(shape, hidden, outputs)
@@ -218,17 +213,17 @@ class FixedStep:
 
     def _sample(self, shape: Shape, hidden: Tensor, outputs: Tensor) -> None:
         rows = self.all_rows(shape)
-        logits = self._model.raw_logits(hidden)
+        logits = self._model.raw_logits(hidden, self._mode)
         lines = len(rows)
         if shape.ending == "logits":
             self.logits(shape).copy_(logits)
             self._outputs[:lines].copy_(outputs)
             return
         if shape.ending == "greedy":
-            tokens, sound = greedy(logits)
+            tokens, sound = greedy(logits, self._mode)
         else:
-            tokens, sound = self._sampler.draw(logits, rows, outputs)
-        advance_rows(rows, tokens, self._rows.state)
+            tokens, sound = self._sampler.draw(logits, rows, outputs, self._mode)
+        advance_rows(rows, tokens, self._rows.state, self._mode)
         # Copies last: a kernel can be launched early behind another kernel alone.
         self.tokens[:lines].copy_(tokens)
         self.sound[:lines].copy_(sound)
@@ -252,12 +247,13 @@ class FixedStep:
         state, block_size = self._rows.state, self._pages.block_size
         if not shape.chunks:
             step = self.step_rows[: shape.decodes]
-            got = gather_rows(step, state, block_size)
+            got = gather_rows(step, state, block_size, self._mode)
             paged = FixedPaged(
                 self._pages, got.slots, state.tables, step, got.contexts, None, shape.decodes, shape.longest
             )
             embeds = self._model.embed(got.tokens)
-            return self._model(embeds, got.positions.expand(3, -1), paged, None), got.outputs
+            hidden: Tensor = self._model(embeds, got.positions.expand(3, -1), paged, None, mode=self._mode)
+            return hidden, got.outputs
         return self._forward_mixed(shape)
 
     def _forward_mixed(self, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -271,7 +267,7 @@ class FixedStep:
         at = (feed.ends[1:] - 1).clamp(min=0).long()
         if shape.decodes:
             step = self.step_rows[: shape.decodes]
-            got = gather_rows(step, state, block_size)
+            got = gather_rows(step, state, block_size, self._mode)
             slots, tokens = torch.cat((got.slots, slots)), torch.cat((got.tokens, tokens))
             positions = torch.cat((got.positions.expand(3, -1), positions), dim=1)
             index, lengths = torch.cat((step, index)), torch.cat((got.contexts, lengths))
@@ -285,7 +281,7 @@ class FixedStep:
             deep = merge_visual_buffer(embeds, self.visual[: shape.tokens], feed.seen > 0, index)
         watch = self._watch(feed, shape, positions, at) if self._watched else None
         stop = self._watched[-1] if shape.ending == "look" else None
-        hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop)
+        hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop, self._mode)
         if stop is not None and self._couples(shape):  # all keys were there before
             self._tell(feed, shape)
         lines = hidden.index_select(0, at)
@@ -320,9 +316,7 @@ class FixedStep:
         for first in range(0, shape.chunks, CHUNKS[0]):  # so that their keys take no more room
             some = slice(first, min(first + CHUNKS[0], shape.chunks))
             tables = self._rows.state.tables.index_select(0, rows[some])
-            # Copies are among what goes before its kernels, and the counters are the layers'.
-            with running(mode()._replace(early=False, arrivals=None)):
-                coupled = self._couple(ends[:, some], places[:, some], tables, starts[some], real[some])
+            coupled = self._couple(ends[:, some], places[:, some], tables, starts[some], real[some])
             self._coupled[some].copy_(coupled)
 
     def _enter(self, feed: Feed) -> None:

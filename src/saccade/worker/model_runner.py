@@ -19,7 +19,6 @@ from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.encoder.merge_embeddings import merge_embeddings
 from saccade.kernels.cuda_graph import Replay
-from saccade.kernels.dispatch import Mode, running
 from saccade.kernels.jit import compiled_ahead, compiling
 from saccade.kernels.sampling.slot_state import advance_rows
 from saccade.kv_cache.swap_copies import HostPages
@@ -90,7 +89,6 @@ class Runner:
         rows: DeviceRows,
         batch: Batch,
         sampler: Sampler,
-        mode: Mode = Mode(),
         captured: tuple[FixedStep, Graphs] | None = None,  # None: every step takes the ordinary way
         host: HostPages | None = None,
         lookout: Lookout | None = None,
@@ -102,7 +100,6 @@ class Runner:
         self._rows = rows
         self._batch = batch
         self._sampler = sampler
-        self._mode = mode
         self._captured = captured
         self._host = host
         self.replays = 0  # steps that ran captured
@@ -114,11 +111,10 @@ class Runner:
     def begin(self, plan: StepPlan) -> dict[bytes, str]:
         """The swaps and the views of a step, which come before its rows. Gives the views that could not be
         made, by key: why. The rest of the step may still be launched, without who needs them."""
-        with running(self._mode):
-            if self._host is not None:
-                self._host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
-            self._expect_looks(plan)
-            return self._encode(plan)
+        if self._host is not None:
+            self._host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
+        self._expect_looks(plan)
+        return self._encode(plan)
 
     def _expect_looks(self, plan: StepPlan) -> None:
         """For speed alone: whoever looks comes to what failed here again, and others do not end with it."""
@@ -132,15 +128,14 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """All the rest of a step that was begun."""
-        with running(self._mode):
-            for entry in plan.enter:
-                self._rows.forget(entry.row)
-            if plan.brief:  # nobody samples: the device need not wait for what they ask of that
-                launched = self._run(plan)
-                self._sampler.enter(*plan.enter)
-                return launched
+        for entry in plan.enter:
+            self._rows.forget(entry.row)
+        if plan.brief:  # nobody samples: the device need not wait for what they ask of that
+            launched = self._run(plan)
             self._sampler.enter(*plan.enter)
-            return self._run(plan)
+            return launched
+        self._sampler.enter(*plan.enter)
+        return self._run(plan)
 
     def _run(self, plan: StepPlan) -> Launched:
         if not plan.rows:
@@ -164,13 +159,12 @@ class Runner:
     @torch.inference_mode()
     def prepare(self) -> bool:
         """While nobody waits: something that makes later steps faster; gives whether there was anything."""
-        with running(self._mode):
-            if self._captured is not None and self._captured[1].go_on():
-                return True
-            if self.rehearsals:
-                self._rehearse_next()
-                return True
-            return self._ahead is not None and self._ahead.go_on()
+        if self._captured is not None and self._captured[1].go_on():
+            return True
+        if self.rehearsals:
+            self._rehearse_next()
+            return True
+        return self._ahead is not None and self._ahead.go_on()
 
     @property
     def to_prepare(self) -> int:
@@ -193,7 +187,7 @@ class Runner:
         is none: it pretends to have device rows. `draws`: random tokens too, which take the compiler
         longest."""
         self._sampler.vacate()
-        with running(self._mode), compiled_ahead():
+        with compiled_ahead():
             for step in steps:
                 rows = step.rows(self._batch.longest)
                 inputs = self._batch.prepare(StepPlan(0, (), (), (), (), rows))
@@ -250,7 +244,7 @@ class Runner:
         output = self._sampler.sample(logits[which].float(), sampled, rows[which].long(), outputs[which])
         tokens = step.tokens[: len(rows)]
         tokens[which] = output.tokens
-        advance_rows(rows, tokens, self._rows.state)
+        advance_rows(rows, tokens, self._rows.state, self._model.mode)
         return output.to_host()
 
     def _encode(self, plan: StepPlan) -> dict[bytes, str]:

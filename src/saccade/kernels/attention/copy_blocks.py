@@ -12,7 +12,7 @@ import math
 
 from torch import Tensor
 
-from saccade.kernels.dispatch import runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit_for_any, power_of_two, tl, up
 
 STEP = 4096  # values of one program, at most
@@ -32,7 +32,7 @@ def _copy_kernel(k, v, source, target, blocks, SIZE: tl.constexpr, STEP: tl.cons
         tl.store(v + write, tl.load(v + read, mask=inside), mask=inside)
 
 
-def copy_block(k: Tensor, v: Tensor, source: int, target: int) -> None:
+def copy_block(k: Tensor, v: Tensor, source: int, target: int, mode: KernelMode = DEFAULT_MODE) -> None:
     """k, v [layers, blocks, ...], dense and alike; other tensors of two, such as the scales of 8-bit blocks,
     go the same way."""
     if k.shape != v.shape or k.dtype != v.dtype or not (k.is_contiguous() and v.is_contiguous()):
@@ -42,7 +42,7 @@ def copy_block(k: Tensor, v: Tensor, source: int, target: int) -> None:
         )
     if not (0 <= source < k.shape[1] and 0 <= target < k.shape[1]):
         raise ValueError(f"block {source} is to be copied to {target}; there are {k.shape[1]}")
-    if runs_triton("copy_block", k):
+    if use_triton("copy_block", k, mode):
         copy_block_triton(k, v, source, target)
     else:
         copy_block_reference(k, v, source, target)

@@ -6,7 +6,7 @@ Row r's query sits at the end of a sequence of lengths[r] tokens; with low = max
 
 Split s of a row takes `per` neighbouring tokens, per = max(chunk, the span / splits in whole tiles), and
 leaves its own softmax and the log of its sum; a second kernel weighs the splits, or the last program of a row
-and kv head to finish does (`last`: one launch, where the mode in force has counters). The grid depends on the
+and kv head to finish does (`last`: one launch, where the mode has counters). The grid depends on the
 number of rows, heads and splits alone and lengths are read on the device, so a launch can be captured in a
 graph; splits past a row's end leave at once, and rows of length 0 (padding) give zeros. When chunk * splits
 covers the longest sequence, a row's sums do not depend on its neighbours or on the batch.
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.attention.quantized_kv import Compact, places, pointers, tile_of
-from saccade.kernels.dispatch import mode
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.jit import arrives_last, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 PROGRAMS = 256  # about two for each multiprocessor of an H200; twice that where contexts are long
@@ -55,17 +55,21 @@ class DecodeTuning(NamedTuple):
     stages: int = 3
     combine_warps: int = 4
     pdl: bool = False
-    last: bool = False  # one launch: needs a counter for each row and kv head in `mode().arrivals`
+    last: bool = False  # one launch: needs a counter for each row and kv head in `KernelMode.counters`
 
 
 def default_tuning(
-    compact: Compact | None = None, rows: int = 1, programs: int = 1, max_context: int = 1
+    compact: Compact | None = None,
+    rows: int = 1,
+    programs: int = 1,
+    max_context: int = 1,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> DecodeTuning:
     """Small tiles where all programs then fit on the chip at once, and for short or very long walks.
     Microseconds on an H200, small against large tiles: one row of 640 tokens 7.0 and 6.4, 8 12.5 and 13.1, 32
     27.1 and 26.2, 64 42.5 and 51.6, 128 89.9 and 83.6, 256 157.7 and 160.3, one of 65,536 68.9 and 81.2."""
-    last = rows <= LAST_ROWS and max_context <= SHORT and mode().arrivals is not None
-    tuning = DecodeTuning(pdl=mode().early, last=last)
+    last = rows <= LAST_ROWS and max_context <= SHORT and mode.counters is not None
+    tuning = DecodeTuning(pdl=mode.pdl, last=last)
     if compact is not None:
         # Blocks of two kinds: twice the loads in flight, and at this size nothing spills.
         return tuning._replace(tile=32) if compact.first else tuning
@@ -234,15 +238,16 @@ def decode_attention_triton(
     scale: float,
     window: int | None,
     max_context: int,
-    tuning: DecodeTuning | None = None,  # None: by the mode in force
+    tuning: DecodeTuning | None = None,  # None: by the mode
     index: Tensor
     | None = None,  # [R] int32: row r reads the table tables[index[r]]; not read where it is 0 long
     compact: Compact | None = None,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
     """[R, heads, dim]. No length may exceed `max_context` by much: it only sets the number of splits."""
     rows, (block, kv_heads) = q.shape[0], k_pages.shape[1:3]
     splits = default_splits(rows, kv_heads, max_context, DecodeTuning().chunk)
-    tuning = tuning or default_tuning(compact, rows, rows * kv_heads * splits, max_context)
+    tuning = tuning or default_tuning(compact, rows, rows * kv_heads * splits, max_context, mode)
     check_paged(q, k_pages, v_pages, tables, lengths, tuning.tile, index)
     heads, dim = q.shape[1:]
     splits = tuning.splits or default_splits(rows, kv_heads, max_context, tuning.chunk)
@@ -265,7 +270,7 @@ def decode_attention_triton(
     small = pointers(compact, k_pages)
     _split_kernel[(kv_heads, splits, rows)](
         q, k_pages, v_pages, *small[:5], tables, lengths if index is None else index, lengths, parts, logs,
-        out, _counters(rows * kv_heads) if last else lengths, scale * LOG2_E, window or 0, splits,
+        out, _counters(mode, rows * kv_heads) if last else lengths, scale * LOG2_E, window or 0, splits,
         tables.stride(0), q.stride(0), INDEXED=index is not None, LAST=last, KV_HEADS=kv_heads,
         LINES=max(group_up, 16), BLOCK=block, WHOLE=splits == 1, KIND=small.kind, **sizes, **weigh,
         num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
@@ -278,11 +283,13 @@ def decode_attention_triton(
     return out
 
 
-def _counters(count: int) -> Tensor:
-    counters = mode().arrivals
+def _counters(mode: KernelMode, count: int) -> Tensor:
+    counters = mode.counters
     if counters is None or counters.dtype != torch.int32 or counters.numel() < count:
         have = "none" if counters is None else f"{counters.numel()} of {counters.dtype}"
-        raise ValueError(f"attention in one launch counts in {count} int32; there are {have} (Mode.arrivals)")
+        raise ValueError(
+            f"attention in one launch counts in {count} int32; there are {have} (KernelMode.counters)"
+        )
     return counters
 
 

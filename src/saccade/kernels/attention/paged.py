@@ -9,6 +9,7 @@ where token j of the sequence lives at slot table[j // block_size] * block_size 
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from saccade.kernels.attention.decode import decode_attention_triton
 from saccade.kernels.attention.metadata import Chunk, Decodes, FixedRows, Rows
 from saccade.kernels.attention.prefill import prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import Compact, check_compact, read_slots
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 
 # Shapes differ at every step. cuDNN's attention compiles a plan for each new shape: 50 to 65 ms on an H200,
 # for up to half off the attention's time once the shape comes again (most in the vision tower).
@@ -65,6 +66,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     compact: Compact | None = None,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
     """q [T, heads, dim] over one layer's pages [blocks, block_size, kv_heads, dim]; gives [T, heads, dim]."""
     _check(q, k_pages, v_pages, rows, window)
@@ -72,25 +74,25 @@ def paged_attention(
         check_compact(compact, k_pages)
     stored = Stored(k_pages, v_pages, compact)
     if isinstance(rows, FixedRows):
-        return _fixed_attention(q, stored, rows, scale, window)
-    if mode().deterministic and runs_triton("prefill_attention", q):
+        return _fixed_attention(q, stored, rows, scale, window, mode)
+    if mode.deterministic and use_triton("prefill_attention", q, mode):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         prefill_attention_triton(
             q, k_pages, v_pages, rows.tables, rows.lengths, rows.offsets, rows.tokens, out, scale, window,
             compact=compact,
         )  # fmt: skip
         return out
-    decodes_by_kernel = bool(rows.decodes) and runs_triton("decode_attention", q)
-    chunks_by_kernel = rows.decodes < len(rows.counts) and runs_triton("prefill_attention", q)
-    if rows.fresh and not runs_triton("fresh_attention", q):
+    decodes_by_kernel = bool(rows.decodes) and use_triton("decode_attention", q, mode)
+    chunks_by_kernel = rows.decodes < len(rows.counts) and use_triton("prefill_attention", q, mode)
+    if rows.fresh and not use_triton("fresh_attention", q, mode):
         chunks_by_kernel = False
     if not (decodes_by_kernel or chunks_by_kernel):
-        return paged_attention_reference(q, k_pages, v_pages, rows, scale, window, compact)
+        return paged_attention_reference(q, k_pages, v_pages, rows, scale, window, compact, mode)
     if decodes_by_kernel and rows.decodes == len(rows.counts):
-        return _decodes_by_kernel(q, stored, rows, scale, window)
+        return _decodes_by_kernel(q, stored, rows, scale, window, mode)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if rows.decodes:
-        attend = _decodes_by_kernel if decodes_by_kernel else _decodes_by_twin
+        attend = partial(_decodes_by_kernel, mode=mode) if decodes_by_kernel else _decodes_by_twin
         out[: rows.decodes] = attend(q[: rows.decodes], stored, rows, scale, window)
     if chunks_by_kernel:
         first = rows.decodes
@@ -112,11 +114,13 @@ def paged_attention(
     return out
 
 
-def _fixed_attention(q: Tensor, stored: Stored, rows: FixedRows, scale: float, window: int | None) -> Tensor:
+def _fixed_attention(
+    q: Tensor, stored: Stored, rows: FixedRows, scale: float, window: int | None, mode: KernelMode
+) -> Tensor:
     k_pages, v_pages, compact = stored
-    if not (runs_triton("decode_attention", q) and runs_triton("prefill_attention", q)):
-        return fixed_attention_reference(q, k_pages, v_pages, rows, scale, window, compact)
-    if mode().deterministic:
+    if not (use_triton("decode_attention", q, mode) and use_triton("prefill_attention", q, mode)):
+        return fixed_attention_reference(q, k_pages, v_pages, rows, scale, window, compact, mode)
+    if mode.deterministic:
         return _fixed_in_one_order(q, stored, rows, scale, window)
     first, out = rows.decodes, None
     if first:
@@ -131,6 +135,7 @@ def _fixed_attention(q: Tensor, stored: Stored, rows: FixedRows, scale: float, w
             rows.longest,
             index=rows.index[:first],
             compact=compact,
+            mode=mode,
         )
     if rows.offsets is None and out is not None:
         return out
@@ -180,13 +185,15 @@ def fixed_attention_reference(
     scale: float,
     window: int | None,
     compact: Compact | None = None,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
     if q.is_cuda:
         raise RuntimeError("a captured step needs the attention kernels on CUDA; use --graphs off")
     queries, real = rows.real()
     out = torch.zeros(q.shape, dtype=q.dtype)
     if len(queries):
-        out[queries] = paged_attention_reference(q[queries], k_pages, v_pages, real, scale, window, compact)
+        seen = paged_attention_reference(q[queries], k_pages, v_pages, real, scale, window, compact, mode)
+        out[queries] = seen
     return out
 
 
@@ -209,12 +216,14 @@ def _check(q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows | FixedRows, 
         raise ValueError(f"a sliding window of {window} tokens sees nothing; it must be at least 1")
 
 
-def _decodes_by_kernel(q: Tensor, stored: Stored, rows: Rows, scale: float, window: int | None) -> Tensor:
+def _decodes_by_kernel(
+    q: Tensor, stored: Stored, rows: Rows, scale: float, window: int | None, mode: KernelMode
+) -> Tensor:
     tables, lengths = rows.tables[: rows.decodes], rows.lengths[: rows.decodes]
     longest = max(rows.contexts[: rows.decodes])
     k_pages, v_pages, compact = stored
     return decode_attention_triton(
-        q, k_pages, v_pages, tables, lengths, scale, window, longest, compact=compact
+        q, k_pages, v_pages, tables, lengths, scale, window, longest, compact=compact, mode=mode
     )
 
 
@@ -238,9 +247,10 @@ def paged_attention_reference(
     scale: float,
     window: int | None,
     compact: Compact | None = None,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
     stored = Stored(k_pages, v_pages, compact)
-    if mode().deterministic:
+    if mode.deterministic:
         return _one_by_one(q, stored, rows, scale, window)
     if rows.decodes == len(rows.counts) > 0:
         return _decodes_by_twin(q, stored, rows, scale, window)

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.many_rows import many_kernel
 from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.gemm.split_k import reduce_kernel, skinny_kernel
@@ -108,19 +108,19 @@ BEST_UNKNOWN = SkinnyTuning()  # of a shape nobody has measured: the kernel, by 
 AHEAD = 512  # pdl, 512 ahead: 0.97 of a layer without early launch
 
 
-def default_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
-    """As the mode in force wants it: early or not, one for all numbers of rows or the best for this one."""
-    tuning = (
-        fixed_tuning(columns, depth) if mode().deterministic else best_tuning(rows, columns, depth, gated)
-    )
-    return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD) if mode().early else tuning
+def default_tuning(
+    rows: int, columns: int, depth: int, gated: bool, mode: KernelMode = DEFAULT_MODE
+) -> SkinnyTuning:
+    """As the mode wants it: launched early or not, one for all numbers of rows or the best for this one."""
+    tuning = fixed_tuning(columns, depth) if mode.deterministic else best_tuning(rows, columns, depth, gated)
+    return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD) if mode.pdl else tuning
 
 
-def left_tuning(rows: int, columns: int, depth: int) -> SkinnyTuning | None:
+def left_tuning(rows: int, columns: int, depth: int, mode: KernelMode = DEFAULT_MODE) -> SkinnyTuning | None:
     """For parts that are left to the next kernel; None: the answer in the usual way."""
     keys = ((limit, columns, depth) for limit in _limits(rows))
     tuning = next((LEFT[key] for key in keys if key in LEFT), None)
-    if tuning is None or not mode().early:
+    if tuning is None or not mode.pdl:
         return tuning
     return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD)
 
@@ -141,45 +141,51 @@ def best_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTunin
     return SkinnyTuning(wide, 128 if gated or rows > 32 else 256, splits)
 
 
-def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def skinny_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, mode: KernelMode = DEFAULT_MODE
+) -> Tensor:
     """x W^T + bias; [M, K] by [N, K]. Beyond 64 rows the library's product, if no measured line is better."""
     _check(x, weight, bias, None, False)
-    if _by_kernel(x, weight):
-        return skinny_triton(x, weight, bias=bias)[0]
-    return linear_reference(x, weight, bias)
+    if _by_kernel(x, weight, mode):
+        return skinny_triton(x, weight, bias=bias, mode=mode)[0]
+    return linear_reference(x, weight, bias, mode)
 
 
-def skinny_linear_left(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | Parts:
+def skinny_linear_left(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, mode: KernelMode = DEFAULT_MODE
+) -> Tensor | Parts:
     """The same for a caller who can add the parts up: he gets them where that was measured to be quicker."""
     rows, depth = x.shape
-    tuning = None if mode().deterministic else left_tuning(rows, weight.shape[0], depth)
-    if tuning is None or not rows or not runs_triton("skinny_linear", x):
-        return skinny_linear(x, weight, bias)
+    tuning = None if mode.deterministic else left_tuning(rows, weight.shape[0], depth, mode)
+    if tuning is None or not rows or not use_triton("skinny_linear", x, mode):
+        return skinny_linear(x, weight, bias, mode)
     return skinny_parts(x, weight, bias, tuning)
 
 
-def skinny_linear_gated(x: Tensor, weight: Tensor) -> Tensor:
+def skinny_linear_gated(x: Tensor, weight: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """silu(gate) * up of a fused projection [2 * N, K], gate first."""
     _check(x, weight, None, None, True)
-    if _by_kernel(x, weight, gated=True):
-        return skinny_triton(x, weight, gated=True)[0]
-    return silu_mul(linear_reference(x, weight))
+    if _by_kernel(x, weight, mode, gated=True):
+        return skinny_triton(x, weight, gated=True, mode=mode)[0]
+    return silu_mul(linear_reference(x, weight, mode=mode), mode)
 
 
-def skinny_linear_normed(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+def skinny_linear_normed(
+    x: Tensor, weight: Tensor, residual: Tensor, norm: Norm, mode: KernelMode = DEFAULT_MODE
+) -> tuple[Tensor, Tensor]:
     """The RMS norm of residual + x W^T, and that sum."""
     _check(x, weight, None, residual, False)
-    if _by_kernel(x, weight) and weight.shape[0] <= WIDEST:
-        return skinny_triton(x, weight, residual=residual, norm=norm)
-    return add_rms_norm(linear_reference(x, weight), residual, norm.weight, norm.eps)
+    if _by_kernel(x, weight, mode) and weight.shape[0] <= WIDEST:
+        return skinny_triton(x, weight, residual=residual, norm=norm, mode=mode)
+    return add_rms_norm(linear_reference(x, weight, mode=mode), residual, norm.weight, norm.eps, mode)
 
 
-def _by_kernel(x: Tensor, weight: Tensor, *, gated: bool = False) -> bool:
+def _by_kernel(x: Tensor, weight: Tensor, mode: KernelMode, *, gated: bool = False) -> bool:
     """Few rows and no faster library; or any number where the order of a line's sums may not depend on it."""
     rows, depth = x.shape
-    if not rows or not runs_triton("skinny_linear", x):
+    if not rows or not use_triton("skinny_linear", x, mode):
         return False
-    if mode().deterministic:
+    if mode.deterministic:
         return True
     columns = weight.shape[0] // (2 if gated else 1)
     measured = _measured(rows, columns, depth, gated)
@@ -198,10 +204,12 @@ def _measured(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning 
     return next((TUNED[key] for key in keys if key in TUNED), BEST_UNKNOWN)
 
 
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, mode: KernelMode = DEFAULT_MODE
+) -> Tensor:
     """x W^T + bias. Where sums must not depend on how many rows there are: always 64 at a time."""
     rows = x.shape[0]
-    if not mode().deterministic or rows == 0:
+    if not mode.deterministic or rows == 0:
         return F.linear(x, weight, bias)
     padded = F.pad(x, (0, 0, 0, -rows % MOST_ROWS))
     pieces = [F.linear(piece, weight, bias) for piece in torch.split(padded, MOST_ROWS)]
@@ -217,11 +225,12 @@ def skinny_triton(
     gated: bool = False,
     norm: Norm | None = None,
     tuning: SkinnyTuning | None = None,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> tuple[Tensor, Tensor]:
     """The answer, and the sum before the norm (the answer again where there is none)."""
     _check(x, weight, bias, residual, gated)
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
-    t = tuning or default_tuning(rows, columns, depth, gated)
+    t = tuning or default_tuning(rows, columns, depth, gated, mode)
     if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
         raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
     if t.splits == 1 and norm is None:

@@ -94,7 +94,7 @@ def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stri
 def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
                   SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
                   NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Add the parts of BLOCK columns of a line in their order, then the epilogue; NORM: of the whole line."""
+    """Add the parts of BLOCK columns of one row in their order, then the epilogue; NORM: of the whole row."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_previous(PDL)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit, tl, up, wait_for_previous
 
 
@@ -68,15 +68,15 @@ def _gelu_kernel(x, bias, out, width, stride, BIAS: tl.constexpr, TANH: tl.const
     tl.store(out + row * width + column, (value * share).to(kind), mask=inside)
 
 
-def silu_mul(x: Tensor) -> Tensor:
+def silu_mul(x: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """[T, 2 * inner] to [T, inner]."""
     if x.dim() != 2 or x.shape[1] % 2 or x.stride(1) != 1:
         raise ValueError(f"silu_mul takes dense [T, 2 * inner], not {tuple(x.shape)} of strides {x.stride()}")
-    return silu_mul_triton(x) if runs_triton("silu_mul", x) else silu_mul_reference(x)
+    return silu_mul_triton(x, mode=mode) if use_triton("silu_mul", x, mode) else silu_mul_reference(x)
 
 
-def silu_mul_triton(x: Tensor, tuning: PointTuning | None = None) -> Tensor:
-    tuning = tuning or PointTuning(pdl=mode().early)
+def silu_mul_triton(x: Tensor, tuning: PointTuning | None = None, mode: KernelMode = DEFAULT_MODE) -> Tensor:
+    tuning = tuning or PointTuning(pdl=mode.pdl)
     rows, inner = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     if rows:
@@ -92,7 +92,7 @@ def silu_mul_reference(x: Tensor) -> Tensor:
     return F.silu(gate) * over
 
 
-def gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+def gelu(x: Tensor, bias: Tensor | None, approximate: str, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """[T, width] to the same; approximate is "none" (erf) or "tanh"."""
     if x.dim() != 2 or x.stride(1) != 1:
         raise ValueError(f"gelu takes dense [T, width], not {tuple(x.shape)} of strides {x.stride()}")
@@ -100,13 +100,19 @@ def gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
         raise ValueError(f"gelu of {tuple(x.shape)} {x.dtype} with a bias {tuple(bias.shape)} {bias.dtype}")
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu by {approximate!r}; 'none' and 'tanh' exist")
-    return (gelu_triton if runs_triton("gelu", x) else gelu_reference)(x, bias, approximate)
+    if use_triton("gelu", x, mode):
+        return gelu_triton(x, bias, approximate, mode=mode)
+    return gelu_reference(x, bias, approximate)
 
 
 def gelu_triton(
-    x: Tensor, bias: Tensor | None, approximate: str, tuning: PointTuning | None = None
+    x: Tensor,
+    bias: Tensor | None,
+    approximate: str,
+    tuning: PointTuning | None = None,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
-    tuning = tuning or PointTuning(pdl=mode().early)
+    tuning = tuning or PointTuning(pdl=mode.pdl)
     rows, width = x.shape
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:

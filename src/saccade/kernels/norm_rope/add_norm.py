@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit, power_of_two, tl, wait_for_previous
 from saccade.kernels.norm_rope.rms_norm import rms_norm_reference
 
@@ -59,11 +59,13 @@ def _add_norm_kernel(x, residual, weight, bias, out, total_out, width, x_stride,
     tl.store(out + row * width + column, y, mask=inside)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, mode: KernelMode = DEFAULT_MODE
+) -> tuple[Tensor, Tensor]:
     """Of x and residual [T, width]: the normalised sum, and the sum."""
     _check(x, residual, weight)
-    if runs_triton("add_rms_norm", x):
-        return add_norm_triton(x, residual, weight, None, eps)
+    if use_triton("add_rms_norm", x, mode):
+        return add_norm_triton(x, residual, weight, None, eps, pdl=mode.pdl)
     return add_rms_norm_reference(x, residual, weight, eps)
 
 
@@ -75,14 +77,19 @@ def add_rms_norm_reference(
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> tuple[Tensor, Tensor]:
     """Of x and residual [T, width]: the normalised sum, and the sum."""
     _check(x, residual, weight)
     if bias.shape != weight.shape or bias.dtype != weight.dtype:
         raise ValueError(f"a weight of {tuple(weight.shape)} with a bias of {tuple(bias.shape)}")
-    if runs_triton("add_layer_norm", x):
-        return add_norm_triton(x, residual, weight, bias, eps)
+    if use_triton("add_layer_norm", x, mode):
+        return add_norm_triton(x, residual, weight, bias, eps, pdl=mode.pdl)
     return add_layer_norm_reference(x, residual, weight, bias, eps)
 
 
@@ -100,9 +107,8 @@ def add_norm_triton(
     bias: Tensor | None,  # None: RMS norm; else layer norm
     eps: float,
     warps: int | None = None,  # None: 8 elements a thread
-    pdl: bool | None = None,  # None: by the mode in force
+    pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    pdl = mode().early if pdl is None else pdl
     rows, width = x.shape
     if width > WIDEST:
         raise ValueError(f"a line of {width} does not fit one program; the widest is {WIDEST}")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from saccade.kernels.attention.kv_write import kv_write_reference
 from saccade.kernels.attention.quantized_kv import Compact, check_compact, pointers, to_small
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.norm_rope.rms_norm import rms_norm_reference
@@ -148,6 +148,7 @@ def qkv_finish(
     k_pages: Tensor,  # [blocks, block_size, kv_heads, dim]
     v_pages: Tensor,
     compact: Compact | None = None,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
     """Queries [T, heads, dim], normalised and rotated; keys and values are in their pages."""
     if k_pages.dim() != 4 or k_pages.shape != v_pages.shape:
@@ -169,8 +170,10 @@ def qkv_finish(
         raise ValueError(f"heads of {dim} in {qkv.dtype} need norm weights of the same, not {norm.q.shape}")
     if compact is not None:
         check_compact(compact, k_pages)
-    if runs_triton("qkv_finish", k_pages):
-        return qkv_finish_triton(qkv, heads, norm, cos, sin, slots, k_pages, v_pages, compact=compact)
+    if use_triton("qkv_finish", k_pages, mode):
+        return qkv_finish_triton(
+            qkv, heads, norm, cos, sin, slots, k_pages, v_pages, FinishTuning(pdl=mode.pdl), compact
+        )
     whole = qkv.added() if isinstance(qkv, Parts) else qkv
     return qkv_finish_reference(whole, heads, norm, cos, sin, slots, k_pages, v_pages, compact)
 
@@ -194,7 +197,7 @@ def qkv_finish_triton(
     """As `qkv_finish`; a negative slot (a padding token of a captured step) writes nothing."""
     kv_heads, dim = k_pages.shape[2:]
     q = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=k_pages.device)
-    tuning = tuning or FinishTuning(pdl=mode().early)
+    tuning = tuning or FinishTuning()
     lines = power_of_two(min(tuning.heads, heads + 2 * kv_heads))
     small, values = pointers(compact, k_pages), _lines(qkv)
     parts = qkv if isinstance(qkv, Parts) else None

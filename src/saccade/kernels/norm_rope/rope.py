@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 
 
@@ -103,7 +103,11 @@ def interleaved_axes(section: Sequence[int], half: int) -> list[int]:
 
 
 def rotary_angles(
-    positions: Tensor, frequencies: Tensor, axes: Tensor | None, dtype: torch.dtype
+    positions: Tensor,
+    frequencies: Tensor,
+    axes: Tensor | None,
+    dtype: torch.dtype,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> tuple[Tensor, Tensor]:
     """C and S, [T, 2 * half] each, of positions [3, T], whole or not, under frequencies [half] float32.
 
@@ -117,8 +121,8 @@ def rotary_angles(
         )
     if axes is not None and (axes.shape != frequencies.shape or axes.dtype != torch.int64):
         raise ValueError(f"axes are one int64 per frequency, not {tuple(axes.shape)} {axes.dtype}")
-    if runs_triton("rotary_angles", positions):
-        return rotary_angles_triton(positions, frequencies, axes, dtype)
+    if use_triton("rotary_angles", positions, mode):
+        return rotary_angles_triton(positions, frequencies, axes, dtype, RotaryTuning(pdl=mode.pdl))
     return rotary_angles_reference(positions, frequencies, axes, dtype)
 
 
@@ -130,7 +134,7 @@ def rotary_angles_triton(
     tuning: RotaryTuning | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One launch where the twin takes ten. Bytes: 4 * half * itemsize written per token; once per step."""
-    tuning = tuning or RotaryTuning(pdl=mode().early)
+    tuning = tuning or RotaryTuning()
     tokens, half = positions.shape[1], len(frequencies)
     if positions.stride(1) != 1:
         raise ValueError(f"each axis of the positions must be dense, not of strides {positions.stride()}")
@@ -157,7 +161,7 @@ def rotary_angles_reference(
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """Rotate x [T, heads, dim] by C and S [T, dim]; gives a new tensor of x's dtype.
 
     Computed in the wider of x's and the angles' dtypes.
@@ -168,8 +172,8 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         raise ValueError(
             f"apply_rotary of {tuple(x.shape)} with angles {tuple(cos.shape)} and {tuple(sin.shape)}"
         )
-    if runs_triton("rotary", x):
-        return apply_rotary_triton(x, cos, sin)
+    if use_triton("rotary", x, mode):
+        return apply_rotary_triton(x, cos, sin, tuning=RotaryTuning(pdl=mode.pdl))
     return apply_rotary_reference(x, cos, sin)
 
 
@@ -187,7 +191,7 @@ def apply_rotary_triton(
         raise ValueError(f"rotation of {tuple(x.shape)} {x.dtype} into {tuple(out.shape)} {out.dtype}")
     if not (cos.is_contiguous() and sin.is_contiguous()) or cos.dtype != sin.dtype:
         raise ValueError("the angles must be contiguous and of one dtype")
-    tuning = tuning or RotaryTuning(pdl=mode().early)
+    tuning = tuning or RotaryTuning()
     tokens, heads, dim = x.shape
     lines = power_of_two(min(tuning.lines, heads))
     if tokens:

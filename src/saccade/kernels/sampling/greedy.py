@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
 
 
@@ -70,19 +70,19 @@ def _greedy_kernel(values, places, sounds, tokens, sound, pieces, vocab, UP: tl.
     best_of_line(values, places, sounds, tokens, sound, tl.program_id(0).to(tl.int64), pieces, vocab, UP)
 
 
-def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+def greedy(logits: Tensor, mode: KernelMode = DEFAULT_MODE) -> tuple[Tensor, Tensor]:
     """[S, vocab] to the best token of each line, the first of equals, [S] int64; and whether the line was of
     numbers, [S] bool."""
     if logits.dim() != 2 or logits.shape[1] < 1:
         raise ValueError(f"logits are [rows, vocab], not {tuple(logits.shape)}")
-    if runs_triton("argmax", logits):
-        return greedy_triton(logits)
+    if use_triton("argmax", logits, mode):
+        return greedy_triton(logits, GreedyTuning(pdl=mode.pdl))
     # One NaN or infinity among them spoils the sum.
     return logits.argmax(dim=-1), logits.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
 def greedy_triton(logits: Tensor, tuning: GreedyTuning | None = None) -> tuple[Tensor, Tensor]:
-    t = tuning or GreedyTuning(pdl=mode().early)
+    t = tuning or GreedyTuning()
     rows, vocab = logits.shape
     if logits.stride(1) != 1 or not logits.is_floating_point() or vocab < 1:
         raise ValueError(f"logits are dense lines of floats, not {logits.dtype} of strides {logits.stride()}")

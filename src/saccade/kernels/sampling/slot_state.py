@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.dispatch import mode, runs_triton
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import compiling, jit_for_any, power_of_two, tl, wait_for_previous
 
 
@@ -81,23 +81,24 @@ def _advance_kernel(step_rows, tokens, last, lengths, positions, outputs, n, UP:
     tl.store(outputs + row, tl.load(outputs + row, mask=real, other=0) + 1, mask=real)
 
 
-def gather_rows(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
+def gather_rows(
+    step_rows: Tensor, state: RowState, block_size: int, mode: KernelMode = DEFAULT_MODE
+) -> Gathered:
     """step_rows [n] int32, negative for padding; no device row twice."""
     _check(step_rows, state)
-    if runs_triton("device_rows", step_rows):
-        return gather_rows_triton(step_rows, state, block_size)
+    if use_triton("device_rows", step_rows, mode):
+        return gather_rows_triton(step_rows, state, block_size, mode.pdl)
     return gather_rows_reference(step_rows, state, block_size)
 
 
-def gather_rows_triton(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
+def gather_rows_triton(step_rows: Tensor, state: RowState, block_size: int, pdl: bool = False) -> Gathered:
     n, device = step_rows.shape[0], step_rows.device
     kinds = (torch.int64, torch.float32, torch.int32, torch.int64, torch.int64, torch.int64)
     new = torch.zeros if compiling() else torch.empty  # others look things up by these numbers
     made = Gathered(*(new(n, dtype=kind, device=device) for kind in kinds))
-    early = mode().early
     _gather_kernel[(1,)](
         step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=_padded(n),
-        PDL=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+        PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return made
 
@@ -123,21 +124,21 @@ def gather_rows_reference(step_rows: Tensor, state: RowState, block_size: int) -
     )
 
 
-def advance_rows(step_rows: Tensor, tokens: Tensor, state: RowState) -> None:
+def advance_rows(step_rows: Tensor, tokens: Tensor, state: RowState, mode: KernelMode = DEFAULT_MODE) -> None:
     """tokens [n] int64, sampled by the step; those of padding are dropped."""
     _check(step_rows, state)
     if tokens.shape != step_rows.shape or tokens.dtype != torch.int64:
         raise ValueError(f"{step_rows.shape[0]} step rows with tokens {tuple(tokens.shape)} {tokens.dtype}")
-    if runs_triton("device_rows", step_rows):
-        return advance_rows_triton(step_rows, tokens, state)
+    if use_triton("device_rows", step_rows, mode):
+        return advance_rows_triton(step_rows, tokens, state, mode.pdl)
     return advance_rows_reference(step_rows, tokens, state)
 
 
-def advance_rows_triton(step_rows: Tensor, tokens: Tensor, state: RowState) -> None:
-    n, early = step_rows.shape[0], mode().early
+def advance_rows_triton(step_rows: Tensor, tokens: Tensor, state: RowState, pdl: bool = False) -> None:
+    n = step_rows.shape[0]
     _advance_kernel[(1,)](
         step_rows, tokens, state.last, state.lengths, state.positions, state.outputs, n,
-        UP=_padded(n), PDL=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+        UP=_padded(n), PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 

@@ -46,7 +46,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.dispatch import mode
 from saccade.kernels.jit import constant, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.sampling.greedy import best_of_line
 from saccade.kernels.sampling.noise import hashed, log_exponential, words_of
@@ -325,7 +324,7 @@ def draw_triton(
     """The drawn (or greedy) token of each line, [S] int64; and whether the line was of numbers, [S] bool."""
     lines, vocab = logits.shape
     _check(logits, rows, parameters, outputs)
-    t = tuning or DrawTuning(pdl=mode().early)
+    t = tuning or DrawTuning()
 
     def made(kind: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(lines, *shape, dtype=kind, device=logits.device)
