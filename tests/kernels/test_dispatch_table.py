@@ -104,6 +104,8 @@ def test_every_call_in_the_package_passes_the_kernel_mode() -> None:
     }
     forgotten = []
     for module, tree in trees.items():
+        if module.startswith("saccade.tools"):  # not part of the engine
+            continue
         known = mode_positions(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module in trees:
