@@ -1,4 +1,4 @@
-"""What /metrics exports, for tests that hold documents and rules against it."""
+"""What /metrics exports, for tests that compare documents and rules with it."""
 
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ class Exposed:
     """One metric as Prometheus sees it; `values` by label."""
 
     kind: str
+    text: str
     values: dict[str, set[str]] = field(default_factory=dict)
 
 
@@ -31,7 +32,7 @@ def exposed() -> dict[str, Exposed]:
         if family.name.endswith("_created"):
             continue
         name = family.name + ("_total" if family.type == "counter" else "")
-        one = found.setdefault(name, Exposed(family.type))
+        one = found.setdefault(name, Exposed(family.type, family.documentation))
         for sample in family.samples:
             for label, value in sample.labels.items():
                 if label != "le":
