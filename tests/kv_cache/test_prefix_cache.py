@@ -265,7 +265,7 @@ def test_check_notices_a_block_whose_beginning_is_gone() -> None:
     blocks = [cache.insert(chain, index, pool.allocate()) for index in range(3)]
     for block in blocks:  # the wrong way round
         pool.release(block)
-    with pytest.raises(RuntimeError, match="would be given up before"):
+    with pytest.raises(RuntimeError, match="would be evicted before"):
         cache.check()
 
 

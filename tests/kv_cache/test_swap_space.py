@@ -171,7 +171,7 @@ def test_whatever_happens_a_slot_holds_what_its_ticket_says(seed: int) -> None:
             start = min(start, sum(isinstance(name, bytes) for name in held))
             slots, _ = space.find(who, start, SIZE)
             wanted = held[start : start + len(slots)]
-            known = who in space._tickets
+            known = who in space._swapped
             if known:
                 space.swap_in(who, slots)
             for block, slot in space.take_copies():

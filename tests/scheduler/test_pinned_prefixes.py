@@ -94,7 +94,7 @@ def test_tenants_without_a_block_to_pin_are_not_remembered() -> None:
     engine = Engine(blocks=20, pins=pins)
     for number in range(50):
         ask(engine, str(number), salt=b"%d" % number)
-        assert len(pins._tenants) <= pins.most
+        assert len(pins._tenants) <= pins.capacity
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:

@@ -1,20 +1,12 @@
-"""The pool of KV blocks: who holds each one, which ones may be written, which ones may be taken.
+"""The pool of KV blocks: reference counts, free lists and the eviction order of cached blocks.
 
-takes   requests for blocks; word from the prefix cache that a block's content is worth finding again
-gives   block numbers, and the three gauges: used, kept, free
-owns    the reference counts, the free lists, the order in which kept blocks are given up
-never   knows what a block contains
+    used     referenced by at least one sequence
+    cached   unreferenced, but the prefix cache can still hand it out; evicted when space is needed
+    free     unreferenced, without useful content
 
-Every block is in exactly one state:
-
-    used   held by at least one sequence
-    kept   held by nobody, but sealed: the prefix cache can still hand it out; given up when space is needed
-    free   held by nobody, content worthless
-
-A block may be written only by its single holder, and only while it is not sealed.
-
-The last `vision` blocks can be a pool of their own, for blocks that hold nothing but views of certain roles
-(kv_cache/vision_blocks.py): then neither kind ever takes the other's place.
+A block may be written only by its single owner, and only while the prefix cache does not know it. The last
+`vision` blocks can form a pool of their own for blocks that hold nothing but views
+(`pool_sizing.VisionBlocks`); neither pool takes blocks of the other.
 """
 
 from collections import OrderedDict
@@ -26,26 +18,26 @@ from saccade.step_plan import Role
 
 class BlockCounts(NamedTuple):
     used: int
-    kept: int
+    cached: int
     free: int
 
 
 class BlockPool:
     def __init__(self, count: int, vision: int = 0, roles: Set[Role] = frozenset()) -> None:
         if not 0 <= vision < max(count, 1):
-            raise ValueError(f"{vision} of {count} blocks are to be for views; others need some too")
+            raise ValueError(f"{vision} of {count} blocks are for views; the text pool needs at least one")
         self.count = count
         self.vision = vision
-        self.roles = roles if vision else frozenset[Role]()  # of the views that pool is for
-        self.on_evict: Callable[[int], None] | None = None  # told of every sealed block that is given up
-        self.shared_refs = 0  # holders beyond the first, of all blocks together
+        self.roles = roles if vision else frozenset[Role]()  # of the views whose blocks the vision pool holds
+        self.on_evict: Callable[[int], None] | None = None  # called with every evicted block
+        self.shared_refs = 0  # references beyond the first, of all blocks together
         self._border = count - vision
-        self._holders = [0] * count
-        self._sealed: set[int] = set()
+        self._ref_counts = [0] * count
+        self._in_prefix_cache: set[int] = set()
         self._free = (list(reversed(range(self._border))), list(reversed(range(self._border, count))))
-        # In order of release: the first is given up first. Finding the first of a plain dict takes a walk
-        # over all that were deleted before it.
-        self._kept: tuple[OrderedDict[int, None], OrderedDict[int, None]] = (OrderedDict(), OrderedDict())
+        # In order of release: the first is evicted first. An OrderedDict finds its first key at once, where a
+        # dict walks over all deleted ones.
+        self._cached: tuple[OrderedDict[int, None], OrderedDict[int, None]] = (OrderedDict(), OrderedDict())
 
     @property
     def has_vision_pool(self) -> bool:
@@ -58,8 +50,8 @@ class BlockPool:
         return self.vision if vision else self._border
 
     def counts(self, *, vision: bool) -> BlockCounts:
-        free, kept = len(self._free[vision]), len(self._kept[vision])
-        return BlockCounts(self.size(vision=vision) - kept - free, kept, free)
+        free, cached = len(self._free[vision]), len(self._cached[vision])
+        return BlockCounts(self.size(vision=vision) - cached - free, cached, free)
 
     @property
     def used(self) -> int:
@@ -67,7 +59,7 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        return len(self._kept[0]) + len(self._kept[1])
+        return len(self._cached[0]) + len(self._cached[1])
 
     @property
     def free(self) -> int:
@@ -75,103 +67,105 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that nobody holds, of both kinds together."""
+        """Unreferenced blocks of both pools."""
         return self.cached + self.free
 
     def num_available(self, *, vision: bool = False) -> int:
-        """How many times `allocate` of that kind succeeds from here."""
-        return len(self._free[vision]) + len(self._kept[vision])
+        """How many times `allocate` succeeds for that pool."""
+        return len(self._free[vision]) + len(self._cached[vision])
 
     def ref_count(self, block: int) -> int:
-        return self._holders[block]
+        return self._ref_counts[block]
 
     def is_cached(self, block: int) -> bool:
-        return block in self._sealed
+        """Whether the prefix cache knows it, used or not."""
+        return block in self._in_prefix_cache
 
     def is_writable(self, block: int) -> bool:
-        return self._holders[block] == 1 and block not in self._sealed
+        return self._ref_counts[block] == 1 and block not in self._in_prefix_cache
 
     def allocate(self, *, vision: bool = False) -> int:
-        """A block for the caller alone: a free one, else the kept one released longest ago."""
-        free, kept = self._free[vision], self._kept[vision]
-        if not free and not kept:
+        """A free block, otherwise the cached one released longest ago, with one reference."""
+        free, cached = self._free[vision], self._cached[vision]
+        if not free and not cached:
             size = self.size(vision=vision)
-            raise RuntimeError(f"all {size} KV blocks are held; look at `num_available` before taking")
+            raise RuntimeError(f"all {size} KV blocks are in use; ask `num_available` before allocating")
         if not free:
-            self.evict(next(iter(kept)))
+            self.evict(next(iter(cached)))
         block = free.pop()
-        self._holders[block] = 1
+        self._ref_counts[block] = 1
         return block
 
     def acquire(self, block: int) -> None:
-        """One more holder, of a block that is used or kept."""
-        kept = self._kept[self.in_vision(block)]
-        if not self._holders[block] and block not in kept:
-            raise RuntimeError(f"block {block} is free; there is nothing in it to share")
-        kept.pop(block, None)
-        self.shared_refs += self._holders[block] > 0
-        self._holders[block] += 1
+        """Add a reference to a used or cached block."""
+        cached = self._cached[self.in_vision(block)]
+        if not self._ref_counts[block] and block not in cached:
+            raise RuntimeError(f"block {block} is free; it has no content to share")
+        cached.pop(block, None)
+        self.shared_refs += self._ref_counts[block] > 0
+        self._ref_counts[block] += 1
 
     def release(self, block: int) -> None:
-        """One holder fewer. Sequences release their last block first, so that of a chain of kept blocks
-        the end is given up before what it stands on."""
-        if not self._holders[block]:
-            raise RuntimeError(f"block {block} is held by nobody; it cannot be released")
-        self._holders[block] -= 1
-        if self._holders[block]:
+        """Drop a reference. Sequences release their last block first, so that the end of a hash chain is
+        evicted before its beginning."""
+        if not self._ref_counts[block]:
+            raise RuntimeError(f"block {block} has no reference to release")
+        self._ref_counts[block] -= 1
+        if self._ref_counts[block]:
             self.shared_refs -= 1
             return
-        if block in self._sealed:
-            self._kept[self.in_vision(block)][block] = None
+        if block in self._in_prefix_cache:
+            self._cached[self.in_vision(block)][block] = None
         else:
             self._free[self.in_vision(block)].append(block)
 
     def mark_cached(self, block: int) -> None:
-        """The block's content is final from here on: it may be found again, and never be written."""
-        if not self._holders[block]:
-            raise RuntimeError(f"block {block} is held by nobody; only a held block can be sealed")
-        self._sealed.add(block)
+        """The prefix cache knows the block: its content is final and it is never written again."""
+        if not self._ref_counts[block]:
+            raise RuntimeError(f"block {block} is not in use; only a used block can become cached")
+        self._in_prefix_cache.add(block)
 
     def evict(self, block: int) -> None:
-        """A kept block's content is worth nothing any more: the block is free."""
-        kind = self.in_vision(block)
-        if block not in self._kept[kind]:
-            raise RuntimeError(f"block {block} is not kept; only a kept block can be given up")
-        del self._kept[kind][block]
-        self._sealed.discard(block)
-        self._free[kind].append(block)
+        """Free a cached block."""
+        vision = self.in_vision(block)
+        if block not in self._cached[vision]:
+            raise RuntimeError(
+                f"block {block} is not cached; only an unreferenced cached block can be evicted"
+            )
+        del self._cached[vision][block]
+        self._in_prefix_cache.discard(block)
+        self._free[vision].append(block)
         if self.on_evict is not None:
             self.on_evict(block)
 
     @property
     def eviction_order(self) -> tuple[int, ...]:
-        """The kept blocks, of each kind the next to be given up first."""
-        return (*self._kept[0], *self._kept[1])
+        """The cached blocks, in each pool the next to be evicted first."""
+        return (*self._cached[0], *self._cached[1])
 
     def check(self) -> None:
         """Raise if any block is in no state, in two, or has a count that contradicts its state."""
-        free, kept = {*self._free[0], *self._free[1]}, {*self._kept[0], *self._kept[1]}
-        used = {block for block, holders in enumerate(self._holders) if holders}
+        free, cached = {*self._free[0], *self._free[1]}, {*self._cached[0], *self._cached[1]}
+        used = {block for block, refs in enumerate(self._ref_counts) if refs}
         faults = []
         if len(free) != self.free:
             faults.append("a block is free twice")
-        if any(holders < 0 for holders in self._holders):
-            faults.append("a block has fewer than no holders")
-        if free & kept or free & used or kept & used:
+        if any(refs < 0 for refs in self._ref_counts):
+            faults.append("a reference count is negative")
+        if free & cached or free & used or cached & used:
             faults.append("a block is in two states")
-        if free | kept | used != set(range(self.count)):
+        if free | cached | used != set(range(self.count)):
             faults.append("a block is in no state")
-        if not kept <= self._sealed or self._sealed & free:
-            faults.append("kept blocks are sealed and free ones are not")
-        for kind in (False, True):
-            if any(self.in_vision(block) != kind for block in (*self._free[kind], *self._kept[kind])):
-                faults.append("a block is in the other kind's pool")
-            mine = sum(self.in_vision(block) == kind for block in used)
-            if self.counts(vision=kind).used != mine:
-                faults.append("a gauge is wrong")
-        if (self.used, self.cached, self.free) != (len(used), len(kept), len(free)):
-            faults.append("a gauge is wrong")
-        if self.shared_refs != sum(self._holders) - len(used):
-            faults.append("the holders beyond the first are miscounted")
+        if not cached <= self._in_prefix_cache or self._in_prefix_cache & free:
+            faults.append("the prefix cache knows a free block, or does not know a cached one")
+        for vision in (False, True):
+            if any(self.in_vision(block) != vision for block in (*self._free[vision], *self._cached[vision])):
+                faults.append("a block is in the other pool")
+            if self.counts(vision=vision).used != sum(self.in_vision(block) == vision for block in used):
+                faults.append("a count is wrong")
+        if (self.used, self.cached, self.free) != (len(used), len(cached), len(free)):
+            faults.append("a count is wrong")
+        if self.shared_refs != sum(self._ref_counts) - len(used):
+            faults.append("the shared references are miscounted")
         if faults:
             raise RuntimeError("block pool: " + "; ".join(faults))

@@ -1,13 +1,8 @@
-"""Beginnings that are never given up: the KV of system prompts named by whoever runs the engine.
+"""Pinned prefixes: KV blocks of the operator's system prompts, which are never evicted.
 
-takes   the token ids of those beginnings, the tenants as they come, every block that is sealed
-gives   which blocks to hold for good
-owns    the book of pinned blocks
-never   computes anything ahead: a tenant's first request does, and nobody after it
-
-Tenants share nothing, so each has its own copy. All together may hold so many blocks that a request of the
-longest context still fits beside them; tenants who come when no more fit have theirs like everybody else's,
-as long as nobody needs the place.
+Nothing is computed ahead: a tenant's first request computes its copy, since tenants share no blocks. All pins
+together leave room for a request of the longest context; further tenants have their prefixes cached like any
+others.
 """
 
 from collections.abc import Sequence
@@ -16,35 +11,35 @@ from saccade.errors import ConfigError
 
 
 class PinnedPrefixes:
-    def __init__(self, prefixes: Sequence[Sequence[int]], most: int) -> None:
+    def __init__(self, prefixes: Sequence[Sequence[int]], capacity: int) -> None:
         self.prefixes = [tuple(prefix) for prefix in prefixes]
-        self.most = most  # blocks of all tenants together
+        self.capacity = capacity  # blocks of all tenants together
         self.refusals = 0  # sequences of tenants for whom there was no room
         self._tenants: set[bytes] = set()  # by salt
         self._blocks: dict[bytes, int | None] = {}  # key -> block, None until it is computed
 
     @property
     def blocks(self) -> list[int]:
-        """Those held for good."""
+        """The blocks pinned so far."""
         return [block for block in self._blocks.values() if block is not None]
 
     def knows(self, salt: bytes) -> bool:
         return salt in self._tenants
 
     def admit(self, salt: bytes, keys: Sequence[bytes]) -> None:
-        """A tenant whose blocks of the beginnings have these keys; without any there is nothing to note, so
-        that every tenant noted has a block of `most`."""
+        """Reserve room for a tenant whose prefix blocks have these keys. A tenant without keys is not
+        remembered, which bounds their number by `capacity`."""
         wanted = set(keys)
         if not wanted:
             return
-        if len(self._blocks) + len(wanted) > self.most:
+        if len(self._blocks) + len(wanted) > self.capacity:
             self.refusals += 1
             return
         self._tenants.add(salt)
         self._blocks |= dict.fromkeys(wanted)
 
-    def claims(self, key: bytes, block: int) -> bool:
-        """Whether a block that has just been sealed is to be held for good, from now on."""
+    def pin(self, key: bytes, block: int) -> bool:
+        """Pin a block that has just been cached, if its key is one of a prefix; gives whether it is."""
         if key not in self._blocks or self._blocks[key] is not None:
             return False
         self._blocks[key] = block
@@ -54,7 +49,7 @@ class PinnedPrefixes:
 def validate_pinned_prefixes(
     prefixes: Sequence[Sequence[int]], block_size: int, block_bytes: int, budget: int, room: int
 ) -> None:
-    """Raise unless each has a block, and all fit into the `budget` of a tenant (bytes) and into the `room`
+    """Raise unless each prefix fills a block, and all fit a tenant's `budget` (bytes) and the `room`
     (blocks)."""
     shortest = min(map(len, prefixes), default=block_size)
     if shortest < block_size:
