@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import click
 import pytest
 
-from saccade.cli.app import app
+from saccade.cli.app import COMMANDS, load_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -53,7 +53,7 @@ def commands(text: str) -> list[str]:
 
 def options(command: str) -> set[str]:
     """Every flag of a subcommand, both forms of switches."""
-    found = app.commands[command]
+    found = load_command(command)
     named = [param for param in found.params if isinstance(param, click.Option)]
     return {flag for param in named for flag in (*param.opts, *param.secondary_opts)} | {"--help"}
 
@@ -82,7 +82,7 @@ def test_commands_exist_and_have_the_options_they_are_shown_with(page: Path) -> 
         called = _COMMAND.search(line)
         if not called or "python -m" in line[: called.start()]:
             continue
-        if called[1] not in app.commands:
+        if called[1] not in COMMANDS:
             unknown.append(called[0])
             continue
         given = line[called.end() :].split("#")[0]
@@ -110,6 +110,6 @@ def test_every_option_named_in_the_serving_guide_exists() -> None:
 
 def test_every_option_of_serve_is_in_the_serving_guide() -> None:
     documented = set(_FLAG.findall(SERVING.read_text()))
-    named = [param for param in app.commands["serve"].params if isinstance(param, click.Option)]
+    named = [param for param in load_command("serve").params if isinstance(param, click.Option)]
     missing = [param.opts[0] for param in named if not documented & {*param.opts, *param.secondary_opts}]
     assert not missing
