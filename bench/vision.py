@@ -32,7 +32,8 @@ from saccade.encoder.encoder_graphs import MAX_PATCHES, PACKED_PATCHES, TowerGra
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.encoder.partial_views import PartialViews, segment_layers
 from saccade.encoder.preprocess import Preprocessor
-from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.inputs.image_processor import plain_view
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.dispatch import KernelMode
 from saccade.models.config import VisionDims
 from saccade.models.layers import Layout, Place
@@ -53,7 +54,7 @@ TINY = VisionDims(4, 64, 128, 2, "gelu_pytorch_tanh", 3, 16, 2, 2, 64, 8, 10000.
 
 class Lab(NamedTuple):
     tower: QwenVision
-    processing: ImageProcessing
+    processing: Qwen2VLImageProcessor
     device: torch.device
     dtype: torch.dtype
 
@@ -86,7 +87,7 @@ def build(tiny: bool, device: torch.device) -> Lab:
         else:
             parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
     most = 65_536 if tiny else 16_777_216
-    processing = ImageProcessing(
+    processing = Qwen2VLImageProcessor(
         patch_size=dims.patch,
         merge_size=dims.merge,
         temporal_patch_size=dims.frames,

@@ -10,6 +10,7 @@ import pytest
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.errors import CheckpointError
+from saccade.inputs.qwen_vl_processor import Qwen3VLVideoProcessor
 from tests.inputs.tiny_tokenizer import IMAGE, TEMPLATE, VIDEO, config, token_id, write_checkpoint
 
 
@@ -38,7 +39,7 @@ def test_a_folder_gives_everything(folder: Path) -> None:
     assert (found.image.min_pixels, found.image.max_pixels) == (4096, 262144)
     assert (found.image.patch_size, found.image.merge_size, found.image.temporal_patch_size) == (16, 2, 2)
     assert found.image.mean == found.image.std == (0.5, 0.5, 0.5)
-    assert found.video is not None
+    assert isinstance(found.video, Qwen3VLVideoProcessor)
     assert (found.video.fps, found.video.min_frames, found.video.frame_tokens) == (2.0, 4, None)
     assert found.eos_ids == (token_id("<|im_end|>"), token_id("<|endoftext|>"))
     assert found.bos_id == token_id("<|endoftext|>")
@@ -91,7 +92,7 @@ def test_one_processor_file_is_read_too(folder: Path) -> None:
 def test_the_frame_cap_is_read(folder: Path) -> None:
     change(folder / "video_preprocessor_config.json", cap_pixels_per_frame=True, max_video_tokens=99)
     found = reopen(folder).video
-    assert found is not None
+    assert isinstance(found, Qwen3VLVideoProcessor)
     assert found.frame_tokens == 99
 
 

@@ -1,37 +1,37 @@
-"""A model folder as it lies on the disk, read once and checked.
-
-takes   a folder, a hub id, or the word "embedded"
-gives   a frozen `Checkpoint`: configuration, processing, special ids, template, names of the weight files
-never   imports torch; reads a weight; opens anything pickled
-"""
+"""A checkpoint folder, read once and validated, without the weights. Pickled files are never opened."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from saccade.errors import CheckpointError
-from saccade.inputs.image_processor import ImageProcessing, VideoProcessing
+from saccade.inputs.image_processor import ImageProcessor, VideoProcessor
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor, Qwen3VLVideoProcessor
 
 EMBEDDED = "embedded"
-BICUBIC = 3
-# What the processors take where a file says nothing.
-CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-HALVES = [0.5, 0.5, 0.5]
-IMAGE_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
-# What a checkpoint needs of a hub repository. Never code, never pickles.
+# Image and video processors, by the class name in the processor's configuration or by the architecture.
+IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
+    "Qwen2VLImageProcessor": Qwen2VLImageProcessor,
+    "Qwen2VLImageProcessorFast": Qwen2VLImageProcessor,
+    "Qwen2VLImageProcessorPil": Qwen2VLImageProcessor,
+}
+VIDEO_PROCESSORS: dict[str, type[VideoProcessor]] = {"Qwen3VLVideoProcessor": Qwen3VLVideoProcessor}
+# Files downloaded from a hub repository: no code, no pickles.
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 Json = dict[str, Any]
+Processor = TypeVar("Processor", ImageProcessor, VideoProcessor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationDefaults:
-    """What the checkpoint's authors sample with; used where a request is silent. None: not said."""
+    """generation_config.json: used where a request has no value of its own. None: not in the file."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -40,28 +40,21 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
     def given(self) -> dict[str, float | int]:
-        """Only what the checkpoint says, by the names `Sampling` uses."""
-        values = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        """The values that are set, by the names `Sampling` uses."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything but the weights. Files that are missing are None; who needs them says so."""
+    """Everything but the weights. A missing file is None; the code that needs it raises."""
 
     path: Path
     name: str  # as the user named it, or the folder's name
     config: Json  # config.json
     architecture: str  # architectures[0]
     generation: GenerationDefaults
-    image: ImageProcessing | None
-    video: VideoProcessing | None
+    image: ImageProcessor | None
+    video: VideoProcessor | None
     tokenizer_file: Path | None  # tokenizer.json
     chat_template: str | None
     special_tokens: dict[str, str]  # bos_token, eos_token, ... as templates may name them
@@ -117,7 +110,7 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str) -> Checkpoint:
-    """Reads a folder, the packaged model ("embedded"), or a hub id (downloading what is not there yet)."""
+    """Reads a folder, the embedded model or a hub id, which is downloaded if it is not on this machine."""
     if model == EMBEDDED:
         return _read(Path(__file__).parent / "embedded", EMBEDDED)
     folder = Path(model).expanduser()
@@ -156,12 +149,13 @@ def _read(path: Path, name: str) -> Checkpoint:
     generation = _read_json_or_empty(path / "generation_config.json")
     tokenizer_config = _read_json_or_empty(path / "tokenizer_config.json")
     tokenizer_file = path / "tokenizer.json"
-    image, video = _processing(path)
+    architecture = _architecture(config)
+    image, video = _processors(path, config, architecture)
     return Checkpoint(
         path=path,
         name=name,
         config=config,
-        architecture=_architecture(config),
+        architecture=architecture,
         generation=_generation(generation),
         image=image,
         video=video,
@@ -219,7 +213,7 @@ def _optional_id(config: Json, key: str) -> int | None:
 
 
 def _eos_ids(*configs: Json) -> tuple[int, ...]:
-    """All end tokens any of the files names, in order, once."""
+    """End tokens of all files, in order, without duplicates."""
     found: list[int] = []
     for config in configs:
         value = config.get("eos_token_id")
@@ -230,7 +224,7 @@ def _eos_ids(*configs: Json) -> tuple[int, ...]:
 
 
 def _bos_id(*configs: Json) -> int | None:
-    """The first begin token any of the files names."""
+    """The first begin token in any of the files."""
     found = (_optional_id(config, "bos_token_id") for config in configs)
     return next((token for token in found if token is not None), None)
 
@@ -243,7 +237,7 @@ def _generation(config: Json) -> GenerationDefaults:
         return None if value is None else float(value)
 
     top_k = number("top_k")
-    greedy = config.get("do_sample") is False  # said, not merely left out: the authors decode greedily
+    greedy = config.get("do_sample") is False  # explicitly off; a missing key means sampling
     return GenerationDefaults(
         temperature=0.0 if greedy else number("temperature"),
         top_p=number("top_p"),
@@ -279,13 +273,21 @@ def _special_tokens(tokenizer_config: Json) -> dict[str, str]:
     return tokens
 
 
-def _processing(path: Path) -> tuple[ImageProcessing | None, VideoProcessing | None]:
-    """From processor_config.json where it has them, else from the two files of older checkpoints."""
-    processor = _read_json_or_empty(path / "processor_config.json")
-    image = _section(path, processor, "image_processor", "preprocessor_config.json")
-    video = _section(path, processor, "video_processor", "video_preprocessor_config.json")
-    still = _image_processing(image) if image else None
-    moving = _video_processing(video) if video else None
+def _processors(
+    path: Path, config: Json, architecture: str
+) -> tuple[ImageProcessor | None, VideoProcessor | None]:
+    """From processor_config.json if it has them, else from the two files of older checkpoints."""
+    sections = _read_json_or_empty(path / "processor_config.json")
+    image, video = sections.get("image_processor"), sections.get("video_processor")
+    image = image if isinstance(image, dict) else _read_json_or_empty(path / "preprocessor_config.json")
+    video = video if isinstance(video, dict) else _read_json_or_empty(path / "video_preprocessor_config.json")
+    still = moving = None
+    if image:
+        kind = image.get("image_processor_type", "Qwen2VLImageProcessor")
+        still = _find(IMAGE_PROCESSORS, architecture, kind, "image").from_config(image, config)
+    if video:
+        kind = video.get("video_processor_type", "Qwen3VLVideoProcessor")
+        moving = _find(VIDEO_PROCESSORS, architecture, kind, "video").from_config(video, config)
     if still is not None and moving is not None and still.digest != moving.digest:
         raise CheckpointError(
             "the video processor's patch sizes, image_mean, image_std or rescale_factor differ from the image"
@@ -294,96 +296,10 @@ def _processing(path: Path) -> tuple[ImageProcessing | None, VideoProcessing | N
     return still, moving
 
 
-def _section(path: Path, processor: Json, key: str, file: str) -> Json:
-    inner = processor.get(key)
-    return inner if isinstance(inner, dict) else _read_json_or_empty(path / file)
-
-
-def _image_processing(config: Json) -> ImageProcessing:
-    where = "the image processor"
-    kind = config.get("image_processor_type", IMAGE_PROCESSORS[0])
-    if kind not in IMAGE_PROCESSORS:
-        raise CheckpointError(f"{where} is a {kind}; only {IMAGE_PROCESSORS[0]} is implemented")
-    common = _common(config, where, patch_size=14, mean=CLIP_MEAN, std=CLIP_STD)
-    least, most = _area(config, where, (56 * 56, 28 * 28 * 1280))
-    return ImageProcessing(min_pixels=least, max_pixels=most, **common)
-
-
-def _video_processing(config: Json) -> VideoProcessing:
-    where = "the video processor"
-    kind = config.get("video_processor_type", "Qwen3VLVideoProcessor")
-    if kind != "Qwen3VLVideoProcessor":
-        raise CheckpointError(f"{where} is a {kind}; only Qwen3VLVideoProcessor is implemented")
-    common = _common(config, where, patch_size=16, mean=HALVES, std=HALVES)
-    least, most = _area(config, where, (128 * 32 * 32, 32 * 32 * 768))
-    if config.get("num_frames") is not None or config.get("do_sample_frames") is False:
-        raise CheckpointError(
-            f"{where} fixes num_frames or turns do_sample_frames off; only fps is implemented"
-        )
-    fps = _number(config, where, "fps", 2.0)
-    capped = bool(config.get("cap_pixels_per_frame", False))
-    return VideoProcessing(
-        min_pixels=least,
-        max_pixels=most,
-        fps=fps,
-        min_frames=int(_number(config, where, "min_frames", 4)),
-        max_frames=int(_number(config, where, "max_frames", 768)),
-        frame_tokens=int(_number(config, where, "max_video_tokens", 768)) if capped else None,
-        **common,
-    )
-
-
-def _common(config: Json, where: str, patch_size: int, mean: list[float], std: list[float]) -> Json:
-    """The values pictures and frames share; refuses steps we do not take."""
-    for step in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
-        if config.get(step, True) is False:
-            raise CheckpointError(f"{where} turns {step} off; that is not implemented")
-    for step in ("do_pad", "do_center_crop"):
-        if config.get(step):
-            raise CheckpointError(f"{where} turns {step} on; that is not implemented")
-    resample = config.get("resample", BICUBIC)
-    if resample != BICUBIC:
-        raise CheckpointError(
-            f"{where} resamples with filter {resample!r}; only bicubic ({BICUBIC}) is implemented"
-        )
-    return {
-        "patch_size": int(_number(config, where, "patch_size", patch_size)),
-        "merge_size": int(_number(config, where, "merge_size", 2)),
-        "temporal_patch_size": int(_number(config, where, "temporal_patch_size", 2)),
-        "mean": _triple(config, where, "image_mean", mean),
-        "std": _triple(config, where, "image_std", std),
-        "rescale_factor": _number(config, where, "rescale_factor", 1 / 255),
-    }
-
-
-def _area(config: Json, where: str, default: tuple[int, int]) -> tuple[int, int]:
-    """Least and most pixels; `min_pixels`/`max_pixels` of older files win over `size`, as they did there."""
-    size = config.get("size")
-    size = size if isinstance(size, dict) else {}
-    least = config.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or default[0]
-    most = config.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or default[1]
-    for value in (least, most):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{where} has the area limit {value!r}; a positive whole number is needed")
-    if least > most:
-        raise CheckpointError(f"{where} wants at least {least} and at most {most} pixels; that cannot be")
-    return least, most
-
-
-def _number(config: Json, where: str, key: str, default: float) -> float:
-    value = config.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise CheckpointError(f"{where} has {key} {value!r}; a positive number is needed")
-    return float(value)
-
-
-def _triple(config: Json, where: str, key: str, default: list[float]) -> tuple[float, float, float]:
-    value = config.get(key, default)
-    if (
-        not isinstance(value, list)
-        or len(value) != 3
-        or not all(isinstance(one, int | float) for one in value)
-    ):
-        raise CheckpointError(f"{where} has {key} {value!r}; three numbers are needed")
-    return float(value[0]), float(value[1]), float(value[2])
+def _find(
+    registry: Mapping[str, type[Processor]], architecture: str, kind: str, what: str
+) -> type[Processor]:
+    found = registry.get(architecture) or registry.get(kind)
+    if found is None:
+        raise CheckpointError(f"the {what} processor is a {kind}; implemented are {', '.join(registry)}")
+    return found

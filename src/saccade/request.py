@@ -1,9 +1,4 @@
-"""What travels between the front and the engine: a `Request` in, `Delta`s out.
-
-takes   nothing; these are values
-gives   the two shapes that cross the link, and the identity of what an image contributes to them
-never   imports torch; holds state
-"""
+"""What crosses between the API server and the engine core: `Request` in, `Delta` out."""
 
 from struct import Struct
 from typing import Literal
@@ -21,9 +16,9 @@ _NUMBERS = Struct("<7q")
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is chosen and when to stop. Stop *strings* are the front's business."""
+    """Resolved sampling parameters. Stop strings are not among them: the detokenizer finds those."""
 
-    max_tokens: int = 16  # already clamped by the front to what the context leaves
+    max_tokens: int = 16  # already limited to what the context leaves
     min_tokens: int = 0
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 is off
@@ -32,18 +27,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int | None = None  # None: the engine draws one per request
+    seed: int | None = None  # None: the engine core draws one per request
     logit_bias: dict[int, float] = {}
-    logprobs: int | None = None  # alternatives reported per token; 0 reports the sampled one alone
-    stop_token_ids: tuple[int, ...] = ()  # the checkpoint's end tokens included, unless ignore_eos
+    logprobs: int | None = None  # alternatives per token; 0 reports only the sampled one
+    stop_token_ids: tuple[int, ...] = ()  # with the checkpoint's end tokens unless ignore_eos
     n: int = 1
 
 
 class View(msgspec.Struct, frozen=True):
-    """One look at a picture: which part of the source, at which token grid.
+    """A region of an image or of video frames, at a token grid.
 
-    Its `key` is its identity: it names features in the store and, with the offset inside the view,
-    tokens in the prefix cache. Two views are interchangeable exactly if their keys are equal.
+    `key` is its identity: it keys the encoder cache and, with the offset inside the view, tokens in the
+    prefix cache.
     """
 
     content: bytes  # >= 16 bytes; hash of mode, size and encoded bytes, keyed per tenant
@@ -69,81 +64,79 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Media(msgspec.Struct, frozen=True):
-    """A picture, or one pair of video frames, standing at one placeholder of the prompt."""
+    """A view with its pixels, at one placeholder of the prompt."""
 
-    placeholder: int  # index in `Request.prompt` of the single placeholder id this media expands
+    placeholder: int  # index in `Request.prompt` of its placeholder token, which expands to its tokens
     view: View
-    pixels: Pixels  # [frames, height, width, 3] RGB; 1 frame for a picture, 2 for video
-    full_grid: Grid | None = None  # token grid of the picture at full detail; None: the view's own
-    origin: int | None = None  # of a zoomed view: the slot of its whole picture, which has the pixels
-    name: str = ""  # of a picture: the reference its owner may send in its place
-    without_pixels: bool = False  # it was named and came without pixels
+    pixels: Pixels  # [frames, height, width, 3] RGB of the whole source; 1 frame for an image
+    full_grid: Grid | None = None  # token grid of the image at full detail; None: the view's own
+    origin: int | None = None  # of a zoomed view: the placeholder of its whole image, which has the pixels
+    name: str = ""  # of an image: the reference a client may send instead
+    without_pixels: bool = False  # the client sent only its name
 
     @property
     def full(self) -> Grid:
         return self.full_grid or self.view.token_grid
 
 
-NO_PIXELS: Pixels = np.empty((0, 0, 0, 3), dtype=np.uint8)  # a zoomed view's, and a named picture's
+NO_PIXELS: Pixels = np.empty((0, 0, 0, 3), dtype=np.uint8)  # of a zoomed view and of a named image
 
 
 class ZoomRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Views of a request that are chosen in the middle of its life, once it has been looked at."""
+    """Level of detail: the zoomed views of a request, chosen in the engine core after a first look."""
 
     params: LodParams
-    placeholders: tuple[int, ...]  # media that may be zoomed
-    budget: int  # visual tokens, theirs and those of their zoomed views together
-    most_views: int  # zoomed views of all together
-    at: int  # index in `Request.prompt` before which they stand: the question ends there
-    before: tuple[int, ...]  # ids before and behind each
+    placeholders: tuple[int, ...]  # of media that may be zoomed
+    budget: int  # visual tokens of these media and their zoomed views together
+    most_views: int  # zoomed views of all media together
+    at: int  # index in `Request.prompt` at which they are inserted: the end of the question
+    before: tuple[int, ...]  # token ids before and after each view
     after: tuple[int, ...]
-    only_look: bool = False  # the request ends with what was chosen
+    only_look: bool = False  # the request ends with the choice
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A question on its way to the engine. `prompt` holds one placeholder id per media."""
+    """What the API server sends to the engine core. `prompt` has one placeholder id per media."""
 
     id: str
     prompt: tuple[int, ...]
     media: tuple[Media, ...] = ()
     sampling: Sampling = Sampling()
-    salt: bytes = b""  # the tenant; prefixes are shared only between equal salts
+    salt: bytes = b""  # of the tenant; prefixes are shared only between equal salts
     priority: int = 0  # lower is sooner; a level is worth some seconds of waiting (scheduler/policy.py)
-    arrived: float = 0.0  # time.monotonic() of the front; both processes share the clock
-    registered: bool = False  # views stand over their part of the picture, as the checkpoint learnt it
-    zooming: ZoomRequest | None = None  # None: all views are known
+    arrived: float = 0.0  # time.monotonic(); both processes share the clock
+    registered: bool = False  # rotary positions of zoomed views are those of their region in the whole image
+    zooming: ZoomRequest | None = None  # None: all views are given
 
     @property
     def length(self) -> int:
-        """Prompt tokens after every placeholder has become its view's tokens."""
+        """Prompt tokens after expanding every placeholder."""
         return len(self.prompt) + sum(media.view.tokens - 1 for media in self.media)
 
     @property
     def max_length(self) -> int:
-        """What `length` can become when views are chosen."""
-        return self.length + (most_more(self.zooming, self.media) if self.zooming else 0)
+        """`length` with the most zoomed views."""
+        zoom = self.zooming
+        if zoom is None:
+            return self.length
+        looked = sum(item.view.tokens for item in self.media if item.placeholder in zoom.placeholders)
+        left = max(zoom.budget - looked, 0)
+        return self.length + left + min(zoom.most_views, left) * (len(zoom.before) + len(zoom.after))
 
     @property
     def full_detail_tokens(self) -> int:
-        """Visual tokens of its pictures and videos at full detail."""
+        """Visual tokens of its images and videos at full detail."""
         return sum(item.full[0] * item.full[1] for item in self.media if item.origin is None)
 
 
-def most_more(zooming: ZoomRequest, media: tuple[Media, ...]) -> int:
-    """Tokens that zooming can add to a prompt at most."""
-    looked = sum(item.view.tokens for item in media if item.placeholder in zooming.placeholders)
-    left = max(zooming.budget - looked, 0)
-    return left + min(zooming.most_views, left) * (len(zooming.before) + len(zooming.after))
-
-
 class ZoomResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What zooming came to; on the first delta of a request that was looked at."""
+    """What level of detail chose; on the first delta of the request."""
 
     regions: tuple[tuple[Region, ...], ...]  # of each medium in `ZoomRequest.placeholders`
-    gated: tuple[str | None, ...]  # why there are none
-    more_tokens: int  # of the prompt, for all of it; visual ones among them:
-    visual_tokens: int
-    choices: tuple[Choice, ...] = ()  # and the maps behind them, where nothing but the look was asked for
+    gated: tuple[str | None, ...]  # of each medium: why it has none
+    more_tokens: int  # added to the prompt
+    visual_tokens: int  # of these
+    choices: tuple[Choice, ...] = ()  # and the maps behind them, for `only_look`
     looks: tuple[Look, ...] = ()
 
 
@@ -151,31 +144,31 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities of the raw model distribution at one position."""
 
     sampled: float
-    top: tuple[tuple[int, float], ...]  # best first, as many as were asked for
+    top: tuple[tuple[int, float], ...]  # best first
 
 
 class EngineTimes(msgspec.Struct, frozen=True, gc=False):
-    """Where a request's time went in the engine; stamps of time.monotonic(), which both processes share."""
+    """Where the time of a request went in the engine core; times of time.monotonic()."""
 
     queued: float
-    started: float  # when it first had a device row
+    started: float  # when it first had a slot
     first: float  # when its first token was known
-    encode: float = 0.0  # seconds between those two that went into its views
-    preempted: int = 0  # times it had to give way
-    look: float = 0.0  # seconds from its first row to the choice of zoomed views; encoding apart
+    encode: float = 0.0  # seconds of these in the vision encoder
+    preempted: int = 0  # number of preemptions
+    look: float = 0.0  # seconds from its start to the choice of zoomed views, without encoding
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """News of one choice of one request: the tokens of one step, perhaps the end."""
+    """Output of one sequence of one request: the tokens of one step, and possibly the end."""
 
     request_id: str
-    index: int = 0  # which of the n choices
+    index: int = 0  # which of the n sequences
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache (on the first delta)
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache; on the first delta
     error: str | None = None
-    code: str | None = None  # names the error's class (errors.py)
-    kept: tuple[int, ...] = ()  # slots of media whose features are there for later; on the first delta
-    times: EngineTimes | None = None  # with the first token of a request, and with every end
+    code: str | None = None  # of the error's class (errors.py)
+    kept: tuple[int, ...] = ()  # placeholders of media whose features are cached; on the first delta
+    times: EngineTimes | None = None  # with the first token of a request and with every end
     zoomed: ZoomResult | None = None

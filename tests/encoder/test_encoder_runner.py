@@ -15,7 +15,8 @@ from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.encoder.partial_views import PartialViews
 from saccade.encoder.preprocess import patches
-from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.inputs.image_processor import plain_view
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.cuda_graph import PlainRecorder
 from saccade.kernels.dispatch import KernelMode
 from saccade.models.layers import Layout, VisionTower
@@ -25,7 +26,7 @@ from saccade.step_plan import Encode
 from tests import checkpoints
 
 CPU = torch.device("cpu")
-PROCESSING = ImageProcessing(
+PROCESSING = Qwen2VLImageProcessor(
     patch_size=4,
     merge_size=2,
     temporal_patch_size=2,
@@ -104,7 +105,7 @@ def run(encoder: EncoderRunner, encodes: Sequence[Encode]) -> list[Tensor]:
     return [features[encode.key] for encode in encodes]
 
 
-def expected(encode: Encode, processing: ImageProcessing = PROCESSING) -> Tensor:
+def expected(encode: Encode, processing: Qwen2VLImageProcessor = PROCESSING) -> Tensor:
     made = patches(torch.from_numpy(encode.pixels), encode.view, processing)
     return MeanTower().forward(made, [encode.view.grid])
 

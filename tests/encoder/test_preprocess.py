@@ -18,13 +18,14 @@ from saccade.encoder.preprocess import (
     resize,
     vertical_first,
 )
-from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.inputs.image_processor import plain_view
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.request import Pixels, View
 
 CPU = torch.device("cpu")
 PILLOW_ORDERS_PASSES = int(PIL.__version__.split(".")[0]) >= 13
 
-QWEN3 = ImageProcessing(
+QWEN3 = Qwen2VLImageProcessor(
     patch_size=16,
     merge_size=2,
     temporal_patch_size=2,
@@ -34,7 +35,7 @@ QWEN3 = ImageProcessing(
     std=(0.5, 0.5, 0.5),
     rescale_factor=1 / 255,
 )
-QWEN2 = ImageProcessing(
+QWEN2 = Qwen2VLImageProcessor(
     patch_size=14,
     merge_size=2,
     temporal_patch_size=2,
@@ -62,7 +63,7 @@ def scene(rng: np.random.Generator, height: int, width: int) -> Pixels:
     return picture
 
 
-def reference(picture: Pixels, processing: ImageProcessing) -> tuple[np.ndarray, list[int]]:
+def reference(picture: Pixels, processing: Qwen2VLImageProcessor) -> tuple[np.ndarray, list[int]]:
     processor = Qwen2VLImageProcessorPil(
         size={"shortest_edge": processing.min_pixels, "longest_edge": processing.max_pixels},
         patch_size=processing.patch_size,
@@ -92,7 +93,7 @@ def one_axis_at_a_time(picture: Pixels, size: tuple[int, int]) -> Pixels:
 def test_patches_equal_the_processors(
     size: tuple[int, int],
     content: Callable[[np.random.Generator, int, int], Pixels],
-    processing: ImageProcessing,
+    processing: Qwen2VLImageProcessor,
 ) -> None:
     picture = content(np.random.default_rng(sum(size)), *size)
     expected, grid = reference(picture, processing)

@@ -7,8 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from saccade.encoder.upload import MIN_BUFFER_BYTES, PinnedStaging
-from saccade.inputs.media.pil_buffer import copy_rgbx
-from saccade.inputs.media.rgbx import rgb_of_words
+from saccade.inputs.media.rgbx import copy_rgbx, rgb_of_words
 
 
 class FakeEvent:

@@ -9,14 +9,15 @@ from saccade.checkpoint import open_checkpoint
 from saccade.encoder.encoder_graphs import EncoderGraphs
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.engine.workspace import largest_grid, unfinished_bytes
-from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.inputs.image_processor import plain_view
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.cuda_graph import PlainRecorder
 from saccade.models.layers import VisionTower
 from saccade.models.load_model import load
 from saccade.worker.warmup import warm_pictures
 from tests import checkpoints
 
-PROCESSING = ImageProcessing(
+PROCESSING = Qwen2VLImageProcessor(
     patch_size=16,
     merge_size=2,
     temporal_patch_size=2,

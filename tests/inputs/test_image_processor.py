@@ -8,16 +8,17 @@ import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as image_rule
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor as Reference
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_rule
 from transformers.video_utils import VideoMetadata
 
 from saccade.errors import MediaRefused
-from saccade.inputs.image_processor import ImageProcessing, VideoProcessing, plain_view, video_view
+from saccade.inputs.image_processor import plain_view
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor, Qwen3VLVideoProcessor
 
 
-def image(patch: int = 16, least: int = 65536, most: int = 16777216) -> ImageProcessing:
-    return ImageProcessing(
+def image(patch: int = 16, least: int = 65536, most: int = 16777216) -> Qwen2VLImageProcessor:
+    return Qwen2VLImageProcessor(
         patch_size=patch,
         merge_size=2,
         temporal_patch_size=2,
@@ -29,8 +30,8 @@ def image(patch: int = 16, least: int = 65536, most: int = 16777216) -> ImagePro
     )
 
 
-def video(least: int = 4096, most: int = 25165824, frame_tokens: int | None = None) -> VideoProcessing:
-    return VideoProcessing(
+def video(least: int = 4096, most: int = 25165824, frame_tokens: int | None = None) -> Qwen3VLVideoProcessor:
+    return Qwen3VLVideoProcessor(
         patch_size=16,
         merge_size=2,
         temporal_patch_size=2,
@@ -127,7 +128,7 @@ def test_sampled_frames_are_those_of_the_reference() -> None:
     for _ in range(300):
         total, fps = draw.randint(1, 60000), draw.choice([1.0, 10.0, 23.976, 24.0, 29.97, 30.0, 60.0])
         metadata = VideoMetadata(total_num_frames=total, fps=fps)
-        reference = Qwen3VLVideoProcessor.sample_frames(_Sampler(), metadata)
+        reference = Reference.sample_frames(_Sampler(), metadata)
         assert video().sample(total, fps, 768) == reference.tolist(), (total, fps)
 
 
@@ -165,6 +166,8 @@ def test_views_cover_the_whole_picture() -> None:
     assert view.box == (0, 0, 640, 480)
     assert view.grid == (30, 40)
     assert view.tokens == 300
-    pair = video_view(b"c" * 32, (640, 480), 8, video())
-    assert pair.box == (0, 0, 640, 480)
-    assert pair.processing == view.processing
+    pairs = [one.view for one in video().views(b"c" * 32, (640, 480), range(8), 24.0)]
+    assert {pair.box for pair in pairs} == {(0, 0, 640, 480)}
+    assert {pair.processing for pair in pairs} == {view.processing}
+    assert len({pair.key for pair in pairs}) == 4  # each names the frames it shows
+    assert sum(pair.tokens for pair in pairs) == video().num_tokens((640, 480), 8)

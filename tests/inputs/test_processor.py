@@ -261,7 +261,7 @@ def test_a_prompt_beyond_the_context_names_both_numbers(folder: Path) -> None:
     length = len(tokens().encode("a" * 100))
     with pytest.raises(ContextTooLong, match=rf"{length} tokens.*40.*shorter text"):
         small.prepare_prompt("a" * 100, ASK, "r")
-    with pytest.raises(ContextTooLong, match=r"256 of them visual.*smaller pictures"):
+    with pytest.raises(ContextTooLong, match=r"256 of them visual.*smaller images"):
         small.prepare_prompt(PLACE, ASK, "r", images=[picture(512, 512)], trusted=True)
 
 
@@ -346,6 +346,6 @@ def test_a_model_without_template_or_tokenizer_says_so(folder: Path, tmp_path: P
 def test_a_model_that_sees_nothing_refuses_what_only_pictures_could_fulfil(tmp_path: Path) -> None:
     blind = InputProcessor(open_checkpoint(str(checkpoints.qwen3(tmp_path))), 99)
     for wishes in (Wishes(only_look=True), Wishes(visual_tokens=9)):
-        with pytest.raises(InvalidValue, match="picture"):
+        with pytest.raises(InvalidValue, match="image"):
             blind.prepare_prompt([1, 2], ASK, "r", wishes=wishes)
     assert blind.prepare_prompt([1, 2], ASK, "r", wishes=Wishes(lod=True)).zooming is None

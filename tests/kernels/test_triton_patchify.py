@@ -5,11 +5,12 @@ import torch
 
 from saccade.encoder import preprocess
 from saccade.encoder.preprocess import Preprocessor, build_taps
-from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.inputs.image_processor import plain_view
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.vision.patchify import PatchTuning, patchify_triton, resample_triton
 from tests.kernels.buffers import EXACT, Place
 
-PROCESSING = ImageProcessing(
+PROCESSING = Qwen2VLImageProcessor(
     patch_size=14,
     merge_size=2,
     temporal_patch_size=2,

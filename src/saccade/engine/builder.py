@@ -21,7 +21,7 @@ from saccade.engine.memory import Budget, budget, resolve_device, resolve_dtype,
 from saccade.engine.model_size import read_network
 from saccade.engine.pinned_prefixes import pinned_tokens
 from saccade.host.malloc import limit_onednn_cache
-from saccade.inputs.image_processor import ImageProcessing
+from saccade.inputs.image_processor import ImageProcessor
 from saccade.kernels.attention.quantized_kv import FORMATS
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
 from saccade.kernels.dispatch import TORCH
@@ -278,7 +278,7 @@ def _forget(lookout: Lookout, encoder: EncoderRunner, content: bytes) -> None:
 
 
 def _ahead(
-    checkpoint: Checkpoint, image: ImageProcessing, tower: EncoderGraphs, shares: Budget, way: Way
+    checkpoint: Checkpoint, image: ImageProcessor, tower: EncoderGraphs, shares: Budget, way: Way
 ) -> Ahead:
     rule, alone = views_of(checkpoint).rule, way.mode.deterministic
     return Ahead(tower, likely_shapes(image, rule, tower, shares.max_model_len, alone=alone))

@@ -1,12 +1,9 @@
-"""Host memory for what is kept, apart from the C library's heap.
+"""CPU tensors in mappings of their own, outside the malloc heap, returned to the system when they are freed.
 
-takes   tensors of a CPU that outlive the step that made them; shapes to be filled
-gives   tensors that are each a mapping of their own, given back to the system when nobody refers to them
-never   serves what lives shortly: a new mapping costs a fault per page
-
-Activations of a CPU come and go in the heap by the megabyte. A few kilobytes kept among them cut the room
-they leave in two, and the next large one goes to the heap's end: five minutes of mixed traffic made a heap of
-420 MiB of 195 in use, and with tables and features apart one of 295 MiB of 174.
+For tensors that outlive a step, such as cached features and tables. A few kilobytes kept among activations
+fragment the heap: five minutes of mixed traffic grew it to 420 MiB with 195 in use; with tables and features
+outside, to 295 MiB with 174 in use. Short-lived tensors belong in the heap: a new mapping costs a page fault
+per page.
 """
 
 import mmap
@@ -17,26 +14,26 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-# Linux gives a process 65,530 mappings, which threads and libraries need too. Beyond these, the heap.
+# Linux allows a process 65,530 mappings, which threads and libraries need too. Beyond this, the heap is used.
 MOST_MAPPINGS = 16384
-_mappings: WeakSet[mmap.mmap] = WeakSet()  # a limit of the process, so counted for the process
+_mappings: WeakSet[mmap.mmap] = WeakSet()  # the limit is per process
 
 
 def empty_in_own_mapping(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Not filled, or zeros."""
+    """A tensor with unspecified values."""
     count = prod(shape)
     if not count or len(_mappings) >= MOST_MAPPINGS:
         return torch.empty(tuple(shape), dtype=dtype)
     try:
         memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # this system gives fewer
+    except OSError:  # the system's limit is lower
         return torch.empty(tuple(shape), dtype=dtype)
     _mappings.add(memory)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))
 
 
 def copy_to_own_mapping(tensor: Tensor) -> Tensor:
-    """A copy to be kept. On other devices than a CPU it is the tensor: their allocators have bins by size."""
+    """A copy to keep. Tensors of other devices are returned as they are: their allocators have size bins."""
     if tensor.device.type != "cpu":
         return tensor
     return empty_in_own_mapping(tensor.shape, tensor.dtype).copy_(tensor.detach())

@@ -1,11 +1,7 @@
-"""Python's search for garbage in cycles, kept from going through what is there for good.
+"""Keeps Python's cyclic garbage collector away from objects that live as long as the process.
 
-takes   word that a process has made what it keeps, or that a stretch of work begins
-gives   searches that look at what came since
-never   switches the search off: what a request leaves behind is found as ever
-
-A full search goes through every object, and all threads wait for it: with a model and its libraries loaded,
-350,000 objects and 180 ms, in which a GPU has long run out of work.
+A full collection visits every object while all threads wait: with a model and its libraries loaded, 350,000
+objects and 180 ms, in which a GPU runs out of work. Garbage of requests is still collected.
 """
 
 import atexit
@@ -14,30 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-FULL_COLLECTION_EVERY = (
-    1024  # stretches: one begins with a search of everything, the others of what is young (0.1 ms)
-)
-_stretches = count(1)
+FULL_COLLECTION_EVERY = 1024  # calls; the others collect only young objects (0.1 ms)
+_calls = count(1)
 
 
 def freeze_all_objects() -> None:
-    """Whatever is there now stays as long as the process. Call it when everything has been made, and again
-    when more has."""
+    """Excludes all present objects from collections. Call it after start-up and after later warm-up."""
     gc.collect()
     gc.freeze()
     atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)  # or libraries find their objects alive at the end, and say so at length
+    atexit.register(gc.unfreeze)  # otherwise libraries report leaked objects at exit
 
 
 @contextmanager
 def existing_objects_frozen() -> Iterator[None]:
-    """Inside, no search goes through what is older; afterwards all is as before. Nothing happens where the
-    program has frozen something, or searches when it wants to."""
+    """Inside, collections skip older objects. No effect if objects are frozen or the collector is off."""
     if not gc.isenabled() or gc.get_freeze_count():
         yield
         return
-    # Freezing sets back the counts that lead to searches: after many short stretches there would be none.
-    gc.collect(1 if next(_stretches) % FULL_COLLECTION_EVERY else 2)
+    # Freezing resets the counters that trigger collections: many short calls would never collect anything.
+    gc.collect(1 if next(_calls) % FULL_COLLECTION_EVERY else 2)
     gc.freeze()
     try:
         yield

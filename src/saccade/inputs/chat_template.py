@@ -1,19 +1,15 @@
-"""Messages to prompt ids, through the checkpoint's own chat template.
+"""Messages to prompt ids, through the checkpoint's chat template.
 
-takes   OpenAI-style messages that passed the schema; tools
-gives   prompt ids with one placeholder id per picture or video, and the media in the same order
-owns    the compiled template
-never   lets a control token typed in a message become that token; gives the template anything but plain data
-
-How typed control tokens stay text. A control token can only appear in the rendered prompt if all its letters
-do, so one letter of each (for `<|...|>` tokens: the bar) is replaced in everything the caller wrote by a
-private letter that nobody uses. What still reads as a control token after rendering was written by the
-template. Where the caller's text makes no difference to that, the prompt is encoded as any other text; where
-it does, the template's tokens become ids and the text between them is encoded as plain text.
+A control token typed in a message must not become that token. A control token can only appear in the rendered
+prompt if all its characters do, so one character of each (for `<|...|>` tokens: the bar) is replaced in
+everything the caller wrote by an unused private-use character. What still reads as a control token after
+rendering comes from the template. If the caller's text makes no difference to that, the prompt is encoded as
+a whole; otherwise the template's control tokens become ids and the text between them is encoded as plain
+text.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,31 +21,32 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from saccade.errors import CheckpointError, InvalidValue
+from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.image_names import ImageName, check_uuid
-from saccade.inputs.media.part import MediaKind, MediaPart
+from saccade.inputs.media.request_media import MediaPart
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.types import DETAILS
 
 Message = dict[str, Any]
-# Letters a control token is recognised by, most distinctive first; failing these, its first sign or letter.
+# Characters that mark a control token; without them, its first character that is not alphanumeric.
 _BARS = "|｜"
-# Private-use planes 15 and 16: letters that mean nothing to anybody else.
+# Private-use planes 15 and 16.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[MediaPart]]:
-    """Messages as templates expect them, each media part reduced to its kind; and the media, in order."""
+    """Messages as templates expect them, with media parts reduced to their kind; and the media in order."""
     media: list[MediaPart] = []
     plain: list[Message] = []
     for number, message in enumerate(messages):
         copy = {key: value for key, value in message.items() if value is not None or key == "content"}
-        if copy.get("role") == "developer":  # the newer name of the same thing
+        if copy.get("role") == "developer":  # OpenAI's newer name for it
             copy["role"] = "system"
         content = copy.get("content")
         if isinstance(content, list | tuple):
             copy["content"] = [
-                _part(part, media, f"messages[{number}].content[{place}]")
-                for place, part in enumerate(content)
+                _part(part, media, f"messages[{number}].content[{index}]")
+                for index, part in enumerate(content)
             ]
         if isinstance(copy.get("tool_calls"), list | tuple):
             copy["tool_calls"] = [_tool_call(call) for call in copy["tool_calls"]]
@@ -57,49 +54,45 @@ def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], l
     return plain, media
 
 
-def _part(part: Mapping[str, Any], media: list[MediaPart], where: str) -> Message:
+def _part(part: Mapping[str, Any], media: list[MediaPart], param: str) -> Message:
     kind = part.get("type")
     if kind == "text":
         return {"type": "text", "text": part.get("text", "")}
     if kind == "image_ref" or (kind in ("image_url", "image") and part.get(kind) is None and "uuid" in part):
-        media.append(_named(part, where))
+        media.append(_named_image(part, param))
         return {"type": "image"}
+    if kind not in ("image_url", "video_url", "image", "video"):
+        raise InvalidValue(f"Content parts of type {kind!r} are not known here.", param=param)
+    name: MediaKind = "image" if kind.startswith("image") else "video"
+    source: Any = part.get(kind)
     detail = part.get("detail")
-    if kind in ("image_url", "video_url"):
-        inner = part.get(kind)
-        source = inner.get("url") if isinstance(inner, Mapping) else inner
-        detail = inner.get("detail") if isinstance(inner, Mapping) else detail
-        name: MediaKind = "image" if kind == "image_url" else "video"
-    elif kind in ("image", "video"):
-        source = part.get(kind)
-        name = "image" if kind == "image" else "video"
-    else:
-        raise InvalidValue(f"Content parts of type {kind!r} are not known here.", param=where)
+    if kind.endswith("_url") and isinstance(source, Mapping):
+        source, detail = source.get("url"), source.get("detail")
     if source is None:
-        raise InvalidValue(f"The {name} has no source.", param=where)
+        raise InvalidValue(f"The {name} has no source.", param=param)
     if detail is not None and (name == "video" or detail not in DETAILS):
-        allowed = ", ".join(DETAILS) if name == "image" else "none: a video is seen in full"
-        raise InvalidValue(f"detail is {str(detail)[:40]!r}; allowed are {allowed}.", param=f"{where}.detail")
-    uuid = check_uuid(part["uuid"], f"{where}.uuid") if part.get("uuid") is not None else None
+        allowed = ", ".join(DETAILS) if name == "image" else "none: videos have full detail"
+        raise InvalidValue(f"detail is {str(detail)[:40]!r}; allowed are {allowed}.", param=f"{param}.detail")
+    uuid = check_uuid(part["uuid"], f"{param}.uuid") if part.get("uuid") is not None else None
     if uuid is not None and name == "video":
-        raise InvalidValue("Only pictures can be given a uuid.", param=f"{where}.uuid")
-    media.append(MediaPart(name, source, where, detail, uuid))
+        raise InvalidValue("Only images can be given a uuid.", param=f"{param}.uuid")
+    media.append(MediaPart(name, source, param, detail, uuid))
     return {"type": name}
 
 
-def _named(part: Mapping[str, Any], where: str) -> MediaPart:
-    """A picture without its bytes: `image_ref` with a hash or a uuid, or an empty image part with a uuid."""
+def _named_image(part: Mapping[str, Any], param: str) -> MediaPart:
+    """An image without its bytes: `image_ref` with a hash or a uuid, or an empty image part with a uuid."""
     inner = part.get("image_ref") if part.get("type") == "image_ref" else part
     given = {key: inner.get(key) for key in ("hash", "uuid")} if isinstance(inner, Mapping) else {}
     names = {key: value for key, value in given.items() if value is not None}
     if len(names) != 1:
-        raise InvalidValue("A picture is named by its hash or by its uuid; give one.", param=where)
+        raise InvalidValue("An image is named by its hash or by its uuid; give one.", param=param)
     (key, value), *_ = names.items()
-    return MediaPart("image", ImageName(**{key: check_uuid(value, f"{where}.{key}")}), where)
+    return MediaPart("image", ImageName(**{key: check_uuid(value, f"{param}.{key}")}), param)
 
 
 def _tool_call(call: Mapping[str, Any]) -> Message:
-    """Templates want the arguments as an object; on the wire they are JSON text."""
+    """Templates expect the arguments as an object; OpenAI's messages have them as JSON text."""
     copy = dict(call)
     function = copy.get("function")
     if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
@@ -113,50 +106,53 @@ def _tool_call(call: Mapping[str, Any]) -> Message:
 
 
 class ChatTemplate:
-    """A compiled template and the tokenizer it writes for."""
+    """A compiled template and its tokenizer."""
 
     def __init__(
-        self, source: str, tokens: Tokenizer, special_tokens: Mapping[str, str] | None = None
+        self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str] | None = None
     ) -> None:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
             raise CheckpointError(f"the chat template cannot be read: {error}") from error
-        self._source = source
-        self._tokens = tokens
-        self._names = dict(special_tokens or {})
-        self._marked = _marked_letters(tokens.control)
+        self._tokenizer = tokenizer
+        self._special_tokens = dict(special_tokens or {})
+        self._marked = _marked_characters(tokenizer.control)
         self._takes_parts = self._probe()
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[int]:
-        """Prompt ids of a conversation, ending where the assistant speaks."""
+        """Prompt ids of a conversation, ending where the answer begins."""
         if not messages:
             raise InvalidValue("There are no messages; give at least one.", param="messages")
         prepared = [self._shaped(message) for message in messages]
-        asked = list(tools) if tools else None
-        plain = self._render(prepared, asked)
-        hide, restore = self._sentinels((prepared, asked))
+        listed = list(tools) if tools else None
+        plain = self._render(prepared, listed)
+        hide, restore = self._substitutions((prepared, listed))
         if not hide:
-            return self._tokens.encode(plain)
-        hidden = self._render(_map_text(prepared, hide), _map_text(asked, hide))
-        pieces = self._tokens.split_control(hidden)
-        if self._tokens.split_control(plain)[1::2] == pieces[1::2]:
-            return self._tokens.encode(plain)  # nothing the caller wrote reads as a control token
+            return self._tokenizer.encode(plain)
+        hidden = self._render(_map_text(prepared, hide), _map_text(listed, hide))
+        pieces = self._tokenizer.split_control(hidden)
+        if self._tokenizer.split_control(plain)[1::2] == pieces[1::2]:
+            return self._tokenizer.encode(plain)  # nothing the caller wrote reads as a control token
         ids: list[int] = []
-        for place, piece in enumerate(pieces):
-            if place % 2:
-                ids.append(self._tokens.control[piece.strip()])
+        for index, piece in enumerate(pieces):
+            if index % 2:
+                ids.append(self._tokenizer.control[piece.strip()])
             elif piece:
-                ids.extend(self._tokens.encode_plain(piece.translate(restore)))
+                ids.extend(self._tokenizer.encode_plain(piece.translate(restore)))
         return ids
 
     def _render(self, messages: list[Message], tools: list[Message] | None) -> str:
         try:
             return self._template.render(
-                messages=messages, tools=tools, documents=None, add_generation_prompt=True, **self._names
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
             )
         except SecurityError as error:
-            raise CheckpointError("the chat template does what templates may not do") from error
+            raise CheckpointError("the chat template uses what the sandbox forbids") from error
         except TemplateError as error:
             message = f"The model's chat template does not take these messages: {error.message}"
             raise InvalidValue(message, param="messages") from error
@@ -165,7 +161,7 @@ class ChatTemplate:
             raise InvalidValue(message, param="messages") from error
 
     def _probe(self) -> bool:
-        """Whether the template reads content given as a list of parts; text-only models often do not."""
+        """Whether the template accepts content as a list of parts; those of text-only models often do not."""
         word = "probe"
         try:
             as_parts = self._render([{"role": "user", "content": [{"type": "text", "text": word}]}], None)
@@ -182,41 +178,41 @@ class ChatTemplate:
             return {**message, "content": ""}
         if isinstance(content, list):
             if any(part["type"] != "text" for part in content):
-                raise InvalidValue("This model takes no pictures or videos, only text.", param="messages")
+                raise InvalidValue("This model takes no images or videos, only text.", param="messages")
             return {**message, "content": "\n".join(part["text"] for part in content)}
         return message
 
-    def _sentinels(self, written: object) -> tuple[dict[int, str], dict[int, str]]:
-        """Translation tables from marked letters to private ones and back; empty if none was written."""
+    def _substitutions(self, written: object) -> tuple[dict[int, str], dict[int, str]]:
+        """Tables from marked characters to private-use ones and back; empty if the text has none."""
         texts = list(_texts(written))
 
-        def used(letter: str) -> bool:
-            return any(letter in text for text in texts)
+        def used(character: str) -> bool:
+            return any(character in text for text in texts)
 
-        present = [letter for letter in self._marked if used(letter)]
+        present = [character for character in self._marked if used(character)]
         if not present:
             return {}, {}
         free = (point for plane in _PRIVATE for point in plane if not used(chr(point)))
         chosen = list(zip(present, free, strict=False))
         if len(chosen) < len(present):
             raise InvalidValue("The text uses every private-use character; remove some.", param="messages")
-        hide = {ord(letter): chr(point) for letter, point in chosen}
-        return hide, {point: letter for letter, point in chosen}
+        hide = {ord(character): chr(point) for character, point in chosen}
+        return hide, {point: character for character, point in chosen}
 
 
-def _marked_letters(control: Iterable[str]) -> list[str]:
-    """One letter of every control token."""
+def _marked_characters(control: Iterable[str]) -> list[str]:
+    """One character of every control token."""
     marked: list[str] = []
     for token in control:
-        if not any(letter in token for letter in marked):
-            bars = [letter for letter in _BARS if letter in token]
-            signs = [letter for letter in token if not letter.isalnum()]
+        if not any(character in token for character in marked):
+            bars = [character for character in _BARS if character in token]
+            signs = [character for character in token if not character.isalnum()]
             marked.append([*bars, *signs, token[0]][0])
     return marked
 
 
 def text_bytes(messages: Iterable[Message]) -> int:
-    """Bytes of what messages say, as UTF-8; what a template may add, or leave out, is not in it."""
+    """UTF-8 bytes of the content of messages, without what a template adds."""
     total = 0
     for message in messages:
         content = message.get("content")
@@ -244,7 +240,7 @@ def _texts(value: object) -> Iterable[str]:
 
 
 def _map_text(value: Any, table: dict[int, str]) -> Any:
-    """The same value with every text in it translated; keys too, but for plain names templates look up."""
+    """Translates every string in a value; keys too, except identifiers, which templates look up."""
     if isinstance(value, str):
         return value.translate(table)
     if isinstance(value, Mapping):
@@ -258,7 +254,7 @@ def _map_text(value: Any, table: dict[int, str]) -> Any:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant says, for training; here it is what is inside."""
+    """`{% generation %}` marks the answer for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
@@ -268,7 +264,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What chat templates are written against: trimmed blocks, loop controls, and three helpers."""
+    """The environment of transformers: trimmed blocks, loop controls and three helpers."""
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
@@ -283,7 +279,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        # The stock filter escapes HTML, which no model was trained on.
+        # jinja2's own filter escapes HTML, which no model was trained on.
         return json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
@@ -291,10 +287,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    helpers: dict[str, Callable[..., Any]] = {
-        "raise_exception": raise_exception,
-        "strftime_now": strftime_now,
-    }
-    environment.globals.update(helpers)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
     environment.filters["tojson"] = tojson
     return environment

@@ -1,11 +1,8 @@
-"""Token ids to text, in increments, ending at stop strings.
+"""Incremental detokenisation and stop strings.
 
-takes   token ids as they come, any number at a time
-gives   text that is final: never half a character, never the beginning of what may become a stop string
-owns    what is held back
-
-The pieces joined are the decoding of all ids at once, cut at the stop string that is *complete* first (of two
-complete at the same letter, the longer), so the answer does not depend on how the ids were grouped.
+Text is final once it is returned: never part of a character, never the beginning of a possible stop string.
+The text ends at the stop string that is complete first (of two complete at the same character, the longer),
+so it does not depend on how the ids were grouped.
 """
 
 import codecs
@@ -20,8 +17,8 @@ from saccade.inputs.tokenizer import Tokenizer
 
 class DecodedText(msgspec.Struct, frozen=True, gc=False):
     text: str
-    tokens_used: int  # of the ids pushed; fewer than all when a stop string ended the text among them
-    stopped: bool  # a stop string was reached; nothing more will come
+    tokens_used: int  # of the ids pushed; fewer than all if a stop string ended the text
+    stopped: bool  # by a stop string; later ids are ignored
 
 
 class _Decoder(Protocol):
@@ -30,32 +27,31 @@ class _Decoder(Protocol):
 
 
 class _ByteDecoder:
-    """For vocabularies of bytes: constant work per token."""
+    """For byte-level vocabularies: constant work per token."""
 
-    def __init__(self, tokens: Tokenizer, skip_special: bool) -> None:
-        self._tokens = tokens
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
         self._skip = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, *tokens: int) -> str:
-        return self._utf8.decode(self._tokens.joined_bytes(tokens, skip_special=self._skip))
+        return self._utf8.decode(self._tokenizer.joined_bytes(tokens, skip_special=self._skip))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
 
 
 class _WindowDecoder:
-    """For any other vocabulary: decodes a window of recent ids and gives what is new in it.
+    """For other vocabularies: decodes a window of recent ids and returns what is new in it.
 
-    The window begins at ids already given, so that a decoder that treats the first token differently does
-    so on both sides of the difference.
+    The window begins with ids already returned, because decoders may treat the first token differently.
     """
 
-    def __init__(self, tokens: Tokenizer, skip_special: bool) -> None:
-        self._tokens = tokens
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
         self._skip = skip_special
         self._ids: list[int] = []
-        self._given = 0  # how many of the window's ids have been given as text
+        self._returned = 0  # ids of the window that have been returned as text
         self._text = ""  # decoding of those
 
     def feed(self, *tokens: int) -> str:
@@ -63,28 +59,28 @@ class _WindowDecoder:
 
     def _feed(self, token: int) -> str:
         self._ids.append(token)
-        text = self._tokens.decode(self._ids, skip_special=self._skip)
+        text = self._tokenizer.decode(self._ids, skip_special=self._skip)
         if text.endswith("\ufffd") or len(text) <= len(self._text):
-            return ""  # half a character, or nothing visible yet
-        return self._give(text)
+            return ""  # part of a character, or nothing visible yet
+        return self._advance(text)
 
     def flush(self) -> str:
-        return self._give(self._tokens.decode(self._ids, skip_special=self._skip))
+        return self._advance(self._tokenizer.decode(self._ids, skip_special=self._skip))
 
-    def _give(self, text: str) -> str:
+    def _advance(self, text: str) -> str:
         new = text[len(self._text) :]
-        self._ids = self._ids[self._given :]
-        self._given = len(self._ids)
-        self._text = self._tokens.decode(self._ids, skip_special=self._skip)
+        self._ids = self._ids[self._returned :]
+        self._returned = len(self._ids)
+        self._text = self._tokenizer.decode(self._ids, skip_special=self._skip)
         return new
 
 
 class Detokenizer:
-    """The text of one choice, growing."""
+    """The text of one sequence."""
 
     def __init__(
         self,
-        tokens: Tokenizer,
+        tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
@@ -92,36 +88,36 @@ class Detokenizer:
     ) -> None:
         if any(not one for one in stop):
             raise InvalidValue("A stop string is empty; remove it.", param="stop")
-        decoder = _ByteDecoder if tokens.byte_level else _WindowDecoder
-        self._decoder: _Decoder = decoder(tokens, skip_special)
+        decoder = _ByteDecoder if tokenizer.byte_level else _WindowDecoder
+        self._decoder: _Decoder = decoder(tokenizer, skip_special)
         self._stop = tuple(stop)
         self._include = include_stop
-        self._unchecked = min_tokens  # tokens whose text is given without looking for stop strings
+        self._unchecked = min_tokens  # tokens that are not searched for stop strings
         self._held = ""
         self.stopped = False
         self.stop_found: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> DecodedText:
-        """Takes the next ids; after a stop string everything is ignored."""
+        """Decodes the next ids; after a stop string they are ignored."""
         if self.stopped:
             return DecodedText("", 0, True)
         if not self._stop:
             return DecodedText(self._decoder.feed(*token_ids), len(token_ids), False)
-        given = []
-        for place, token in enumerate(token_ids):
+        pieces = []
+        for index, token in enumerate(token_ids):
             self._held += self._decoder.feed(token)
             if self._unchecked > 0:
                 self._unchecked -= 1
-                given.append(self._take(len(self._held)))
+                pieces.append(self._take(len(self._held)))
                 continue
             if self._cut():
-                given.append(self._take(len(self._held)))
-                return DecodedText("".join(given), place + 1, True)
-            given.append(self._take(len(self._held) - self._pending()))
-        return DecodedText("".join(given), len(token_ids), False)
+                pieces.append(self._take(len(self._held)))
+                return DecodedText("".join(pieces), index + 1, True)
+            pieces.append(self._take(len(self._held) - self._pending()))
+        return DecodedText("".join(pieces), len(token_ids), False)
 
     def finish(self) -> str:
-        """What was held back, once no more tokens come."""
+        """The text held back, when there are no more tokens."""
         if self.stopped:
             return ""
         self._held += self._decoder.flush()
@@ -133,7 +129,7 @@ class Detokenizer:
         return text
 
     def _cut(self) -> bool:
-        """Ends the held text at the first complete stop string, if there is one."""
+        """Ends the held text at the first complete stop string and returns whether there is one."""
         found = [(start + len(one), start, one) for one in self._stop if (start := self._held.find(one)) >= 0]
         if not found:
             return False
@@ -143,7 +139,7 @@ class Detokenizer:
         return True
 
     def _pending(self) -> int:
-        """Letters at the end that may be the beginning of a stop string."""
+        """Characters at the end that may be the beginning of a stop string."""
         longest = 0
         for one in self._stop:
             most = min(len(one) - 1, len(self._held))

@@ -1,12 +1,4 @@
-"""The engine's `Delta`s of one request, folded into text, finish reasons and usage.
-
-takes   `Delta`s of one request, in the order they come
-gives   `TextDelta`s for a stream; the whole `CompletionOutput`s and `Usage` for who wants them at the end
-owns    one `Detokenizer` per choice
-
-Streaming and not streaming read the same object, so they cannot differ. Who does not stream has the text
-decoded some tokens at a time: with 256 answers at once, a step's tokens took 3 ms one by one.
-"""
+"""The `Delta`s of one request to text, finish reasons and usage, for streaming and complete answers alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,11 +9,13 @@ from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.request import Delta, FinishReason, Request, TokenLogprobs, ZoomResult
 
-AT_A_TIME = 16  # tokens; all at the end would come when no step runs beside it any more
+# Tokens detokenised at once for callers that do not stream: one by one, 256 sequences took 3 ms of every
+# step; all at the end, the work would not overlap with steps.
+TOKENS_AT_ONCE = 16
 
 
 class DecodedLogprob(msgspec.Struct, frozen=True, gc=False):
-    """One token and its log-probability, spelled out."""
+    """One token as text and bytes, with its log-probability."""
 
     id: int
     text: str  # with U+FFFD where it is only part of a character
@@ -30,21 +24,21 @@ class DecodedLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodedLogprobs(msgspec.Struct, frozen=True):
-    """The sampled token, and the likeliest ones beside it."""
+    """The sampled token and the most likely ones."""
 
     sampled: DecodedLogprob
     top: tuple[DecodedLogprob, ...]  # best first
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """What one delta added to one choice. `text` may be empty while text is held back."""
+    """What one delta added to one sequence. `text` is empty while text is held back."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[DecodedLogprobs, ...]  # one per token id when they were asked for, else none
+    logprobs: tuple[DecodedLogprobs, ...]  # one per token id if requested, else empty
     finish: FinishReason | None
-    stop: str | None = None  # what ended it: the stop string; None for end tokens and lengths
+    stop: str | None = None  # the stop string that ended it
     error: str | None = None
     code: str | None = None  # of the error
 
@@ -52,11 +46,11 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True)
 class Usage:
     prompt_tokens: int  # visual tokens included
-    completion_tokens: int  # of all choices; tokens after a stop string not counted
+    completion_tokens: int  # of all sequences, without tokens after a stop string
     cached_tokens: int  # of the prompt, found in the prefix cache
     visual_tokens: int  # of the prompt
-    full_visual_tokens: int = 0  # what its pictures and videos would have taken at full detail
-    # Of each picture, in order: what may be sent in its place; None if its features are not kept.
+    full_visual_tokens: int = 0  # of the same images and videos at full detail
+    # Of each image, in order: the reference to send in its place; None if its features are not cached.
     images: tuple[str | None, ...] = ()
 
     @property
@@ -66,10 +60,10 @@ class Usage:
 
 @dataclass
 class CompletionOutput:
-    """One choice as far as it has come."""
+    """One sequence, complete or so far."""
 
     index: int
-    pieces: list[str] = field(default_factory=list)  # of the text; joined only when asked for
+    pieces: list[str] = field(default_factory=list)  # of the text; joined when it is read
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[DecodedLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -83,49 +77,48 @@ class CompletionOutput:
 
     @property
     def spelled(self) -> int:
-        """Tokens there are to write down: its own, or with log-probabilities also the alternatives."""
+        """Tokens to serialise: its own, and with log-probabilities the alternatives."""
         alternatives = len(self.logprobs[0].top) if self.logprobs else 0
         return len(self.token_ids) * (1 + alternatives)
 
 
 class OutputProcessor:
-    """All choices of one request.
+    """All sequences of one request.
 
-    When `done` turns true no further delta changes anything. If `must_cancel` is true as well, a stop string
-    ended the last choice and the engine is still generating: close its iterator, or cancel the request. (With
-    n > 1, choices that a stop string ended early go on in the engine until all are done; what they produce is
-    dropped and not counted.)
+    Once `done` is true, no delta changes anything. If `must_cancel` is true as well, a stop string ended the
+    last sequence and the engine is still generating: cancel the request. With n > 1, a sequence that a stop
+    string ended runs on in the engine until all are done; its further tokens are dropped.
     """
 
     def __init__(
         self,
         request: Request,
-        tokens: Tokenizer,
+        tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
     ) -> None:
         sampling = request.sampling
         self.choices = [CompletionOutput(index) for index in range(sampling.n)]
-        self._streams = [
-            Detokenizer(tokens, stop, include_stop, skip_special, sampling.min_tokens)
+        self._detokenizers = [
+            Detokenizer(tokenizer, stop, include_stop, skip_special, sampling.min_tokens)
             for _ in range(sampling.n)
         ]
-        self._unread = [0] * sampling.n  # of each choice: tokens behind its text, as `take` leaves them
-        self._open = sampling.n  # choices that have not ended
-        self._tokens = tokens
+        self._pending = [0] * sampling.n  # of each sequence: tokens not detokenised yet
+        self._open = sampling.n  # sequences that have not ended
+        self._tokenizer = tokenizer
         self._include_stop = include_stop
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._want_logprobs = sampling.logprobs is not None
-        self._one_by_one = bool(stop) or self._want_logprobs
-        self.zoomed: ZoomResult | None = None  # the views chosen, where some could be
+        self._eager = bool(stop) or self._want_logprobs
+        self.zoomed: ZoomResult | None = None  # the views LOD chose
         self._prompt_tokens = request.length
         self._full_visual_tokens = request.full_detail_tokens
         self._visual_tokens = sum(media.view.tokens for media in request.media)
         self._cached_tokens = 0
-        # Seen in full detail: a reference alone would else be asked for what nobody has computed.
-        pictures = [item for item in request.media if item.name]
-        self._names = {item.placeholder: item.name if item.full_grid is None else None for item in pictures}
+        # A reference stands for full detail, so images at less have none.
+        named = [item for item in request.media if item.name]
+        self._names = {item.placeholder: item.name if item.full_grid is None else None for item in named}
         self._kept: frozenset[int] = frozenset()
         self._ended_by_engine = 0
 
@@ -149,26 +142,28 @@ class OutputProcessor:
         )
 
     def accumulate(self, delta: Delta) -> bool:
-        """Takes the next delta, for who reads nothing before the answer is whole; gives whether it is now.
-        Until a choice has ended its text lacks what was taken."""
-        if self._one_by_one or delta.finish is not None:
+        """Adds a delta for a caller that does not stream; returns whether all sequences have ended.
+
+        The text of a sequence may lag behind its tokens until it has ended.
+        """
+        if self._eager or delta.finish is not None:
             return self.push(delta) is not None and self.done
-        self._note(delta)
+        self._read_request(delta)
         choice = self.choices[delta.index]
         if choice.finish_reason is None:
             choice.token_ids += delta.tokens
-            self._unread[delta.index] += len(delta.tokens)
-            if self._unread[delta.index] >= AT_A_TIME:
+            self._pending[delta.index] += len(delta.tokens)
+            if self._pending[delta.index] >= TOKENS_AT_ONCE:
                 choice.pieces.append(self._catch_up(delta.index))
         return False
 
     def push(self, delta: Delta) -> TextDelta | None:
-        """Takes the next delta; None when its choice has already ended."""
-        self._note(delta)
+        """Adds a delta; None if its sequence has already ended."""
+        self._read_request(delta)
         choice = self.choices[delta.index]
         if choice.finish_reason is not None:
             return None
-        piece = self._read(delta)
+        piece = self._decode(delta)
         if piece.text:
             choice.pieces.append(piece.text)
         choice.token_ids.extend(piece.token_ids)
@@ -178,8 +173,8 @@ class OutputProcessor:
         self._open -= piece.finish is not None
         return piece
 
-    def _note(self, delta: Delta) -> None:
-        """What a delta says of the request as a whole."""
+    def _read_request(self, delta: Delta) -> None:
+        """Reads what a delta says about the whole request."""
         if delta.cached_tokens > self._cached_tokens:
             self._cached_tokens = delta.cached_tokens
         if delta.zoomed is not None and self.zoomed is None:
@@ -192,35 +187,37 @@ class OutputProcessor:
             self._ended_by_engine += 1
 
     def _catch_up(self, index: int) -> str:
-        """The text of the tokens that were taken since."""
-        unread, self._unread[index] = self._unread[index], 0
-        return self._streams[index].push(self.choices[index].token_ids[-unread:]).text
+        """The text of the pending tokens."""
+        pending, self._pending[index] = self._pending[index], 0
+        return self._detokenizers[index].push(self.choices[index].token_ids[-pending:]).text
 
-    def _read(self, delta: Delta) -> TextDelta:
-        stream = self._streams[delta.index]
-        before = self._catch_up(delta.index) if self._unread[delta.index] else ""
+    def _decode(self, delta: Delta) -> TextDelta:
+        detokenizer = self._detokenizers[delta.index]
+        before = self._catch_up(delta.index) if self._pending[delta.index] else ""
         shown = delta.tokens
         if delta.finish == "stop" and shown and shown[-1] in self._stop_ids and not self._include_stop:
-            shown = shown[:-1]  # the end token ends the text; it is not part of it
-        piece = stream.push(shown)
+            shown = shown[:-1]  # the end token is not part of the text
+        piece = detokenizer.push(shown)
         used = piece.tokens_used if piece.stopped else len(delta.tokens)
         text, finish = before + piece.text, delta.finish
         if not piece.stopped and finish is not None:
-            text += stream.finish()
-        if stream.stopped:
+            text += detokenizer.finish()
+        if detokenizer.stopped:
             finish = "stop"
         return TextDelta(
             index=delta.index,
             text=text,
             token_ids=delta.tokens[:used],
-            logprobs=self._spell(delta.tokens[:used], delta.logprobs[:used]),
+            logprobs=self._decode_logprobs(delta.tokens[:used], delta.logprobs[:used]),
             finish=finish,
-            stop=stream.stop_found,
+            stop=detokenizer.stop_found,
             error=delta.error,
             code=delta.code,
         )
 
-    def _spell(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[DecodedLogprobs, ...]:
+    def _decode_logprobs(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> tuple[DecodedLogprobs, ...]:
         if not self._want_logprobs:
             return ()
         return tuple(
@@ -232,5 +229,5 @@ class OutputProcessor:
         )
 
     def _token(self, index: int, logprob: float) -> DecodedLogprob:
-        text, spelled = self._tokens.spelling(index)
+        text, spelled = self._tokenizer.spelling(index)
         return DecodedLogprob(index, text, spelled, logprob)

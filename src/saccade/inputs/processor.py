@@ -1,20 +1,14 @@
-"""The one way from what a user says to a `Request`.
+"""User input to `Request`: tokenises text, loads media, checks that everything fits and resolves sampling.
 
-takes   messages or prompts, pictures and videos in any form, `SamplingParams`
-gives   a checked `Request`: ids with one placeholder per media, pixels, resolved sampling; an OutputProcessor
-        for its deltas
-owns    the tokenizer, the chat template, what loads media
-never   imports torch; connects where the limits forbid; tokenises or decodes what cannot fit the context
-
-Everything here blocks (network, decoding): servers call it in worker threads and cancel it by `CancelToken`.
-It is thread-safe.
+It blocks on the network and on decoding, so servers call it in worker threads and cancel it with a
+`CancelToken`. It is thread-safe and never tokenises or decodes what cannot fit into the context.
 """
 
 import logging
 import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +19,9 @@ from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
 from saccade.inputs.chat_template import ChatTemplate, split_media, text_bytes, utf8_bytes
 from saccade.inputs.media.cancellation import CancelToken
+from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.hashing import tenant_hash
-from saccade.inputs.media.part import MediaKind, MediaPart
-from saccade.inputs.media.request_media import LoadContext, LoadedMedia, MediaLoader
+from saccade.inputs.media.request_media import LoadContext, LoadedMedia, MediaLoader, MediaPart
 from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import views_of
@@ -38,21 +32,22 @@ from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
+FULL_DETAIL = Wishes()
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Who asks, and how the answer is wanted."""
+class _Call:
+    """The arguments of `prepare_chat` and `prepare_prompt` other than the prompt."""
 
     params: SamplingParams
     request_id: str
     salt: bytes
-    arrived: float
     trusted: bool
-    field: str  # what the caller's words are called in errors
+    param: str  # what errors call the prompt
     cancel: CancelToken
     timing: RequestTiming
-    wishes: Wishes  # of the detail pictures are seen in
+    wishes: Wishes
+    arrived: float = field(default_factory=time.monotonic)
 
 
 class InputProcessor:
@@ -63,20 +58,17 @@ class InputProcessor:
         self.max_model_len = max_model_len
         self.limits = limits or MediaLimits()
         self.tokenizer = Tokenizer.load(checkpoint)
+        self._placeholders = {"image": checkpoint.image_token_id, "video": checkpoint.video_token_id}
         template = checkpoint.chat_template
-        self._chat = (
-            ChatTemplate(template, self.tokenizer, checkpoint.special_tokens)
-            if template is not None
-            else None
+        self._template = (
+            None if template is None else ChatTemplate(template, self.tokenizer, checkpoint.special_tokens)
         )
         self._loader = MediaLoader(checkpoint.image, checkpoint.video, self.limits)
-        self._eye = _eye(checkpoint)
+        self._lod = _lod(checkpoint)
 
     def close(self) -> None:
         """Ends the loading threads; requests whose media are being loaded fail."""
         self._loader.close()
-
-    # --- questions -----------------------------------------------------------------------------------------
 
     def prepare_chat(
         self,
@@ -89,22 +81,19 @@ class InputProcessor:
         trusted: bool = False,
         cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
-        wishes: Wishes = Wishes(),
+        wishes: Wishes = FULL_DETAIL,
     ) -> Request:
-        """A conversation. Text in messages is never trusted; `trusted` lets media be paths and objects."""
-        now = time.monotonic()
-        timing = timing or RequestTiming(now, now)
-        asked = _Asked(
-            params, request_id, salt, now, trusted, "messages", cancel or CancelToken(), timing, wishes
-        )
-        if self._chat is None:
+        """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects."""
+        cancel, timing = cancel or CancelToken(), timing or RequestTiming()
+        call = _Call(params, request_id, salt, trusted, "messages", cancel, timing, wishes)
+        if self._template is None:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
-        self._check_counts(parts, asked)
-        self._check_bytes(text_bytes(plain), asked)
-        with asked.timing.measure("tokenise"):
-            ids = self._chat.encode(plain, tools)
-        return self._request(ids, parts, asked)
+        self._check_counts(parts, call)
+        self._check_bytes(text_bytes(plain), call)
+        with call.timing.measure("tokenise"):
+            ids = self._template.encode(plain, tools)
+        return self._request(ids, parts, call)
 
     def prepare_prompt(
         self,
@@ -118,35 +107,31 @@ class InputProcessor:
         trusted: bool = False,
         cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
-        wishes: Wishes = Wishes(),
+        wishes: Wishes = FULL_DETAIL,
     ) -> Request:
-        """A prompt as text or ids, with one placeholder token per picture and video, in their order.
+        """A prompt of text or token ids, with one placeholder token per image and video, in their order.
 
-        Trusted text (the library's) has its control tokens parsed and its media may be paths, bytes, PIL
-        images or arrays. Untrusted text is plain text throughout.
+        Trusted text (the library's) is parsed for control tokens, and its media may be paths, bytes, PIL
+        images or arrays.
         """
-        now = time.monotonic()
-        timing = timing or RequestTiming(now, now)
-        asked = _Asked(
-            params, request_id, salt, now, trusted, "prompt", cancel or CancelToken(), timing, wishes
-        )
-        with asked.timing.measure("tokenise"):
-            ids = self._prompt_ids(prompt, asked)
-        parts = self._interleaved(ids, _listed("images", images), _listed("videos", videos))
-        self._check_counts(parts, asked)
-        return self._request(ids, parts, asked)
+        cancel, timing = cancel or CancelToken(), timing or RequestTiming()
+        call = _Call(params, request_id, salt, trusted, "prompt", cancel, timing, wishes)
+        with call.timing.measure("tokenise"):
+            ids = self._prompt_ids(prompt, call)
+        parts = self._parts_in_order(ids, _checked_list("images", images), _checked_list("videos", videos))
+        self._check_counts(parts, call)
+        return self._request(ids, parts, call)
 
     def content(self, name: str, salt: bytes = b"") -> tuple[str, bytes]:
-        """A picture's reference and its identity, by its reference or the id its owner gave it."""
+        """The reference and the content hash of an image, by its reference or its uuid."""
         reference = self._loader.names.find_any(salt, name)
         return str(reference), tenant_hash(reference.digest, salt)
 
     def forget_name(self, name: str, reference: str, salt: bytes = b"") -> None:
-        """An id, if it still names the picture of that reference."""
+        """Forgets a uuid if it still names the image of that reference."""
         self._loader.names.forget(salt, name, reference)
 
     def output_processor(self, request: Request, params: SamplingParams) -> OutputProcessor:
-        """What folds the deltas of `request` into text."""
         return OutputProcessor(
             request,
             self.tokenizer,
@@ -157,207 +142,207 @@ class InputProcessor:
 
     # --- prompts -------------------------------------------------------------------------------------------
 
-    def _prompt_ids(self, prompt: str | Sequence[int], asked: _Asked) -> list[int]:
+    def _prompt_ids(self, prompt: str | Sequence[int], call: _Call) -> list[int]:
         if isinstance(prompt, str):
-            self._check_bytes(utf8_bytes(prompt), asked)
-            encode = self.tokenizer.encode if asked.trusted else self.tokenizer.encode_plain
-            ids = encode(prompt, add_special_tokens=True)
-        else:
-            ids = [_token_id(token, self.checkpoint.vocab_size) for token in _flat(prompt)]
-        return ids
+            self._check_bytes(utf8_bytes(prompt), call)
+            encode = self.tokenizer.encode if call.trusted else self.tokenizer.encode_plain
+            return encode(prompt, add_special_tokens=True)
+        return [_token_id(token, self.checkpoint.vocab_size) for token in _token_list(prompt)]
 
-    def _interleaved(
+    def _parts_in_order(
         self, ids: Sequence[int], images: Sequence[Any], videos: Sequence[Any]
     ) -> list[MediaPart]:
-        """Pictures and videos in the order their placeholders stand in the prompt."""
+        """Images and videos in the order of their placeholders in the prompt."""
         given: dict[MediaKind, Sequence[Any]] = {"image": images, "video": videos}
-        places = {"image": self.checkpoint.image_token_id, "video": self.checkpoint.video_token_id}
+        queues = {}
         for kind, sources in given.items():
-            found = sum(token == places[kind] for token in ids)
+            placeholder = self._placeholders[kind]
+            found = sum(token == placeholder for token in ids)
             if found != len(sources):
-                spelled = self._spelled(places[kind])
+                text = self.tokenizer.token(placeholder) if placeholder is not None else None
                 raise InvalidValue(
-                    f"The prompt has {found} {kind} placeholders{spelled} for {len(sources)} {kind}s;"
-                    " there must be one for each.",
+                    f"The prompt has {found} {kind} placeholders{f' ({text})' if text else ''} for"
+                    f" {len(sources)} {kind}s; there must be one for each.",
                     param="prompt",
                 )
-        queues = {
-            places[kind]: iter(
-                [MediaPart(kind, one, f"{kind}s[{number}]") for number, one in enumerate(sources)]
-            )
-            for kind, sources in given.items()
-        }
+            parts = [MediaPart(kind, one, f"{kind}s[{number}]") for number, one in enumerate(sources)]
+            queues[placeholder] = iter(parts)
         return [next(queues[token]) for token in ids if token in queues]
 
-    def _spelled(self, token: int | None) -> str:
-        text = self.tokenizer.token(token) if token is not None else None
-        return f" ({text})" if text else ""
-
-    def _check_bytes(self, count: int, asked: _Asked) -> None:
-        """Before a text is tokenised, which takes a second for every megabyte or two."""
+    def _check_bytes(self, count: int, call: _Call) -> None:
+        """Before tokenising, which takes a second for every megabyte or two."""
         most = self.max_model_len * self.tokenizer.longest
         if count > most:
             raise ContextTooLong(
                 f"The text has {count} bytes; the {self.max_model_len} tokens this model holds, of at most"
                 f" {self.tokenizer.longest} bytes each, cannot spell more than {most}. Send a shorter text.",
-                param=asked.field,
+                param=call.param,
             )
 
-    def _check_counts(self, parts: Sequence[MediaPart], asked: _Asked) -> None:
-        most = {"image": self.limits.images_per_prompt, "video": self.limits.videos_per_prompt}
-        can = {"image": self.checkpoint.image is not None, "video": self.checkpoint.video is not None}
-        for kind, limit in most.items():
+    def _check_counts(self, parts: Sequence[MediaPart], call: _Call) -> None:
+        if not parts:
+            return
+        limits, checkpoint = self.limits, self.checkpoint
+        for kind, supported, limit in (
+            ("image", checkpoint.image is not None, limits.images_per_prompt),
+            ("video", checkpoint.video is not None, limits.videos_per_prompt),
+        ):
             count = sum(part.kind == kind for part in parts)
-            if count and not can[kind]:
-                raise MediaRefused(f"This model takes no {kind}s.", param=asked.field)
+            if count and not supported:
+                raise MediaRefused(f"This model takes no {kind}s.", param=call.param)
             if count > limit:
                 raise MediaRefused(
                     f"The request has {count} {kind}s; at most {limit} are allowed. Send fewer.",
-                    param=asked.field,
+                    param=call.param,
                 )
 
-    # --- assembling ----------------------------------------------------------------------------------------
+    # --- the request ---------------------------------------------------------------------------------------
 
-    def _request(self, ids: Sequence[int], parts: Sequence[MediaPart], asked: _Asked) -> Request:
-        self._check_vocabulary(ids, asked)
-        self._check_placeholders(ids, parts, asked)
-        text, eye = len(ids) - len(parts), self._eye
-        wishes = replace(asked.wishes, details=tuple(part.detail for part in parts if part.kind == "image"))
-        terms = LoadContext(
-            salt=asked.salt,
-            trusted=asked.trusted,
-            cancel=asked.cancel,
-            field=asked.field,
-            room=lambda visual: self._room(text + visual, visual, asked),
-            timing=asked.timing,
-            cost=None if eye is None else lambda sizes: eye.cost(sizes, wishes),
-        )
-        terms.room(0)  # before anything is fetched for a prompt that cannot fit
-        prompt, media = self._expand(ids, self._loader.load(parts, terms))
+    def _request(self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call) -> Request:
+        self._check_ids(ids, parts, call)
+        self._room(len(ids) - len(parts), 0, call)  # before anything is fetched for a prompt that cannot fit
+        details = tuple(part.detail for part in parts if part.kind == "image")
+        uses_lod = call.wishes != FULL_DETAIL or any(detail not in (None, "high") for detail in details)
+        wishes = replace(call.wishes, details=details) if uses_lod else None
+        prompt, media = self._load(ids, parts, call, wishes) if parts else (tuple(ids), ())
         request = Request(
-            id=asked.request_id, prompt=prompt, media=media, salt=asked.salt, arrived=asked.arrived
+            id=call.request_id, prompt=prompt, media=media, salt=call.salt, arrived=call.arrived
         )
-        if eye is None:
-            refuse_in_vain(wishes)
-        else:
-            request = eye.see(request, wishes)
-            _refuse_zooming_named(request)
-        return replace_field(request, sampling=self._sampling(request, asked))
+        if wishes is not None:
+            request = self._apply_lod(request, wishes)
+        return replace_field(request, sampling=self._sampling(request, call))
 
-    def _sampling(self, request: Request, asked: _Asked) -> Sampling:
+    def _load(
+        self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call, wishes: Wishes | None
+    ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
+        text, lod = len(ids) - len(parts), self._lod
+        context = LoadContext(
+            salt=call.salt,
+            trusted=call.trusted,
+            cancel=call.cancel,
+            param=call.param,
+            check_tokens=lambda visual: self._room(text + visual, visual, call),
+            timing=call.timing,
+            lod_tokens=None if lod is None or wishes is None else lambda sizes: lod.cost(sizes, wishes),
+        )
+        return self._expand(ids, self._loader.load(parts, context))
+
+    def _expand(
+        self, ids: Sequence[int], loaded: Sequence[LoadedMedia]
+    ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
+        """Replaces each placeholder by one placeholder per view, with the text and ids around it."""
+        placeholders = set(self._placeholders.values()) - {None}
+        items = iter(loaded)
+        prompt: list[int] = []
+        media: list[Media] = []
+        for token in ids:
+            if token not in placeholders:
+                prompt.append(token)
+                continue
+            item = next(items)
+            name = item.name  # an image has one name, its first view's
+            for one, pixels in zip(item.views, item.pixels, strict=True):
+                prompt.extend(self._encode_pieces(one.before))
+                media.append(
+                    Media(len(prompt), one.view, pixels, name=name, without_pixels=item.without_pixels)
+                )
+                prompt.append(token)
+                prompt.extend(self._encode_pieces(one.after))
+                name = ""
+        return tuple(prompt), tuple(media)
+
+    def _encode_pieces(self, pieces: tuple[str | int, ...]) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
+            ids.extend([piece] if isinstance(piece, int) else self.tokenizer.encode(piece))
+        return ids
+
+    def _apply_lod(self, request: Request, wishes: Wishes) -> Request:
+        if self._lod is None:
+            refuse_in_vain(wishes)
+            if request.media and replace(wishes, details=()) != FULL_DETAIL:
+                raise InvalidValue("This model's images have no level of detail; leave out lod.", param="lod")
+            return request
+        request = self._lod.see(request, wishes)
+        zoomed = set(request.zooming.placeholders) if request.zooming else set()
+        zoomed |= {item.origin for item in request.media if item.origin is not None}
+        if any(item.without_pixels and item.placeholder in zoomed for item in request.media):
+            raise InvalidValue(  # zoomed views are cut from pixels
+                "An image that is only named cannot be zoomed into; send its bytes, or leave out lod and"
+                " visual_tokens.",
+                param="messages",
+            )
+        return request
+
+    def _sampling(self, request: Request, call: _Call) -> Sampling:
         length = request.max_length
-        room = self._room(length, length - len(request.prompt) + len(request.media), asked)
-        wanted = asked.params.max_tokens
+        room = self._room(length, length - len(request.prompt) + len(request.media), call)
+        wanted = call.params.max_tokens
         if wanted is not None and wanted > room:
-            log.info("%s: max_tokens %d lowered to the %d left", asked.request_id, wanted, room)
-        return asked.params.resolve(
+            log.info("%s: max_tokens %d lowered to the %d left", call.request_id, wanted, room)
+        return call.params.resolve(
             room=room,
             vocab_size=self.checkpoint.vocab_size,
             end_tokens=self.checkpoint.eos_ids,
             defaults=self.checkpoint.generation.given(),
         )
 
-    def _check_vocabulary(self, ids: Sequence[int], asked: _Asked) -> None:
-        """A tokenizer may know words the model has no embedding for; their ids would end the engine."""
+    def _check_ids(self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call) -> None:
         if not ids:
-            raise InvalidValue("The prompt is empty; give at least one token.", param=asked.field)
+            raise InvalidValue("The prompt is empty; give at least one token.", param=call.param)
+        # A tokenizer may have ids for which the model has no embedding.
         if (worst := max(ids)) >= self.checkpoint.vocab_size:
             raise InvalidValue(
                 f"The text contains {self.tokenizer.token(worst)!r}, which is token {worst}; this model has"
                 f" ids 0 to {self.checkpoint.vocab_size - 1}. Remove it.",
-                param=asked.field,
+                param=call.param,
             )
-
-    def _check_placeholders(self, ids: Sequence[int], parts: Sequence[MediaPart], asked: _Asked) -> None:
-        """A template may drop a part it has no place for; then the picture would be lost silently."""
-        places = {"image": self.checkpoint.image_token_id, "video": self.checkpoint.video_token_id}
-        for kind, place in places.items():
+        # A template may drop a part that it does not expect.
+        for kind, placeholder in self._placeholders.items():
             given = sum(part.kind == kind for part in parts)
-            found = ids.count(place) if place is not None else 0
+            found = ids.count(placeholder) if placeholder is not None else 0
             if given != found:
                 raise InvalidValue(
-                    f"The model's chat template made {found} places for {given} {kind}s; put them in user"
-                    " messages.",
-                    param=asked.field,
+                    f"The model's chat template made {found} placeholders for {given} {kind}s; put them in"
+                    " user messages.",
+                    param=call.param,
                 )
 
-    def _room(self, length: int, visual: int, asked: _Asked) -> int:
-        """Tokens the context leaves after a prompt of `length`."""
+    def _room(self, length: int, visual: int, call: _Call) -> int:
+        """Tokens the context has left after a prompt of `length`, of which `visual` are visual."""
         room = self.max_model_len - length
         if room >= 1:
             return room
         seen = f", {visual} of them visual" if visual else ""
-        remedy = "fewer or smaller pictures, or a shorter text" if visual else "a shorter text"
+        remedy = "fewer or smaller images, or a shorter text" if visual else "a shorter text"
         raise ContextTooLong(
             f"The prompt has {length} tokens{seen}; with one to answer that is more than the"
             f" {self.max_model_len} this model holds. Send {remedy}.",
-            param=asked.field,
+            param=call.param,
         )
 
-    def _expand(
-        self, ids: Sequence[int], visuals: Sequence[LoadedMedia]
-    ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
-        """One placeholder per view. A video's becomes, for each pair of frames, its time and a framed one."""
-        checkpoint = self.checkpoint
-        places = {checkpoint.image_token_id, checkpoint.video_token_id} - {None}
-        waiting = iter(visuals)
-        prompt: list[int] = []
-        media: list[Media] = []
-        for token in ids:
-            if token not in places:
-                prompt.append(token)
-                continue
-            visual = next(waiting)
-            for stamp, view, pixels in zip(visual.stamps, visual.views, visual.pixels, strict=True):
-                framed = visual.kind == "video"
-                prompt.extend(self.tokenizer.encode(stamp) if stamp else [])
-                prompt.extend(_given(checkpoint.vision_start_id) if framed else [])
-                media.append(
-                    Media(len(prompt), view, pixels, name=visual.name, without_pixels=visual.without_pixels)
-                )
-                prompt.append(token)
-                prompt.extend(_given(checkpoint.vision_end_id) if framed else [])
-        return tuple(prompt), tuple(media)
 
-
-def _eye(checkpoint: Checkpoint) -> Eye | None:
-    """How pictures are seen; None if the checkpoint takes none."""
-    if checkpoint.image is None:
+def _lod(checkpoint: Checkpoint) -> Eye | None:
+    """Level of detail for this checkpoint; None if its images, or the lack of them, do not allow it."""
+    if checkpoint.image is None or not checkpoint.image.supports_lod:
         return None
     marks = Marks(
         checkpoint.image_token_id,
-        tuple(_given(checkpoint.vision_start_id)),
-        tuple(_given(checkpoint.vision_end_id)),
+        () if checkpoint.vision_start_id is None else (checkpoint.vision_start_id,),
+        () if checkpoint.vision_end_id is None else (checkpoint.vision_end_id,),
         frozenset(checkpoint.eos_ids),
     )
     return Eye(views_of(checkpoint), checkpoint.image, marks)
 
 
-def _refuse_zooming_named(request: Request) -> None:
-    """Zoomed views are cut from pixels, and a named picture has none here."""
-    zoomed = set(request.zooming.placeholders) if request.zooming else set()
-    zoomed |= {item.origin for item in request.media if item.origin is not None}
-    if any(item.without_pixels and item.placeholder in zoomed for item in request.media):
-        raise InvalidValue(
-            "A picture that is only named cannot be zoomed into; send its bytes, or leave out lod and"
-            " visual_tokens.",
-            param="messages",
-        )
-
-
-def _given(token: int | None) -> list[int]:
-    return [] if token is None else [token]
-
-
-def _listed(name: str, given: Any) -> Sequence[Any]:
+def _checked_list(name: str, given: Any) -> Sequence[Any]:
     if isinstance(given, list | tuple):
         return given
-    kind = type(given).__name__
-    raise InvalidValue(f"{name} is of type {kind}; give a list, of one if there is one.", param=name)
+    raise InvalidValue(f"{name} is of type {type(given).__name__}; give a list, even for one.", param=name)
 
 
-def _flat(prompt: Any) -> Iterable[Any]:
-    """Token ids however they are kept: a list, a tuple, an array of one dimension."""
+def _token_list(prompt: Any) -> Iterable[Any]:
+    """Token ids as a list, a tuple or an array of one dimension."""
     if isinstance(prompt, np.ndarray) and prompt.ndim == 1:
         listed: list[Any] = prompt.tolist()
         return listed

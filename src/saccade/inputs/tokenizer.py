@@ -1,11 +1,7 @@
-"""The checkpoint's tokenizer: trusted text with its control tokens, anybody's text without them.
+"""The checkpoint's tokenizer, in two readings: one parses control tokens, one treats them as plain text.
 
-takes   tokenizer.json; which ids steer the model (ends, placeholders)
-gives   ids, text, the bytes of a single token
-owns    two readings of the same tokenizer: one parses control tokens, one treats them as plain text
-
-A *control token* is an added token marked special, or one the checkpoint uses to begin, end or mark media.
-Other added tokens (such as tags a model writes in its answers) are vocabulary for everybody.
+A control token is an added token marked special, or one the checkpoint uses to begin, end or mark media.
+Other added tokens (such as tags a model writes in its answers) are ordinary vocabulary.
 """
 
 import json
@@ -22,7 +18,7 @@ from saccade.errors import CheckpointError, InvalidValue
 
 
 class Tokenizer:
-    """Thread-safe: the two tokenizers never change; what is remembered is the same whoever finds it."""
+    """Thread-safe: the two tokenizers never change, and cached values do not depend on who computes them."""
 
     def __init__(self, source: str, control_ids: Sequence[int] = ()) -> None:
         try:
@@ -40,8 +36,8 @@ class Tokenizer:
             for index, token in self._trusted.get_added_tokens_decoder().items()
             if token.special or index in extra
         }
-        self._spellings: dict[int, tuple[str, bytes]] = {}  # as many as there are ids, at most
-        self._decoded: dict[int, bytes] = {}  # the same
+        self._spellings: dict[int, tuple[str, bytes]] = {}  # caches, bounded by the vocabulary
+        self._decoded: dict[int, bytes] = {}
         self._control_ids = frozenset(self.control.values())
         self.vocab_size = max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -51,7 +47,7 @@ class Tokenizer:
             raise CheckpointError(
                 f"{checkpoint.name} has no tokenizer.json; save the tokenizer in that format"
             )
-        marks = (
+        ids = (
             checkpoint.image_token_id,
             checkpoint.video_token_id,
             checkpoint.vision_start_id,
@@ -60,28 +56,25 @@ class Tokenizer:
             *checkpoint.eos_ids,
         )
         source = Path(checkpoint.tokenizer_file).read_text(encoding="utf-8")
-        return cls(source, [mark for mark in marks if mark is not None])
+        return cls(source, [one for one in ids if one is not None])
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Trusted text: control tokens are parsed. `add_special_tokens` lets the tokenizer frame the text."""
+        """Trusted text: control tokens are parsed. `add_special_tokens` adds the usual prefix and suffix."""
         return _encode(self._trusted, text, add_special_tokens)
 
     def encode_plain(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Anybody's text: control tokens typed in it come out as the ids of their letters."""
+        """Untrusted text: control tokens in it are encoded as ordinary text."""
         ids = _encode(self._plain, text, False)
         if any((self.token(index) or "") in text for index in self._control_ids.intersection(ids)):
-            # A vocabulary that holds a control token as an ordinary word leaves no plain spelling of it.
-            # (Letters it does not know may come out as its token for the unknown; that one was not typed.)
+            # The vocabulary has the control token as an ordinary word too. (The unknown token may also occur,
+            # but then it is not in the text.)
             raise InvalidValue("The text contains a control token that this model cannot read as plain text.")
-        return self._framed(ids) if add_special_tokens else ids
-
-    def _framed(self, ids: list[int]) -> list[int]:
-        """What the tokenizer puts around a text, found by framing an empty one around it."""
-        prefix, suffix = self._frame
+        prefix, suffix = self._prefix_and_suffix if add_special_tokens else ([], [])
         return [*prefix, *ids, *suffix]
 
     @cached_property
-    def _frame(self) -> tuple[list[int], list[int]]:
+    def _prefix_and_suffix(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts around every text."""
         bare = self._trusted.encode("a", add_special_tokens=False).ids
         full = self._trusted.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(bare) + 1):
@@ -90,7 +83,7 @@ class Tokenizer:
         return [], []
 
     def split_control(self, text: str) -> list[str]:
-        """Text, control token, text, control token, ..., text; as the tokenizer itself would cut it."""
+        """Text, control token, text, control token, ..., text, split as the tokenizer splits."""
         return self._control_pattern.split(text)
 
     @cached_property
@@ -106,10 +99,9 @@ class Tokenizer:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of text one token may stand for, at most.
+        """Most bytes of text that one token may encode.
 
-        That of the longest word in the vocabulary, and a few times that where a normaliser may shorten the
-        text first (composing characters makes at most one of three).
+        A normaliser may shorten the text first (composition makes at most one character of three).
         """
         longest = max(len(self.token_bytes(index)) for index in range(self.vocab_size))
         shortening = 1 if self._trusted.normalizer is None else 4
@@ -120,7 +112,7 @@ class Tokenizer:
         return text
 
     def token(self, index: int) -> str | None:
-        """The vocabulary's own spelling of an id."""
+        """The vocabulary's spelling of an id."""
         text: str | None = self._trusted.id_to_token(index)
         return text
 
@@ -132,7 +124,7 @@ class Tokenizer:
         return index
 
     def spelling(self, index: int) -> tuple[str, bytes]:
-        """One token as text (U+FFFD where it is part of a character) and as bytes; remembered."""
+        """One token as text (U+FFFD where it is part of a character) and as bytes; cached."""
         found = self._spellings.get(index)
         if found is None:
             spelled = self.token_bytes(index)
@@ -140,7 +132,7 @@ class Tokenizer:
         return found
 
     def token_bytes(self, index: int) -> bytes:
-        """The bytes one token stands for; those of half a character where it is one."""
+        """The bytes one token decodes to, which may be part of a character."""
         spelling = self.token(index)
         if spelling is None:
             return b""
@@ -153,7 +145,7 @@ class Tokenizer:
         return spelling.replace("▁", " ").encode()
 
     def joined_bytes(self, ids: Sequence[int], *, skip_special: bool) -> bytes:
-        """What a byte-level decoder makes of many ids; their text is the UTF-8 of it. Remembers each."""
+        """The bytes that a byte-level decoder makes of ids; their text is these bytes as UTF-8."""
         known, special = self._decoded, self._special_ids if skip_special else ()
         parts = []
         for index in ids:
@@ -166,17 +158,16 @@ class Tokenizer:
         return b"".join(parts)
 
     def decoded_bytes(self, index: int) -> bytes:
-        """Of one of them."""
         spelling = self.token(index)
         if spelling is None:
             return b""
-        if _BYTE_LETTERS.issuperset(spelling):
+        if _BYTE_CHARACTERS.issuperset(spelling):
             return spelling.translate(_BYTES).encode("latin-1")
         return spelling.encode()
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        """Those that decoding leaves out when asked to skip special tokens."""
+        """Ids that decoding leaves out with `skip_special`."""
         tokens = self._trusted.get_added_tokens_decoder()
         return frozenset(index for index, token in tokens.items() if token.special)
 
@@ -192,7 +183,7 @@ class Tokenizer:
 
 
 def _with_control(source: str, control_ids: Sequence[int]) -> str:
-    """The same tokenizer with those ids marked special, so that they can be switched off."""
+    """The tokenizer with those ids marked special, so that `encode_special_tokens` applies to them."""
     value: dict[str, Any] = json.loads(source)
     for token in value.get("added_tokens", []):
         if token["id"] in control_ids:
@@ -201,28 +192,23 @@ def _with_control(source: str, control_ids: Sequence[int]) -> str:
 
 
 def _encode(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    # Of the ways to encode, only those for batches let other threads run meanwhile.
-    ids: list[int] = tokenizer.encode_batch_fast([_valid(text)], add_special_tokens=add_special_tokens)[0].ids
-    return ids
-
-
-def _valid(text: str) -> str:
-    """Refuses lone surrogates, which are no characters and which the tokenizer cannot take."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidValue("The text contains half of a surrogate pair, which is not a character.") from error
-    return text
+    # Only the batch methods release the GIL.
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
-def _byte_letters() -> dict[str, int]:
-    """Byte-level vocabularies write a byte as one letter: itself where printable, else from U+0100 up."""
+def _byte_characters() -> dict[str, int]:
+    """Byte-level vocabularies write a byte as one character: itself if printable, else from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): byte for byte in printable}
-    moved = (byte for byte in range(256) if byte not in printable)
-    letters.update({chr(256 + place): byte for place, byte in enumerate(moved)})
-    return letters
+    characters = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    characters.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return characters
 
 
-_BYTE_LETTERS = frozenset(_byte_letters())
-_BYTES = str.maketrans({letter: chr(byte) for letter, byte in _byte_letters().items()})
+_BYTE_CHARACTERS = frozenset(_byte_characters())
+_BYTES = str.maketrans({character: chr(byte) for character, byte in _byte_characters().items()})

@@ -14,7 +14,7 @@ import msgspec
 
 from saccade.encoder.prompt_layout import insert_zoomed_views
 from saccade.errors import InvalidValue
-from saccade.inputs.image_processor import ImageProcessing, global_view
+from saccade.inputs.image_processor import ImageProcessor, global_view
 from saccade.lod.checkpoint_views import CheckpointViews
 from saccade.lod.detail import Sights, Wishes, check_zoom, sights
 from saccade.lod.types import Grid, LodParams
@@ -36,7 +36,7 @@ class Eye:
     """How one checkpoint sees pictures."""
 
     views: CheckpointViews
-    processing: ImageProcessing
+    processing: ImageProcessor
     marks: Marks
 
     def cost(self, sizes: Sequence[tuple[int, int]], wishes: Wishes) -> int:
@@ -125,8 +125,8 @@ def _after_question(request: Request, ends: Collection[int]) -> int:
 def refuse_in_vain(wishes: Wishes) -> None:
     """What only a picture could fulfil, asked of a request that has none."""
     if wishes.only_look:
-        raise InvalidValue("there is no picture to look at; send one", param="messages")
+        raise InvalidValue("there is no image to look at; send one", param="messages")
     if wishes.visual_tokens is not None or wishes.zooms:
         name = "visual_tokens" if wishes.visual_tokens is not None else "zooms"
-        text = f"{name} was given, but the request has no picture; send one, or leave it out"
+        text = f"{name} was given, but the request has no image; send one, or leave it out"
         raise InvalidValue(text, param=name)

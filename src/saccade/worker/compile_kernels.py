@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from saccade.encoder.preprocess import Preprocessor
-from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.inputs.image_processor import ImageProcessor, plain_view
 from saccade.kernels.compile_pool import Workers, worth_having
 from saccade.kernels.dispatch import TORCH, KernelMode
 from saccade.kernels.jit import INTERPRETED, TRITON, compiled_ahead, hash_compiler, little_compiled
@@ -52,7 +52,7 @@ def compilers(*, wanted: bool) -> Iterator[None]:
 @torch.inference_mode()
 def compile_first(
     model: LanguageModel,
-    image: ImageProcessing | None,
+    image: ImageProcessor | None,
     device: torch.device,
     block_size: int,
     rows: int,
@@ -103,7 +103,7 @@ def _copies(model: LanguageModel, device: torch.device, block_size: int, compact
 
 
 def _pixels(
-    image: ImageProcessing,
+    image: ImageProcessor,
     device: torch.device,
     dtype: torch.dtype,
     sizes: Iterable[tuple[int, int]],

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
-from saccade.inputs.image_processor import ImageProcessing
+from saccade.inputs.image_processor import ImageProcessor
 from saccade.lod.allocate import Field, windows
 from saccade.lod.global_view import glance
 from saccade.lod.types import Detail, Grid, LodParams, ViewRule
@@ -53,7 +53,7 @@ class Ahead:
 
 
 def likely_shapes(
-    processing: ImageProcessing,
+    processing: ImageProcessor,
     rule: ViewRule,
     graphs: EncoderGraphs,
     most_tokens: int,
@@ -92,7 +92,7 @@ def likely_shapes(
     return list(shapes)
 
 
-def zoom_grids(processing: ImageProcessing, rule: ViewRule) -> Counter[Grid]:
+def zoom_grids(processing: ImageProcessor, rule: ViewRule) -> Counter[Grid]:
     """Token grids of zoomed views that usual wishes pay for, by how many wishes and sizes of pictures do."""
     found: Counter[Grid] = Counter()
     sizes = dict.fromkeys(((width, height) for width in SIDES for height in SIDES), 1)
@@ -104,7 +104,7 @@ def zoom_grids(processing: ImageProcessing, rule: ViewRule) -> Counter[Grid]:
     return found
 
 
-def window_grids(processing: ImageProcessing, rule: ViewRule) -> Counter[Grid]:
+def window_grids(processing: ImageProcessor, rule: ViewRule) -> Counter[Grid]:
     """Token grids of the windows that take all a budget leaves, between the ladder's first two levels: by how
     many budgets have them."""
     first, second = (*sorted(rule.zoom_tokens), 0, 0)[:2]
@@ -113,7 +113,7 @@ def window_grids(processing: ImageProcessing, rule: ViewRule) -> Counter[Grid]:
     return Counter(grid for left in range(first, second) for grid in _windows(size, frame, rule, left))
 
 
-def look_grids(processing: ImageProcessing, rule: ViewRule) -> Counter[Grid]:
+def look_grids(processing: ImageProcessor, rule: ViewRule) -> Counter[Grid]:
     """Token grids of global views, by how many wishes and usual sizes have them."""
     found: Counter[Grid] = Counter()
     for size in SOURCES:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from saccade.encoder.encoder_runner import EncoderRunner
-from saccade.inputs.image_processor import ImageProcessing, plain_view
+from saccade.inputs.image_processor import ImageProcessor, plain_view
 from saccade.step_plan import Encode
 
 # Width, height. Sizes of as many patches are captured once. The last is the largest that is captured.
@@ -44,7 +44,7 @@ TOGETHER = (1, 2, 4)  # views of one size; larger ones go alone
 
 def warm_pictures(
     encoder: EncoderRunner,
-    processing: ImageProcessing,
+    processing: ImageProcessor,
     most_tokens: int,
     *,
     progress: bool,
@@ -66,7 +66,7 @@ def warm_pictures(
 
 
 def _calls(
-    encoder: EncoderRunner, size: tuple[int, int], processing: ImageProcessing, most_tokens: int
+    encoder: EncoderRunner, size: tuple[int, int], processing: ImageProcessor, most_tokens: int
 ) -> list[list[Encode]]:
     encodes = _picture(size, processing, max(TOGETHER))
     first = encodes[0].view
@@ -77,7 +77,7 @@ def _calls(
     ]
 
 
-def _picture(size: tuple[int, int], processing: ImageProcessing, count: int) -> list[Encode]:
+def _picture(size: tuple[int, int], processing: ImageProcessor, count: int) -> list[Encode]:
     """A black picture, as so many different ones."""
     width, height = size
     pixels = np.zeros((1, height, width, 3), dtype=np.uint8)

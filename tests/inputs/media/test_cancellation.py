@@ -138,7 +138,7 @@ def test_a_halt_ends_the_decoder_of_a_video(tmp_path: Path, monkeypatch: pytest.
         pause.wait(0.01)
     cancel.cancel()
     assert isinstance(worker.end(), LoadingCancelled)
-    assert video._PLACES.free == video.DECODERS
+    assert video._DECODER_SLOTS.free == video.DECODERS
 
 
 def test_a_halt_ends_waiting_for_a_turn_and_leaves_the_budget_whole() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from saccade.inputs.media import parallel as spread
+from saccade.inputs.media import rgbx
 from saccade.inputs.media.hashing import content_hash, frames_hash, media_hash, tenant_hash
 
 BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
@@ -25,11 +25,11 @@ def test_every_part_is_in_the_hash() -> None:
 
 def test_hashing_by_all_cores_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("PNG", "RGB", (4, 6), bytes(range(256)) * 8192)
-    monkeypatch.setattr(spread, "LEAST_BYTES", 1 << 30)
+    monkeypatch.setattr(rgbx, "PARALLEL_BYTES", 1 << 30)
     alone = media_hash(*given)
-    monkeypatch.setattr(spread, "LEAST_BYTES", 1)
+    monkeypatch.setattr(rgbx, "PARALLEL_BYTES", 1)
     assert media_hash(*given) == alone
-    with spread._spreading:  # somebody else has the cores
+    with rgbx._all_cores_lock:  # another thread has the cores
         assert media_hash(*given) == alone
 
 

@@ -43,7 +43,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("decoded in vain")
 
-    for room, name in ((decode, "decode"), (decode, "normalise"), (decode, "copy_rgbx"), (video, "_fill")):
+    for room, name in ((decode, "decode"), (decode, "to_rgb"), (decode, "copy_rgbx"), (video, "_fill")):
         monkeypatch.setattr(room, name, refuse)
 
 
@@ -93,7 +93,8 @@ def test_all_pixels_of_a_request_have_a_limit_and_are_not_decoded_beyond_it(
 
 
 def test_a_turned_picture_costs_what_was_counted(front: InputProcessor) -> None:
-    image = picture(200, 71)
+    image, processor = picture(200, 71), front.checkpoint.image
+    assert processor is not None
     exif = Image.Exif()
     exif[0x0112] = 6
     straight, turned = png(image), io_png(image, exif)
@@ -102,7 +103,7 @@ def test_a_turned_picture_costs_what_was_counted(front: InputProcessor) -> None:
         for one in (straight, turned)
     ]
     assert ids[0].grid == ids[1].grid[::-1]
-    assert ids[0].tokens == ids[1].tokens == front._loader._tokens((200, 71))
+    assert ids[0].tokens == ids[1].tokens == processor.num_tokens((200, 71))
 
 
 def io_png(image: Image.Image, exif: Image.Exif) -> bytes:

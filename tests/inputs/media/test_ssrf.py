@@ -4,7 +4,7 @@ import pytest
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
-from saccade.inputs.media.ssrf import addresses, check_domain, is_public, parse
+from saccade.inputs.media.ssrf import check_domain, is_public, parse_url, resolve_checked
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from saccade.inputs.media.ssrf import addresses, check_domain, is_public, parse
     ],
 )
 def test_plain_urls_are_read(url: str, host: str, port: int, path: str) -> None:
-    target = parse(url)
+    target = parse_url(url)
     assert (target.host, target.port, target.path) == (host, port, path)
 
 
@@ -67,7 +67,7 @@ def test_plain_urls_are_read(url: str, host: str, port: int, path: str) -> None:
 )
 def test_urls_that_could_be_read_in_two_ways_are_refused(url: str) -> None:
     with pytest.raises(MediaRefused):
-        parse(url)
+        parse_url(url)
 
 
 PRIVATE = [
@@ -118,16 +118,16 @@ def test_public_addresses_are_known(address: str) -> None:
 
 
 def test_one_private_address_among_public_ones_refuses_the_host() -> None:
-    target = parse("http://mixed.example/")
+    target = parse_url("http://mixed.example/")
     with pytest.raises(MediaRefused, match="not public"):
-        addresses(target, MediaLimits(), lambda host, port: ["93.184.216.34", "10.0.0.1"])
+        resolve_checked(target, MediaLimits(), lambda host, port: ["93.184.216.34", "10.0.0.1"])
     with pytest.raises(MediaRefused, match="not known"):
-        addresses(target, MediaLimits(), lambda host, port: [])
+        resolve_checked(target, MediaLimits(), lambda host, port: [])
 
 
 def test_refusals_name_no_address() -> None:
     with pytest.raises(MediaRefused) as caught:
-        addresses(parse("http://inside.example/"), MediaLimits(), lambda host, port: ["10.1.2.3"])
+        resolve_checked(parse_url("http://inside.example/"), MediaLimits(), lambda host, port: ["10.1.2.3"])
     assert "10.1.2.3" not in caught.value.message
 
 

@@ -219,7 +219,7 @@ import importlib.util, resource
 spec = importlib.util.spec_from_file_location("worker", {str(room.WORKER)!r})
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
-worker.confine(1 << 30, 7)
+worker.set_limits(1 << 30, 7)
 kinds = resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE
 print([resource.getrlimit(kind)[1] for kind in kinds])
 try:

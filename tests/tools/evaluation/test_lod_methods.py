@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from saccade.errors import ConfigError
-from saccade.inputs.image_processor import ImageProcessing
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.lod.global_view import glance
 from saccade.lod.types import LodParams, Region, ViewRule
 from saccade.tools.evaluation import question_set
@@ -35,7 +35,7 @@ from saccade.tools.evaluation.lod_report import (
 )
 from saccade.tools.evaluation.options import LodEvalOptions
 
-PROCESSING = ImageProcessing(
+PROCESSING = Qwen2VLImageProcessor(
     patch_size=16,
     merge_size=2,
     temporal_patch_size=2,

@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from saccade.errors import ConfigError
-from saccade.inputs.image_processor import MAX_ASPECT, ImageProcessing, plain_view
+from saccade.inputs.image_processor import MAX_ASPECT, plain_view
+from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.tools.evaluation.resize import least_tokens, shrink, size_within, visual_tokens
 
 
-def processing(least: int, most: int = 4096, merge: int = 2) -> ImageProcessing:
+def processing(least: int, most: int = 4096, merge: int = 2) -> Qwen2VLImageProcessor:
     """Limits in tokens of 32 x 32 pixels (16 x 16 with merge 1)."""
     area = (16 * merge) ** 2
-    return ImageProcessing(
+    return Qwen2VLImageProcessor(
         patch_size=16,
         merge_size=merge,
         temporal_patch_size=2,

@@ -1,8 +1,4 @@
-"""How threads that load media are stopped, and how they wait for their turn.
-
-takes   one thread's word that nobody wants the result any more
-gives   `CancelToken`, which ends what another thread waits for; `FairSemaphore`
-never   leaves a thread waiting after its cancel
+"""Cancelling threads that load media, and limiting what they hold at once.
 
 A thread cannot be interrupted, but what it waits for can: a socket is shut down, a process is killed, a
 condition is notified.
@@ -17,77 +13,72 @@ from saccade.errors import Overloaded
 
 
 class LoadingCancelled(Overloaded):
-    """The work was given up by who asked for it."""
+    """The caller no longer wants the result."""
 
 
 class CancelToken:
-    """Cancelled once, from any thread: registered callbacks run, checks raise `LoadingCancelled`."""
+    """Any thread may cancel it, once: it runs the registered callbacks, and later checks raise."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._cancelled = False
-        self._ways: dict[object, Callable[[], None]] = {}
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
+        self._callbacks: dict[object, Callable[[], None]] = {}
+        self.cancelled = False
 
     def cancel(self) -> None:
         with self._lock:
-            ways = [] if self._cancelled else list(self._ways.values())
-            self._cancelled = True
-        for way in ways:
-            way()
+            callbacks = [] if self.cancelled else list(self._callbacks.values())
+            self.cancelled = True
+        for callback in callbacks:
+            callback()
 
     def raise_if_cancelled(self) -> None:
-        if self._cancelled:
-            raise LoadingCancelled("The request was given up while its media were being loaded.")
+        if self.cancelled:
+            raise LoadingCancelled("The request was cancelled while its media were being loaded.")
 
     @contextmanager
-    def on_cancel(self, way: Callable[[], None]) -> Iterator[None]:
-        """While inside, a cancel calls `way`, which must not block; raises at once if it was said before."""
-        mark = object()
+    def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Inside, cancelling calls `callback`, which must not block. Raises if it is already cancelled."""
+        key = object()
         with self._lock:
-            if not self._cancelled:
-                self._ways[mark] = way
+            if not self.cancelled:
+                self._callbacks[key] = callback
         self.raise_if_cancelled()
         try:
             yield
         finally:
             with self._lock:
-                self._ways.pop(mark, None)
+                self._callbacks.pop(key, None)
 
 
 class FairSemaphore:
-    """`total` units; who waits longest is served first, so that much is not starved by little."""
+    """`total` units, granted in the order of requests, so that small requests cannot starve a large one."""
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._free = total
+        self.free = total
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
 
-    @property
-    def free(self) -> int:
-        return self._free
-
     @contextmanager
     def holding(self, units: int, cancel: CancelToken, seconds: float) -> Iterator[None]:
-        """Waits for `units` (of more than there are, for all) and keeps them while inside."""
+        """Waits up to `seconds` for `units` (at most the total) and holds them inside. 0 units never wait."""
+        if not units:
+            yield
+            return
         units = min(units, self.total)
-        self._take(units, cancel, seconds)
+        self._acquire(units, cancel, seconds)
         try:
             yield
         finally:
             with self._changed:
-                self._free += units
+                self.free += units
                 self._changed.notify_all()
 
-    def _take(self, units: int, cancel: CancelToken, seconds: float) -> None:
+    def _acquire(self, units: int, cancel: CancelToken, seconds: float) -> None:
         ticket = object()
 
         def ready() -> bool:
-            return cancel.cancelled or (self._waiting[0] is ticket and self._free >= units)
+            return cancel.cancelled or (self._waiting[0] is ticket and self.free >= units)
 
         with cancel.on_cancel(self._wake), self._changed:
             self._waiting.append(ticket)
@@ -95,8 +86,8 @@ class FairSemaphore:
                 served = self._changed.wait_for(ready, seconds)
                 cancel.raise_if_cancelled()
                 if not served:
-                    raise Overloaded("Too many pictures or videos are being decoded; try again later.")
-                self._free -= units
+                    raise Overloaded("Too many images or videos are being decoded; try again later.")
+                self.free -= units
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()

@@ -1,11 +1,7 @@
-"""Bytes of a picture or video from where its URL says, within limits.
+"""The bytes of a data:, http(s): or file: URL, within limits. Blocks; call it in a worker thread.
 
-takes   a data:, http(s): or file: URL; `MediaLimits`
-gives   the encoded bytes, never more than the limit
-never   connects to an address that was not checked; follows a redirect unchecked; waits past the deadline
-        or a cancel; tells the caller which addresses, ports or files exist
-
-Blocks; call it in a worker thread.
+It connects only to checked addresses (ssrf.py), also after redirects, and does not tell the caller which
+addresses, ports or files exist.
 """
 
 import base64
@@ -25,22 +21,29 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.inputs.media.cancellation import CancelToken, LoadingCancelled
 from saccade.inputs.media.decode import sniff
-from saccade.inputs.media.part import MediaKind
-from saccade.inputs.media.ssrf import Resolve, Target, addresses, check_domain, parse, system_resolve
+from saccade.inputs.media.ssrf import (
+    Resolve,
+    Target,
+    check_domain,
+    parse_url,
+    resolve_checked,
+    system_resolve,
+)
 from saccade.inputs.media.video import sniff_video
 
+MediaKind = Literal["image", "video"]
 Result = TypeVar("Result")
 Connect = Callable[[str, int, float], socket.socket]  # address, port, seconds
 
 _CHUNK = 1 << 16
-_SLICE = 1 << 16  # letters of base64 decoded at once, a multiple of 4: other threads stand still meanwhile
+_SLICE = 1 << 16  # characters of base64 decoded at once, a multiple of 4; decoding holds the GIL
 _REDIRECTS = (301, 302, 303, 307, 308)
 _DATA = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[^;,]*)*),", re.IGNORECASE)
 _MIME = {
@@ -66,7 +69,7 @@ def _connect(address: str, port: int, seconds: float) -> socket.socket:
 
 @dataclass(frozen=True)
 class Network:
-    """How names are resolved and addresses connected to; tests bring their own."""
+    """How names are resolved and addresses connected to. Tests replace it."""
 
     resolve: Resolve = system_resolve
     connect: Connect = _connect
@@ -79,7 +82,7 @@ def fetch_bytes(
     network: Network | None = None,
     cancel: CancelToken | None = None,
 ) -> bytes:
-    """The bytes a URL stands for; a cancel ends it, wherever it waits."""
+    """The bytes of a URL, never more than the limit."""
     scheme = url[:8].partition(":")[0].lower()
     most = limits.max_bytes if kind == "image" else limits.max_video_bytes
     if scheme == "data":
@@ -117,11 +120,11 @@ def _from_data(url: str, kind: MediaKind, most: int) -> bytes:
 
 
 def _from_base64(text: str, start: int) -> bytes:
-    """What `text` says from `start` on, slice by slice; only the last slice may be padded."""
+    """Decodes `text` from `start` on, slice by slice; only the last slice may be padded."""
     data = bytearray()
-    for place in range(start, len(text), _SLICE):
-        piece = text[place : place + _SLICE]
-        if "=" in piece and place + _SLICE < len(text):
+    for offset in range(start, len(text), _SLICE):
+        piece = text[offset : offset + _SLICE]
+        if "=" in piece and offset + _SLICE < len(text):
             raise ValueError("padding in the middle")
         data += base64.b64decode(piece, validate=True)
     return bytes(data)
@@ -149,7 +152,7 @@ def _from_file(url: str, limits: MediaLimits, most: int) -> bytes:
 
 
 def _read_within(file: Path, folder: Path, most: int, refused: MediaRefused) -> bytes:
-    # The path has no links any more; if the last part has become one since, opening fails.
+    # The path is resolved; if its last part has become a link since, opening fails.
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as stream:
         state = os.fstat(handle)
@@ -157,7 +160,7 @@ def _read_within(file: Path, folder: Path, most: int, refused: MediaRefused) -> 
             raise refused
         opened = Path(f"/proc/self/fd/{handle}")
         if opened.exists() and not Path(os.path.realpath(opened)).is_relative_to(folder):
-            raise refused  # a folder on the way was swapped for a link
+            raise refused  # a folder of the path was replaced by a link
         data = stream.read(most + 1)
     if len(data) > most:
         raise MediaRefused(f"The file has more than the {most} bytes allowed.")
@@ -170,16 +173,16 @@ def _read_within(file: Path, folder: Path, most: int, refused: MediaRefused) -> 
 def _from_network(url: str, limits: MediaLimits, most: int, network: Network, cancel: CancelToken) -> bytes:
     deadline = time.monotonic() + limits.fetch_timeout
     for _ in range(limits.max_redirects + 1):
-        target = parse(url)
+        target = parse_url(url)
         check_domain(target.host, limits)
         try:
-            answer = _ask(target, limits, most, network, _Wait(deadline, cancel))
+            answer = _get(target, limits, most, network, _Wait(deadline, cancel))
         except TimeoutError:
             raise MediaRefused(
                 f"The URL did not give everything within {limits.fetch_timeout:g} seconds."
             ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            cancel.raise_if_cancelled()  # what was shut down looks like a connection that broke
+            cancel.raise_if_cancelled()  # a socket that was shut down looks like a broken connection
             raise MediaRefused(_UNREACHED) from error
         if isinstance(answer, bytes):
             return answer
@@ -194,7 +197,7 @@ class _Redirect:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How long may be waited: until a time of the monotonic clock, or a cancel."""
+    """Limits waiting to a time of the monotonic clock, or until it is cancelled."""
 
     deadline: float
     cancel: CancelToken
@@ -207,7 +210,7 @@ class _Wait:
         return left
 
     def result(self, work: Callable[[], Result], discard: Callable[[Result], None] | None = None) -> Result:
-        """What cannot be interrupted (a look-up, connecting) is left behind; `discard` gets what it gives."""
+        """Runs what cannot be interrupted (look-up, connecting) in a thread; `discard` gets a late result."""
         outcome: Future[Result] = Future()
 
         def run() -> None:
@@ -235,11 +238,11 @@ class _Wait:
         return outcome.result()
 
 
-def _ask(target: Target, limits: MediaLimits, most: int, network: Network, wait: _Wait) -> bytes | _Redirect:
-    """One request to one checked address; the body, or where to go instead."""
-    found = wait.result(lambda: addresses(target, limits, network.resolve))
+def _get(target: Target, limits: MediaLimits, most: int, network: Network, wait: _Wait) -> bytes | _Redirect:
+    """One request to one checked address; the body or a redirect."""
+    addresses = wait.result(lambda: resolve_checked(target, limits, network.resolve))
     with (
-        contextlib.closing(_open(target, found, network, wait)) as sock,
+        contextlib.closing(_open(target, addresses, network, wait)) as sock,
         wait.cancel.on_cancel(_breaker(sock)),
     ):
         connection = _Connection(target, sock, wait)
@@ -247,7 +250,7 @@ def _ask(target: Target, limits: MediaLimits, most: int, network: Network, wait:
         connection.putheader("Host", target.authority)
         connection.putheader("User-Agent", "saccade")
         connection.putheader("Accept", "image/*, video/*")
-        connection.putheader("Accept-Encoding", "identity")  # nothing that inflates
+        connection.putheader("Accept-Encoding", "identity")  # no decompression bombs
         connection.putheader("Connection", "close")
         connection.endheaders()
         with connection.getresponse() as response:
@@ -272,14 +275,14 @@ def _body(response: http.client.HTTPResponse, most: int) -> bytes | _Redirect:
         data += chunk
         if len(data) > most:
             raise too_large
-    if response.length:  # promised more than it gave
+    if response.length:  # the body is shorter than its Content-Length
         raise MediaRefused(_UNREACHED)
     return bytes(data)
 
 
-def _open(target: Target, found: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
+def _open(target: Target, addresses: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
     """Connects to one of exactly these addresses; TLS is checked against the name."""
-    raw = wait.result(lambda: _connected(target, found, network, wait), socket.socket.close)
+    raw = wait.result(lambda: _connected(target, addresses, network, wait), socket.socket.close)
     if target.scheme == "http":
         return raw
     secure = _tls().wrap_socket(raw, server_hostname=target.host, do_handshake_on_connect=False)
@@ -293,15 +296,15 @@ def _open(target: Target, found: Sequence[str], network: Network, wait: _Wait) -
         raise
 
 
-def _connected(target: Target, found: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
-    for address in found[:-1]:
+def _connected(target: Target, addresses: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
+    for address in addresses[:-1]:
         with contextlib.suppress(OSError):
             return network.connect(address, target.port, wait.left())
-    return network.connect(found[-1], target.port, wait.left())
+    return network.connect(addresses[-1], target.port, wait.left())
 
 
 def _breaker(sock: socket.socket) -> Callable[[], None]:
-    """Ends every read and write of a socket; closing it would only let go of its number."""
+    """Ends every read and write of a socket; closing it would only free its descriptor."""
 
     def shut() -> None:
         with contextlib.suppress(OSError):
@@ -316,7 +319,7 @@ def _tls() -> ssl.SSLContext:
 
 
 class _DeadlineReader(io.RawIOBase):
-    """Reads a socket; every read gets only the time that is left, so that drops cannot add up past it."""
+    """Reads a socket; every read has only the time that is left, so that drips cannot exceed the deadline."""
 
     def __init__(self, sock: socket.socket, wait: _Wait) -> None:
         self._sock = sock
@@ -345,7 +348,7 @@ class _DeadlineSocket:
         return io.BufferedReader(_DeadlineReader(self._sock, self._wait))
 
     def close(self) -> None:
-        """http.client lets go of its socket while the body is still to be read; the caller closes it."""
+        """Does nothing: http.client closes its socket before the body is read; the caller closes it."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -356,4 +359,4 @@ class _Connection(http.client.HTTPConnection):
         self.sock: Any = _DeadlineSocket(sock, wait)
 
     def connect(self) -> None:
-        raise OSError("the connection was closed")  # never connect anew, unchecked
+        raise OSError("the connection was closed")  # http.client must not reconnect unchecked

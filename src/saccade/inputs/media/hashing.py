@@ -1,63 +1,51 @@
-"""The identity of a picture or video: a hash nobody else's bytes, shape or reading can have.
-
-takes   what kind of source it is, its mode and size, its bytes, the tenant's salt
-gives   32 bytes; equal exactly when all of these are equal
-"""
+"""Content hashes of images and videos: equal exactly if kind, mode, size, bytes and tenant are equal."""
 
 from collections.abc import Sequence
 
 from blake3 import blake3
 
-from saccade.inputs.media.parallel import alone
+from saccade.inputs.media.rgbx import all_cores
 
 _CONTEXT = "saccade 2026 media content hash, keyed per tenant"
 
 
 def media_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview) -> bytes:
-    """Hash of one source, the same for everybody: what its owner may be told, and call it by.
+    """Hash of one source, the same for every tenant. Clients may refer to an image by it.
 
-    kind: how `data` is to be read ("jpeg", "array", ...); mode: its colour mode; size: every dimension, so
-    that the same bytes in another shape are another picture. Every part is framed by its length.
+    kind: how `data` is read ("jpeg", "array", ...); mode: its colour mode; size: every dimension, so that the
+    same bytes in another shape have another hash.
     """
     header = b"".join(_framed(part.encode()) for part in (kind, mode, ",".join(map(str, size))))
-    header += len(data).to_bytes(8, "little")
-    with alone(len(data)) as granted:
-        return _digest(header, data, threads=blake3.AUTO if granted else 1)
-
-
-def _digest(header: bytes, data: bytes | bytearray | memoryview, threads: int) -> bytes:
-    hasher = blake3(derive_key_context=_CONTEXT, max_threads=threads)
-    hasher.update(header)
-    hasher.update(data)
-    return hasher.digest(length=32)
+    with all_cores(len(data)) as granted:
+        hasher = blake3(derive_key_context=_CONTEXT, max_threads=blake3.AUTO if granted else 1)
+        hasher.update(header + len(data).to_bytes(8, "little"))
+        hasher.update(data)
+        return hasher.digest(length=32)
 
 
 def tenant_hash(digest: bytes, salt: bytes = b"") -> bytes:
-    """The identity of a picture for one tenant: nobody else's, though they send the same bytes or name the
-    same digest."""
-    return blake3(digest, key=tenant_key(salt)).digest(length=32) if salt else digest
+    """The identity of a source for one tenant, who cannot produce it for another."""
+    if not salt:
+        return digest
+    key = blake3(salt, derive_key_context=_CONTEXT).digest(length=32)
+    return blake3(digest, key=key).digest(length=32)
 
 
 def content_hash(
-    kind: str,
-    mode: str,
-    size: Sequence[int],
-    data: bytes | bytearray | memoryview,
-    salt: bytes = b"",
+    kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview, salt: bytes = b""
 ) -> bytes:
-    """The identity of one source for one tenant."""
     return tenant_hash(media_hash(kind, mode, size, data), salt)
 
 
 def frames_hash(content: bytes, indices: Sequence[int]) -> bytes:
-    """Hash of some frames of a video whose own hash is `content` (already keyed)."""
+    """Hash of some frames of the video whose tenant hash is `content`."""
     numbers = b"".join(index.to_bytes(8, "little") for index in indices)
     return blake3(_framed(b"frames") + _framed(content) + _framed(numbers)).digest(length=32)
 
 
-def tenant_key(salt: bytes) -> bytes:
-    """A blake3 key out of a salt of any length."""
-    return blake3(salt, derive_key_context=_CONTEXT).digest(length=32)
+def image_reference(digest: bytes, width: int, height: int) -> str:
+    """What a client may send in place of the image; `image_names.parse_reference` reads it."""
+    return f"{digest.hex()}-{width}x{height}"
 
 
 def _framed(part: bytes) -> bytes:

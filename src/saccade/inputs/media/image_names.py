@@ -1,13 +1,8 @@
-"""Pictures by name: what a client may send in the place of a picture it has sent before.
+"""Named images: what a client may send instead of the bytes of an image it sent before.
 
-takes   references as clients write them; ids clients give their pictures
-gives   the digest and size they stand for
-owns    which id names which picture, for each tenant; forgets the ids used longest ago
-never   tells one tenant of another's: an id is looked up with the tenant's salt, and a digest becomes an
-        identity only with it (`hashing.for_tenant`)
-
-A reference says all there is to know of a picture but its pixels. Whether its features are still kept is
-the engine's to say. References outlive the server, ids do not.
+A reference (`hashing.image_reference`) says everything about an image but its pixels and outlives the server.
+A uuid is the client's own name for an image; it is looked up with the tenant's salt and forgotten when it is
+the least recently used. The engine core knows whether features of the image are still cached.
 """
 
 import re
@@ -16,29 +11,29 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from saccade.errors import ImageNotFound, InvalidValue
+from saccade.inputs.media.hashing import image_reference
 
-MOST_IDS = 1 << 16
-MAX_UUID_LENGTH = 256  # of an id
+MAX_IDS = 1 << 16
+MAX_UUID_LENGTH = 256
 _FORM = re.compile(r"([0-9a-f]{64})-([1-9][0-9]{0,6})x([1-9][0-9]{0,6})")
 
 
 class ImageReference(NamedTuple):
-    digest: bytes  # `hashing.picture_hash`
-    width: int  # of the picture, turned as its EXIF orientation says
+    digest: bytes  # `hashing.media_hash`
+    width: int  # after applying the EXIF orientation
     height: int
 
     def __str__(self) -> str:
-        return f"{self.digest.hex()}-{self.width}x{self.height}"
+        return image_reference(*self)
 
 
 def parse_reference(text: str) -> ImageReference | None:
-    """None if it does not look like one."""
     found = _FORM.fullmatch(text)
     return ImageReference(bytes.fromhex(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 class ImageName(NamedTuple):
-    """A picture whose bytes were left out: the source of a `MediaPart`."""
+    """The source of a `MediaPart` without bytes: either a reference or a uuid."""
 
     hash: str | None = None
     uuid: str | None = None
@@ -46,21 +41,21 @@ class ImageName(NamedTuple):
 
 def image_not_found(name: str, param: str | None = None) -> ImageNotFound:
     return ImageNotFound(
-        f"The picture {name[:80]!r} is not kept here, or no longer; send the request again with its bytes.",
+        f"The image {name[:80]!r} is not kept here, or no longer; send the request again with its bytes.",
         param=param,
     )
 
 
 class ImageNames:
-    """Thread-safe."""
+    """Which uuid names which image, for each tenant. Thread-safe."""
 
-    def __init__(self, most: int = MOST_IDS) -> None:
+    def __init__(self, most: int = MAX_IDS) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[bytes, str], ImageReference] = OrderedDict()  # by salt and id
+        self._known: OrderedDict[tuple[bytes, str], ImageReference] = OrderedDict()  # by salt and uuid
 
     def learn(self, salt: bytes, uuid: str, reference: ImageReference) -> None:
-        """The id names this picture from here on, whatever it named before."""
+        """Names the image `uuid`, whatever that named before."""
         with self._lock:
             self._known[salt, uuid] = reference
             self._known.move_to_end((salt, uuid))
@@ -68,18 +63,18 @@ class ImageNames:
                 self._known.popitem(last=False)
 
     def forget(self, salt: bytes, uuid: str, reference: str) -> None:
-        """The id, if it still names that picture."""
+        """Forgets the uuid if it still names that image."""
         with self._lock:
             if str(self._known.get((salt, uuid))) == reference:
                 del self._known[salt, uuid]
 
     def find(self, salt: bytes, named: ImageName, param: str | None = None) -> ImageReference:
-        """What a name stands for; ImageNotFound if this tenant has given it to nothing."""
+        """The image of a name; ImageNotFound if this tenant has none."""
         if named.hash is not None:
             reference = parse_reference(named.hash)
             if reference is None:
                 raise InvalidValue(
-                    f"{named.hash[:80]!r} is no picture's hash; give one as `usage` told it: 64"
+                    f"{named.hash[:80]!r} is not the hash of an image; give one as `usage` reports it: 64"
                     " hexadecimal digits and the size",
                     param=param,
                 )
@@ -94,7 +89,7 @@ class ImageNames:
         return reference
 
     def find_any(self, salt: bytes, name: str) -> ImageReference:
-        """A name that may be either; an id comes first."""
+        """The image of a uuid or, if there is no such uuid, of a reference."""
         with self._lock:
             reference = self._known.get((salt, name))
         reference = reference or parse_reference(name)
@@ -105,5 +100,5 @@ class ImageNames:
 
 def check_uuid(uuid: Any, param: str) -> str:
     if not isinstance(uuid, str) or not 0 < len(uuid) <= MAX_UUID_LENGTH:
-        raise InvalidValue(f"a picture's uuid is a text of 1 to {MAX_UUID_LENGTH} letters", param=param)
+        raise InvalidValue(f"an image's uuid is a text of 1 to {MAX_UUID_LENGTH} characters", param=param)
     return uuid

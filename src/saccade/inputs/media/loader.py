@@ -1,8 +1,7 @@
-"""A picture or video in whatever form it was given, to pixels and an identity.
+"""One image or video, in whatever form the caller gave it, to pixels and a content hash.
 
-takes   URLs; from the library also paths, bytes, PIL images, arrays, lists of frames
-gives   pixels and the content hash, keyed by the tenant's salt
-never   reads a path or an object for a caller that is not trusted: those may only give URLs
+Callers that are not trusted (HTTP) may only give URLs; the library also takes paths, bytes, PIL images,
+arrays and lists of frames.
 """
 
 import threading
@@ -17,59 +16,60 @@ from PIL import Image
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
-from saccade.inputs.image_processor import VideoProcessing
+from saccade.inputs.image_processor import VideoProcessor
 from saccade.inputs.media import decode, fetch, video
 from saccade.inputs.media.cancellation import CancelToken
+from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.hashing import content_hash, media_hash, tenant_hash
-from saccade.inputs.media.part import MediaKind
 from saccade.inputs.media.rgbx import words_of_rgb
 from saccade.request import NO_PIXELS, Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
 
-
-Admit = Callable[[int, int, int], None]  # told count, width and height of frames before they are decoded
+Admit = Callable[[int, int, int], None]  # count, width and height of frames; raises if they do not fit
 
 
 @dataclass(frozen=True)
 class LoadedImage:
     pixels: Pixels  # [1, height, width, 3]
-    digest: bytes  # `hashing.picture_hash`
-    content: bytes  # that digest for its tenant
+    digest: bytes  # `hashing.media_hash`
+    content: bytes  # `hashing.tenant_hash` of the digest
 
 
 @dataclass(frozen=True)
 class OpenedImage:
-    """A picture whose size is known and of which nothing is decoded."""
+    """An image whose size is known and of which nothing is decoded."""
 
     size: tuple[int, int]  # width, height as stored; an EXIF orientation may still swap them
     decode: Callable[[], LoadedImage]
-    without_pixels: bool = False  # there is nothing to decode: it was only named
+    without_pixels: bool = False  # the client sent only its name
 
     @property
     def pixels(self) -> int:
-        """To be decoded."""
+        """How many will be decoded."""
         return 0 if self.without_pixels else self.size[0] * self.size[1]
 
 
 class SharedImage:
-    """A picture the library's user gave in several prompts of one call: whoever comes first reads and hashes
-    it. Only for the time of that call: what was given may be changed afterwards."""
+    """An image that several prompts of one library call contain: it is decoded and hashed once.
+
+    Only for the time of that call, since the caller may change the object afterwards.
+    """
 
     def __init__(self, given: Any) -> None:
         self.given = given
         self._lock = threading.Lock()
-        self._picture: LoadedImage | None = None
+        self._loaded: LoadedImage | None = None
 
-    def sighted(self, limits: MediaLimits) -> OpenedImage:
-        plain = open_image(self.given, limits, trusted=True)
-        return OpenedImage(plain.size, lambda: self._once(plain))
+    def open(self, limits: MediaLimits) -> OpenedImage:
+        opened = open_image(self.given, limits, trusted=True)
+        return OpenedImage(opened.size, lambda: self._decode_once(opened))
 
-    def _once(self, plain: OpenedImage) -> LoadedImage:
+    def _decode_once(self, opened: OpenedImage) -> LoadedImage:
         with self._lock:
-            if self._picture is None:
-                self._picture = plain.decode()
-            return self._picture
+            if self._loaded is None:
+                self._loaded = opened.decode()
+            return self._loaded
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def open_image(
     trusted: bool = False,
     cancel: CancelToken | None = None,
 ) -> OpenedImage:
-    """One picture: fetched, its size read and checked."""
+    """Fetches an image, reads its size and checks it."""
     if trusted and isinstance(source, SharedImage) and not salt:
-        return source.sighted(limits)
+        return source.open(limits)
     if trusted and isinstance(source, Image.Image):
         decode.check_area(source.size, limits)
         return OpenedImage(source.size, lambda: _from_image(source, limits, salt))
@@ -101,13 +101,12 @@ def open_image(
 
 
 def open_named_image(digest: bytes, width: int, height: int, salt: bytes) -> OpenedImage:
-    """One picture of which there is only the name."""
-    picture = LoadedImage(NO_PIXELS, digest, tenant_hash(digest, salt))
-    return OpenedImage((width, height), lambda: picture, without_pixels=True)
+    """An image of which only the name was sent."""
+    image = LoadedImage(NO_PIXELS, digest, tenant_hash(digest, salt))
+    return OpenedImage((width, height), lambda: image, without_pixels=True)
 
 
 def load_image(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> LoadedImage:
-    """One picture, decoded."""
     return open_image(source, limits, salt, trusted=trusted).decode()
 
 
@@ -121,7 +120,7 @@ def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> LoadedI
 
 def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> LoadedImage:
     pixels = decode.from_array(array, limits)
-    # Of three bands the pixels are a copy of it, and nobody changes that.
+    # With three bands `pixels` is a copy of the array, which the caller cannot change meanwhile.
     data = pixels if array.shape == pixels.shape[1:] else np.ascontiguousarray(array)
     digest = media_hash("array", str(array.dtype), array.shape, _flat(data))
     return LoadedImage(pixels, digest, tenant_hash(digest, salt))
@@ -140,7 +139,7 @@ def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> LoadedImage:
 
 def load_video(
     source: Any,
-    processing: VideoProcessing,
+    processor: VideoProcessor,
     limits: MediaLimits,
     salt: bytes = b"",
     *,
@@ -148,14 +147,14 @@ def load_video(
     cancel: CancelToken | None = None,
     admit: Admit | None = None,
 ) -> LoadedVideo:
-    """One video. The library's user may give frames: an array, a list, or a mapping of `frames` and `fps`."""
+    """Fetches and decodes a video. The library may give frames: an array, a list, or a mapping with `fps`."""
     frames, fps = _given_frames(source) if trusted else (None, None)
     if frames is not None:
-        sampled = video.from_frames(frames, fps, processing, limits, admit)
+        sampled = video.from_frames(frames, fps, processor, limits, admit)
         content = content_hash("frames", str(fps), sampled.frames.shape, sampled.frames.tobytes(), salt)
     else:
         data = _bytes(source, limits, "video", trusted, cancel)
-        sampled = video.decode_video(data, processing, limits, cancel, admit)
+        sampled = video.decode_video(data, processor, limits, cancel, admit)
         content = content_hash("video", "RGB", sampled.frames.shape, data, salt)
     return LoadedVideo(sampled.frames, sampled.indices, sampled.fps, content)
 
@@ -163,7 +162,7 @@ def load_video(
 def _given_frames(source: Any) -> tuple[Any, float | None]:
     if isinstance(source, Mapping):
         if "frames" not in source or not set(source) <= {"frames", "fps"}:
-            raise MediaRefused("A video given as a mapping has `frames` and, if known, `fps`; nothing else.")
+            raise MediaRefused("A video given as a mapping has `frames` and optionally `fps`; nothing else.")
         return source["frames"], source.get("fps")
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], int | float):
         return source[0], float(source[1])
@@ -185,12 +184,11 @@ def _bytes(
 
 
 def _read(path: Path, most: int) -> bytes:
-    """A file of the library's user."""
     try:
         with path.expanduser().open("rb") as file:
             data = file.read(most + 1)
     except OSError as error:
         raise MediaRefused(f"{path} cannot be read: {error.strerror}.") from error
     if len(data) > most:
-        raise MediaRefused(f"{path} has more than the {most} bytes allowed; raise the limit if it is meant.")
+        raise MediaRefused(f"{path} has more than the {most} bytes allowed; raise the limit to load it.")
     return data

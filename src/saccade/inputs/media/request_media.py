@@ -1,76 +1,82 @@
-"""The pictures and videos of a request, from what was given to views and pixels.
+"""The images and videos of a request, from what the caller gave to views and pixels.
 
-takes   `MediaPart`s; how the checkpoint processes them; what the context still holds
-gives   one `LoadedMedia` per part: its views, their pixels, and the text before each
-owns    the threads that fetch and decode; budgets of the pixels being decoded
-never   decodes a picture before it is known that all pictures of the request fit: into the context, into
-        `max_request_pixels`, and into what all requests may have decoded at the same time
-
-Three stages: every picture is fetched and its size read; sizes are checked; then they are decoded, and the
-videos, whose sizes only their decoder knows, with the same checks once it has told.
+Nothing is decoded before all images of the request are known to fit: into the context, into
+`max_request_pixels`, and into what all requests together may decode at once. So every image is fetched and
+its size read; then sizes are checked; then images are decoded, and videos, whose size only the decoder knows,
+with the same checks once it has reported it.
 """
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
-from saccade.inputs import image_processor as geometry
-from saccade.inputs.image_processor import ImageProcessing, VideoProcessing
-from saccade.inputs.media import hashing, video
-from saccade.inputs.media import loader as source
+from saccade.inputs.image_processor import ImageProcessor, PromptView, Size, VideoProcessor, check_size
+from saccade.inputs.media import video
 from saccade.inputs.media.cancellation import CancelToken, FairSemaphore
+from saccade.inputs.media.fetch import MediaKind
+from saccade.inputs.media.hashing import image_reference
 from saccade.inputs.media.image_names import ImageName, ImageNames, ImageReference
-from saccade.inputs.media.part import MediaPart
-from saccade.request import Pixels, View
+from saccade.inputs.media.loader import OpenedImage, load_video, open_image, open_named_image
+from saccade.lod.types import Detail
+from saccade.request import Pixels
 from saccade.request_timing import RequestTiming
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-LOADERS = 32  # threads; they wait for remote pictures more than they compute
-DECODING_PIXELS = 64_000_000  # decoded at once: while it is converted, a pixel takes up to 19 bytes
-REQUESTS_AT_ONCE = 2  # of the largest size that may be held decoded while being prepared
-WAIT_SECONDS = 120.0  # for a part of those budgets
+LOADER_THREADS = 32  # they mostly wait for remote servers
+DECODING_PIXELS = 64_000_000  # decoded at once; a pixel takes up to 19 bytes while it is converted
+REQUESTS_AT_ONCE = 2  # requests of the largest size whose decoded pixels may be held at once
+WAIT_SECONDS = 120.0  # for either of these limits
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """An image or video as the caller gave it."""
+
+    kind: MediaKind
+    source: Any  # a URL or an `ImageName`; for the library also bytes, a path, a PIL image, an array
+    param: str = ""  # what errors call it, such as "messages[0].content[1]"
+    detail: Detail | None = None  # of an image
+    uuid: str | None = None  # the client's name for the image
 
 
 @dataclass(frozen=True)
 class LoadedMedia:
-    """What stands for one picture or video in the prompt: text between views, and the views' pixels."""
+    """What replaces one placeholder of the prompt: views, and the pixels that each of them shows."""
 
-    kind: str
-    stamps: tuple[str, ...]  # text before each view; for a picture one empty text
-    views: tuple[View, ...]
+    views: tuple[PromptView, ...]
     pixels: tuple[Pixels, ...]
-    name: str = ""  # of a picture: its reference
-    without_pixels: bool = False  # it was only named
+    name: str = ""  # of an image: its reference
+    without_pixels: bool = False  # the client sent only its name
 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """For whom media are loaded."""
+    """The request for which media are loaded."""
 
     salt: bytes
-    trusted: bool  # paths and objects are taken, not only URLs
+    trusted: bool  # paths and objects are allowed, not only URLs
     cancel: CancelToken
-    field: str  # what the caller's words are called in errors
-    room: Callable[[int], object]  # told how many visual tokens there are; raises when they do not fit
-    timing: RequestTiming  # told where the time goes
-    # Told the sizes of all pictures, gives their tokens; None: each at full detail.
-    cost: Callable[[Sequence[tuple[int, int]]], int] | None = None
+    param: str  # what errors call the prompt
+    check_tokens: Callable[[int], object]  # raises if so many visual tokens do not fit
+    timing: RequestTiming
+    # Most tokens of images of these sizes under level of detail; None: full detail.
+    lod_tokens: Callable[[Sequence[Size]], int] | None = None
 
 
-class _Tally:
-    """Tokens and pixels of one request as they become known."""
+class _RequestBudget:
+    """Counts visual tokens and pixels of one request as they become known, and checks them."""
 
-    def __init__(self, limits: MediaLimits, terms: LoadContext) -> None:
+    def __init__(self, limits: MediaLimits, context: LoadContext) -> None:
         self._lock = threading.Lock()
         self._limits = limits
-        self._terms = terms
+        self._context = context
         self.tokens = 0
         self.pixels = 0
 
@@ -78,29 +84,26 @@ class _Tally:
         with self._lock:
             self.tokens += tokens
             self.pixels += pixels
-        self.check()
-
-    def check(self) -> None:
         most = self._limits.max_request_pixels
         if self.pixels > most:
             raise MediaRefused(
-                f"The pictures and frames of the request have {self.pixels} pixels together; at most {most}"
+                f"The images and frames of the request have {self.pixels} pixels together; at most {most}"
                 " are allowed. Send fewer or smaller ones.",
-                param=self._terms.field,
+                param=self._context.param,
             )
-        self._terms.room(self.tokens)
+        self._context.check_tokens(self.tokens)
 
 
 class MediaLoader:
-    """Loads the media of one checkpoint's requests, several at once. Thread-safe."""
+    """Loads the media of requests, several at once. Thread-safe."""
 
     def __init__(
-        self, image: ImageProcessing | None, video: VideoProcessing | None, limits: MediaLimits
+        self, image: ImageProcessor | None, video: VideoProcessor | None, limits: MediaLimits
     ) -> None:
         self._image = image
         self._video = video
         self._limits = limits
-        self._pool = ThreadPoolExecutor(LOADERS, thread_name_prefix="media")
+        self._pool = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="media")
         self._closed = CancelToken()
         self._decoding = FairSemaphore(max(DECODING_PIXELS, limits.max_pixels))
         self._held = FairSemaphore(REQUESTS_AT_ONCE * limits.max_request_pixels)
@@ -111,98 +114,97 @@ class MediaLoader:
         self._closed.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def load(self, parts: Sequence[MediaPart], terms: LoadContext) -> list[LoadedMedia]:
-        """The visuals of a request, in order. What was given twice is loaded once."""
-        if not parts:
-            return []
-        cancel = CancelToken()  # of this request's threads: one part that fails ends the others
-        inner = replace(terms, cancel=cancel)
-        distinct = {_identity(part): part for part in parts}
-        with terms.cancel.on_cancel(cancel.cancel), self._closed.on_cancel(cancel.cancel):
-            loaded = self._load(distinct, [_identity(part) for part in parts], inner)
-        return [loaded[_identity(part)] for part in parts]
+    def load(self, parts: Sequence[MediaPart], context: LoadContext) -> list[LoadedMedia]:
+        """The media of a request in prompt order. A source that occurs twice is loaded once."""
+        keys = [_identity(part) for part in parts]
+        cancel = CancelToken()  # a part that fails cancels the threads of the others
+        with context.cancel.on_cancel(cancel.cancel), self._closed.on_cancel(cancel.cancel):
+            loaded = self._load(dict(zip(keys, parts, strict=True)), keys, replace(context, cancel=cancel))
+        return [loaded[key] for key in keys]
 
     def _load(
-        self, parts: dict[Hashable, MediaPart], order: Sequence[Hashable], terms: LoadContext
+        self, parts: dict[Hashable, MediaPart], keys: Sequence[Hashable], context: LoadContext
     ) -> dict[Hashable, LoadedMedia]:
-        pictures = {key: part for key, part in parts.items() if part.kind == "image"}
-        videos = {key: part for key, part in parts.items() if part.kind == "video"}
-        with terms.timing.measure("fetch"):
-            found = self._spread(lambda part: self._sight(part, terms), pictures, terms)
-        tally = _Tally(self._limits, terms)
-        # Each time it stands in the prompt: the engine is sent its pixels each time.
-        sizes = [found[key].size for key in order if key in found]
-        tally.tokens += terms.cost(sizes) if terms.cost else sum(map(self._tokens, sizes))
-        tally.pixels += sum(found[key].pixels for key in order if key in found)
-        tally.check()
-        # A video's frames are counted at the most they may be: their number is not known yet.
-        held = tally.pixels + len(videos) * (video.FRAME_BYTES // 3)
-        with terms.timing.measure("unpack"), _unless_free(self._held, held, terms.cancel):
-            sized = {key: (part, found[key]) for key, part in pictures.items()}
-            decoded = self._spread(lambda one: self._picture(*one, terms), sized, terms)
-            times = {key: order.count(key) for key in videos}
-            counted = {key: (part, times[key]) for key, part in videos.items()}
-            return decoded | self._spread(lambda one: self._movie(*one, tally, terms), counted, terms)
+        images = {key: part for key, part in parts.items() if part.kind == "image"}
+        videos = {key: (part, keys.count(key)) for key, part in parts.items() if part.kind == "video"}
+        with context.timing.measure("fetch"):
+            opened = self._map(lambda part: self._open(part, context), images, context)
+        budget = _RequestBudget(self._limits, context)
+        # An image counts each time it occurs: the engine receives its pixels each time.
+        shown = [(parts[key], opened[key]) for key in keys if key in opened]
+        if context.lod_tokens is not None:
+            tokens = context.lod_tokens([image.size for _, image in shown])
+        else:
+            tokens = sum(self._images().num_tokens(image.size, part.detail) for part, image in shown)
+        budget.add(tokens, sum(image.pixels for _, image in shown))
+        # The number of frames of a video is not known yet: the most that are kept are counted.
+        held = budget.pixels + len(videos) * (video.FRAME_BYTES // 3)
+        with context.timing.measure("unpack"), self._held.holding(held, context.cancel, WAIT_SECONDS):
+            pairs = {key: (part, opened[key]) for key, part in images.items()}
+            loaded = self._map(lambda one: self._decode_image(*one, context), pairs, context)
+            if videos:
+                loaded |= self._map(lambda one: self._load_video(*one, budget, context), videos, context)
+            return loaded
 
-    def _tokens(self, size: tuple[int, int]) -> int:
-        """Of a picture; the same for its EXIF orientation, which swaps rows and columns."""
-        view = geometry.plain_view(b"", size, self._image_processing())
-        return view.tokens
-
-    def _sight(self, part: MediaPart, terms: LoadContext) -> source.OpenedImage:
+    def _open(self, part: MediaPart, context: LoadContext) -> OpenedImage:
         with _naming(part):
-            self._image_processing()
             if isinstance(part.source, ImageName):
-                reference = self.names.find(terms.salt, part.source, part.where or None)
-                geometry.check_size(reference.width, reference.height)
-                return source.open_named_image(*reference, terms.salt)
-            return source.open_image(
-                part.source, self._limits, terms.salt, trusted=terms.trusted, cancel=terms.cancel
+                reference = self.names.find(context.salt, part.source, part.param or None)
+                check_size(reference.width, reference.height)
+                return open_named_image(*reference, context.salt)
+            return open_image(
+                part.source, self._limits, context.salt, trusted=context.trusted, cancel=context.cancel
             )
 
-    def _picture(self, part: MediaPart, sighted: source.OpenedImage, terms: LoadContext) -> LoadedMedia:
-        width, height = sighted.size
-        with _naming(part), _unless_free(self._decoding, sighted.pixels, terms.cancel):
-            picture = sighted.decode()
-            if not sighted.without_pixels:
-                height, width = picture.pixels.shape[1:3]
-            view = geometry.plain_view(picture.content, (width, height), self._image_processing())
-        reference = ImageReference(picture.digest, width, height)
+    def _decode_image(self, part: MediaPart, opened: OpenedImage, context: LoadContext) -> LoadedMedia:
+        width, height = opened.size
+        with _naming(part), self._decoding.holding(opened.pixels, context.cancel, WAIT_SECONDS):
+            image = opened.decode()
+            if not opened.without_pixels:
+                height, width = image.pixels.shape[1:3]  # after the EXIF orientation
+            views = self._images().views(image.content, (width, height), part.detail)
         if part.uuid is not None:
-            self.names.learn(terms.salt, part.uuid, reference)
-        return LoadedMedia("image", ("",), (view,), (picture.pixels,), str(reference), sighted.without_pixels)
+            self.names.learn(context.salt, part.uuid, ImageReference(image.digest, width, height))
+        name = image_reference(image.digest, width, height)
+        return LoadedMedia(views, (image.pixels,) * len(views), name, opened.without_pixels)
 
-    def _movie(self, part: MediaPart, times: int, tally: _Tally, terms: LoadContext) -> LoadedMedia:
-        processing = self._video
-        if processing is None:
-            raise MediaRefused("This model takes no videos.", param=part.where or None)
+    def _load_video(
+        self, part: MediaPart, count: int, budget: _RequestBudget, context: LoadContext
+    ) -> LoadedMedia:
+        processor = self._video
+        if processor is None:
+            raise MediaRefused("This model takes no videos.", param=part.param or None)
 
         def admit(frames: int, width: int, height: int) -> None:
-            view = geometry.video_view(b"", (width, height), frames, processing)
-            views = len(processing.groups(frames))
-            tally.add(times * views * view.tokens, times * frames * width * height)
+            tokens = processor.num_tokens((width, height), frames)
+            budget.add(count * tokens, count * frames * width * height)
 
         with _naming(part):
-            loaded = source.load_video(
+            loaded = load_video(
                 part.source,
-                processing,
+                processor,
                 self._limits,
-                terms.salt,
-                trusted=terms.trusted,
-                cancel=terms.cancel,
+                context.salt,
+                trusted=context.trusted,
+                cancel=context.cancel,
                 admit=admit,
             )
-        return _video_visual(loaded, processing)
+        height, width = loaded.frames.shape[1:3]
+        views = processor.views(loaded.content, (width, height), loaded.indices, loaded.fps)
+        return LoadedMedia(
+            views,
+            tuple(loaded.frames if one.frames is None else loaded.frames[list(one.frames)] for one in views),
+        )
 
-    def _image_processing(self) -> ImageProcessing:
+    def _images(self) -> ImageProcessor:
         if self._image is None:
             raise MediaRefused("This model takes no images.")
         return self._image
 
-    def _spread(
-        self, work: Callable[[Item], Result], items: dict[Hashable, Item], terms: LoadContext
+    def _map(
+        self, work: Callable[[Item], Result], items: dict[Hashable, Item], context: LoadContext
     ) -> dict[Hashable, Result]:
-        """`work` on every item, several at once; the first failure in their order is the one raised."""
+        """Runs `work` on every item in threads; raises the first failure in their order."""
         if len(items) <= 1:
             return {key: work(item) for key, item in items.items()}
         futures: dict[Hashable, Future[Result]] = {}
@@ -211,48 +213,30 @@ class MediaLoader:
                 futures[key] = self._pool.submit(work, item)
             return {key: future.result() for key, future in futures.items()}
         except BaseException as error:
-            terms.cancel.cancel()
-            begun = [future for future in futures.values() if not future.cancel()]
-            wait(begun)  # what they hold in memory is accounted for until they are over
+            context.cancel.cancel()
+            wait([future for future in futures.values() if not future.cancel()])  # they still hold memory
             if isinstance(error, RuntimeError):
-                self._closed.raise_if_cancelled()  # closed before all were begun
+                self._closed.raise_if_cancelled()  # the pool was shut down before all were submitted
             raise
 
 
 def _identity(part: MediaPart) -> Hashable:
-    """What was given twice is loaded once; under each of its names, if it is given several."""
+    """Parts with the same identity are loaded once; with several uuids, once for each."""
     given = part.source
-    return part.kind, given if isinstance(given, str | bytes | ImageName) else id(given), part.uuid
-
-
-def _unless_free(budget: FairSemaphore, units: int, cancel: CancelToken) -> AbstractContextManager[None]:
-    """A part of the budget, once it is there; whoever needs nothing waits for nobody."""
-    return budget.holding(units, cancel, WAIT_SECONDS) if units else nullcontext()
+    return (
+        part.kind,
+        given if isinstance(given, str | bytes | ImageName) else id(given),
+        part.uuid,
+        part.detail,
+    )
 
 
 @contextmanager
 def _naming(part: MediaPart) -> Iterator[None]:
-    """A refusal says which part it is about."""
+    """Adds to a refusal which part it is about."""
     try:
         yield
     except MediaRefused as error:
-        if error.param is None and part.where:
-            error.param = part.where
+        if error.param is None and part.param:
+            error.param = part.param
         raise
-
-
-def _video_visual(loaded: source.LoadedVideo, processing: VideoProcessing) -> LoadedMedia:
-    frames, height, width = loaded.frames.shape[:3]
-    groups = processing.groups(frames)
-    views = []
-    for group in groups:
-        content = hashing.frames_hash(loaded.content, [loaded.indices[place] for place in group])
-        views.append(geometry.video_view(content, (width, height), frames, processing))
-    return LoadedMedia(
-        "video",
-        tuple(
-            f"<{seconds:.1f} seconds>" for seconds in processing.timestamps(list(loaded.indices), loaded.fps)
-        ),
-        tuple(views),
-        tuple(loaded.frames[group] for group in groups),
-    )

@@ -1,8 +1,6 @@
-"""Where a URL leads, and whether one may go there.
+"""Address checks against server-side request forgery.
 
-takes   a URL as somebody wrote it
-gives   scheme, host, port and path without any doubt about what they are; the addresses to connect to
-never   accepts what two parsers could read in two ways; gives an address that is not public
+URLs that two parsers could read differently are refused, and so are addresses that are not public.
 """
 
 import ipaddress
@@ -23,9 +21,9 @@ _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]*)?")
 _ODD_HOST = "The URL's host is neither a name nor a plainly written address."
-# The only IPv6 space in public use, and what inside it stands for IPv4 addresses in disguise.
+# The IPv6 space in public use, and the parts of it that embed IPv4 addresses (6to4, Teredo).
 _PUBLIC_V6 = ipaddress.ip_network("2000::/3")
-_DISGUISED_V6 = (ipaddress.ip_network("2002::/16"), ipaddress.ip_network("2001::/32"))
+_EMBEDDED_V4 = (ipaddress.ip_network("2002::/16"), ipaddress.ip_network("2001::/32"))
 _RELAY_V4 = ipaddress.ip_network("192.88.99.0/24")
 
 
@@ -45,11 +43,11 @@ class Target:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def parse(url: str) -> Target:
-    """Reads an http(s) URL strictly."""
+def parse_url(url: str) -> Target:
+    """Parses an http(s) URL strictly."""
     if len(url) > MAX_URL:
         raise MediaRefused(f"The URL has {len(url)} characters; at most {MAX_URL} are allowed.")
-    if not all("!" <= letter <= "~" for letter in url) or "\\" in url:
+    if not all("!" <= character <= "~" for character in url) or "\\" in url:
         raise MediaRefused(
             "The URL contains a space, a backslash, a control or a non-ASCII character; percent-encode it"
             " (and write an international host name in its ASCII form)."
@@ -73,14 +71,14 @@ def parse(url: str) -> Target:
 
 
 def _host(netloc: str) -> str:
-    """The host of a network location, as a name or a plainly written address."""
+    """The host of a network location: a name or an address in its usual form."""
     if match := _BRACKETED.fullmatch(netloc):
         return _address(ipaddress.IPv6Address, match[1])
     host = netloc.partition(":")[0].lower().removesuffix(".")
     labels = host.split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise MediaRefused(_ODD_HOST)
-    # A name that ends in a number is an address; decimal, octal, hexadecimal and short forms are not plain.
+    # A name that ends in a number is an address; decimal, octal, hexadecimal and short forms are refused.
     return _address(ipaddress.IPv4Address, host) if _NUMBER.fullmatch(labels[-1]) else host
 
 
@@ -92,7 +90,7 @@ def _address(kind: Callable[[str], object], text: str) -> str:
 
 
 def check_domain(host: str, limits: MediaLimits) -> None:
-    """`allowed_domains` holds exact host names; one that begins with a dot stands for all names under it."""
+    """`allowed_domains` holds host names; one that begins with a dot allows all its subdomains."""
     allowed = limits.allowed_domains
     if allowed is None:
         return
@@ -103,7 +101,7 @@ def check_domain(host: str, limits: MediaLimits) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Whether anybody on the internet reaches this address, and it is not an IPv4 address in disguise."""
+    """Whether the address is public and embeds no IPv4 address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -112,11 +110,11 @@ def is_public(address: str) -> bool:
         return False
     if isinstance(parsed, ipaddress.IPv4Address):
         return parsed not in _RELAY_V4
-    return parsed in _PUBLIC_V6 and not any(parsed in network for network in _DISGUISED_V6)
+    return parsed in _PUBLIC_V6 and not any(parsed in network for network in _EMBEDDED_V4)
 
 
-def addresses(target: Target, limits: MediaLimits, resolve: Resolve) -> list[str]:
-    """Every address of the host; all of them must be public, or none is used."""
+def resolve_checked(target: Target, limits: MediaLimits, resolve: Resolve) -> list[str]:
+    """The addresses of the host. If one of them is not public, none is used."""
     try:
         found = list(dict.fromkeys(resolve(target.host, target.port)))
     except (OSError, UnicodeError):

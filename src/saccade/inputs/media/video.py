@@ -1,11 +1,7 @@
-"""Videos to sampled frames.
+"""Videos to sampled frames, decoded in a subprocess (video_worker.py) with limits on memory and time.
 
-takes   encoded bytes of anybody, or frames of the library's user
-gives   uint8 [frames, height, width, 3], which frames they are, and how many pass in a second
-never   decodes in this process; believes what a header claims; keeps more than `FRAME_BYTES` of frames
-
-The decoder is a process with limits on memory and time (video_worker.py). It is told which frames to give and
-answers with raw pixels of the size that was agreed, so nothing it writes is interpreted.
+The worker is told which frames to return and answers with raw pixels of the agreed size, so nothing it writes
+is parsed but one line of JSON. Headers are not trusted, and at most `FRAME_BYTES` of frames are kept.
 """
 
 import contextlib
@@ -18,14 +14,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
-from saccade.inputs.image_processor import DEFAULT_FPS, VideoProcessing
+from saccade.inputs.image_processor import VideoProcessor
 from saccade.inputs.media.cancellation import CancelToken, FairSemaphore
 from saccade.inputs.media.decode import sniff
 from saccade.request import Pixels
@@ -36,12 +32,13 @@ WORKER = Path(__file__).with_name("video_worker.py")
 WORKER_BYTES = 4 << 30  # address space of the decoder
 WORKER_CPU_SECONDS = 120
 WORKER_SECONDS = 120.0  # from start to the last frame
-DECODERS = 4  # at once; others wait for a place
-FRAME_BYTES = 256 << 20  # frames kept at the video's own size; beyond, they are resized as they are decoded
+DEFAULT_FPS = 24.0  # of frames given without a rate
+DECODERS = 4  # at once; others wait
+FRAME_BYTES = 256 << 20  # of frames kept at the video's own size; more are resized as they are decoded
 _LINE = 1 << 16  # bytes of the worker's first line, at most
-# Nothing of ours; and on machines with many cores, no address space for threads that are not used.
+# Nothing of the parent's; the limits save address space on machines with many cores.
 _ENVIRONMENT = {"PATH": os.defpath, "MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
-_PLACES = FairSemaphore(DECODERS)
+_DECODER_SLOTS = FairSemaphore(DECODERS)
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,9 @@ class SampledFrames:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _Probe:
+    """What the worker reports about a video."""
+
     frames: int
     fps: float
     width: int
@@ -62,7 +61,7 @@ class _Facts:
 
 
 def sniff_video(data: bytes) -> Container | None:
-    """The container by its first bytes; None when it is not one of the allowed."""
+    """The container by its first bytes; None if it is not allowed."""
     if data[4:8] == b"ftyp":
         return "mp4"  # and mov
     if data[:4] == b"\x1a\x45\xdf\xa3":
@@ -72,14 +71,14 @@ def sniff_video(data: bytes) -> Container | None:
 
 def decode_video(
     data: bytes,
-    processing: VideoProcessing,
+    processor: VideoProcessor,
     limits: MediaLimits,
     cancel: CancelToken | None = None,
     admit: Callable[[int, int, int], None] | None = None,
 ) -> SampledFrames:
-    """Frames of an encoded video, sampled by the checkpoint's rule.
+    """Sampled frames of an encoded video.
 
-    `admit` is told their number, width and height before they are decoded, and may refuse them.
+    `admit` gets their number, width and height before they are decoded, and may raise.
     """
     cancel = cancel or CancelToken()
     if len(data) > limits.max_video_bytes:
@@ -87,27 +86,27 @@ def decode_video(
     container = "gif" if sniff(data) == "GIF" else sniff_video(data)
     if container is None:
         raise MediaRefused("The video is of no known format; send MP4, MOV, WebM, Matroska or GIF.")
-    with _PLACES.holding(1, cancel, WORKER_SECONDS), _worker(data, container, cancel) as worker:
-        facts = _facts(_line(worker))
-        _check(facts, limits)
-        indices = processing.sample(facts.frames, facts.fps, limits.max_frames)
-        width, height = _agreed_size(facts, len(indices), processing)
+    with _DECODER_SLOTS.holding(1, cancel, WORKER_SECONDS), _worker(data, container, cancel) as worker:
+        probe = _probe(_line(worker))
+        _check(probe, limits)
+        indices = processor.sample(probe.frames, probe.fps, limits.max_frames)
+        width, height = _agreed_size(probe, len(indices), processor)
         if admit is not None:
             admit(len(indices), width, height)
-        _tell(worker, {"indices": indices, "size": [width, height]})
+        _send(worker, {"indices": indices, "size": [width, height]})
         frames = np.empty((len(indices), height, width, 3), dtype=np.uint8)
         _fill(worker, frames.reshape(-1).data)
-    return SampledFrames(frames, tuple(indices), facts.fps)
+    return SampledFrames(frames, tuple(indices), probe.fps)
 
 
 def from_frames(
     frames: NDArray[np.generic] | Sequence[Any],
     fps: float | None,
-    processing: VideoProcessing,
+    processor: VideoProcessor,
     limits: MediaLimits,
     admit: Callable[[int, int, int], None] | None = None,
 ) -> SampledFrames:
-    """Frames somebody decoded already, [count, height, width, 3] of uint8, sampled by the same rule."""
+    """Sampled frames of a decoded video, uint8 [count, height, width, 3]."""
     array = frames if isinstance(frames, np.ndarray) else _stacked(frames)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
         shape = "x".join(map(str, array.shape))
@@ -117,11 +116,11 @@ def from_frames(
     rate = DEFAULT_FPS if fps is None else float(fps)
     if not 0 < rate < float("inf"):
         raise MediaRefused(f"The video has {fps} frames per second; give a positive number.")
-    facts = _Facts(array.shape[0], rate, array.shape[2], array.shape[1])
-    _check(facts, limits)
-    indices = processing.sample(facts.frames, rate, limits.max_frames)
+    probe = _Probe(array.shape[0], rate, array.shape[2], array.shape[1])
+    _check(probe, limits)
+    indices = processor.sample(probe.frames, rate, limits.max_frames)
     if admit is not None:
-        admit(len(indices), facts.width, facts.height)
+        admit(len(indices), probe.width, probe.height)
     return SampledFrames(np.ascontiguousarray(array[indices]), tuple(indices), rate)
 
 
@@ -132,34 +131,32 @@ def _stacked(frames: Sequence[Any]) -> NDArray[np.generic]:
     return np.stack(arrays)
 
 
-def _agreed_size(facts: _Facts, count: int, processing: VideoProcessing) -> tuple[int, int]:
-    """The source's own size, unless all frames at that size are too much to keep; then the model's size."""
-    rows, columns = processing.grid(facts.width, facts.height, count)
-    if count * facts.width * facts.height * 3 <= FRAME_BYTES:
-        return facts.width, facts.height
-    width, height = columns * processing.patch_size, rows * processing.patch_size
+def _agreed_size(probe: _Probe, count: int, processor: VideoProcessor) -> tuple[int, int]:
+    """The video's own size, or the model's if all frames at their own size exceed `FRAME_BYTES`."""
+    rows, columns = processor.grid(probe.width, probe.height, count)
+    if count * probe.width * probe.height * 3 <= FRAME_BYTES:
+        return probe.width, probe.height
+    width, height = columns * processor.patch_size, rows * processor.patch_size
     if count * width * height * 3 > FRAME_BYTES:
         raise MediaRefused(f"{count} frames of {width}x{height} pixels are too much; send a shorter video.")
     return width, height
 
 
-def _check(facts: _Facts, limits: MediaLimits) -> None:
-    if facts.frames < 1 or facts.width < 1 or facts.height < 1:
+def _check(probe: _Probe, limits: MediaLimits) -> None:
+    if probe.frames < 1 or probe.width < 1 or probe.height < 1:
         raise MediaRefused("The video has no frames.")
-    if facts.width * facts.height > limits.max_pixels:
+    if probe.width * probe.height > limits.max_pixels:
         raise MediaRefused(
-            f"The video is {facts.width}x{facts.height}; at most {limits.max_pixels} pixels are allowed."
+            f"The video is {probe.width}x{probe.height}; at most {limits.max_pixels} pixels are allowed."
         )
 
 
 # --- the worker --------------------------------------------------------------------------------------------
 
 
-class _Worker:
-    def __init__(self, process: "subprocess.Popen[bytes]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        self.process = process
-        self.stdin = stdin
-        self.stdout = stdout
+class _Worker(NamedTuple):
+    stdin: IO[bytes]
+    stdout: IO[bytes]
 
 
 _DAMAGED = "The video is damaged, or takes more memory or time to decode than it may."
@@ -167,7 +164,7 @@ _DAMAGED = "The video is damaged, or takes more memory or time to decode than it
 
 @contextlib.contextmanager
 def _worker(data: bytes, container: Container, cancel: CancelToken) -> Iterator[_Worker]:
-    """A decoder for these bytes, ended when we are done with it or its time is over."""
+    """A decoder process for these bytes; it is killed at the end or after `WORKER_SECONDS`."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -181,18 +178,18 @@ def _worker(data: bytes, container: Container, cancel: CancelToken) -> Iterator[
             env=_ENVIRONMENT,
             start_new_session=True,
         )
-        alarm = threading.Timer(WORKER_SECONDS, process.kill)
-        alarm.start()
+        timer = threading.Timer(WORKER_SECONDS, process.kill)
+        timer.start()
         try:
             if process.stdin is None or process.stdout is None:
                 raise MediaRefused(_DAMAGED)
             with cancel.on_cancel(process.kill):
-                yield _Worker(process, process.stdin, process.stdout)
+                yield _Worker(process.stdin, process.stdout)
         except MediaRefused:
-            cancel.raise_if_cancelled()  # a decoder that was ended looks like one that failed
+            cancel.raise_if_cancelled()  # a decoder that was killed looks like one that failed
             raise
         finally:
-            alarm.cancel()
+            timer.cancel()
             process.kill()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
@@ -210,17 +207,17 @@ def _line(worker: _Worker) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _facts(said: dict[str, Any]) -> _Facts:
-    numbers = [said.get(name) for name in ("frames", "width", "height")]
-    fps = said.get("fps")
+def _probe(report: dict[str, Any]) -> _Probe:
+    numbers = [report.get(name) for name in ("frames", "width", "height")]
+    fps = report.get("fps")
     if not all(type(one) is int and 0 <= one < 1 << 40 for one in numbers) or not isinstance(fps, float):
         raise MediaRefused(_DAMAGED)
     frames, width, height = (int(one) for one in numbers if one is not None)
-    # A rate that cannot be is treated as one that is not known.
-    return _Facts(frames, fps if 0.001 <= fps <= 1000 else DEFAULT_FPS, width, height)
+    # An impossible rate is treated as unknown.
+    return _Probe(frames, fps if 0.001 <= fps <= 1000 else DEFAULT_FPS, width, height)
 
 
-def _tell(worker: _Worker, value: dict[str, Any]) -> None:
+def _send(worker: _Worker, value: dict[str, Any]) -> None:
     try:
         worker.stdin.write(json.dumps(value).encode() + b"\n")
         worker.stdin.flush()
@@ -229,10 +226,10 @@ def _tell(worker: _Worker, value: dict[str, Any]) -> None:
 
 
 def _fill(worker: _Worker, buffer: memoryview) -> None:
-    """Reads exactly as many bytes as were agreed."""
-    place = 0
-    while place < len(buffer):
-        count = os.readv(worker.stdout.fileno(), [buffer[place : place + (1 << 20)]])
+    """Reads exactly as many bytes as the buffer has."""
+    filled = 0
+    while filled < len(buffer):
+        count = os.readv(worker.stdout.fileno(), [buffer[filled : filled + (1 << 20)]])
         if count == 0:
             raise MediaRefused(_DAMAGED)
-        place += count
+        filled += count

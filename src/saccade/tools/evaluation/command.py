@@ -17,7 +17,7 @@ from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.memory import resolve_device, resolve_dtype
 from saccade.errors import ConfigError, SaccadeError
-from saccade.inputs.image_processor import ImageProcessing
+from saccade.inputs.image_processor import ImageProcessor
 from saccade.llm import LLM, Output
 from saccade.request import Pixels
 from saccade.sampling_params import SamplingParams
@@ -86,7 +86,7 @@ def run(engine: EngineConfig, options: EvalOptions) -> int:
 
 def _check(
     engine: EngineConfig, options: EvalOptions, checkpoint: Checkpoint
-) -> tuple[EngineConfig, tuple[int | None, ...], ImageProcessing]:
+) -> tuple[EngineConfig, tuple[int | None, ...], ImageProcessor]:
     """Refuses what cannot work before the engine is loaded. Gives the token limits the checkpoint can
     reach."""
     processing = check_model(engine, options, checkpoint)
@@ -109,7 +109,7 @@ def _check(
 
 def check_model(
     engine: EngineConfig, options: EvalOptions | LodEvalOptions, checkpoint: Checkpoint
-) -> ImageProcessing:
+) -> ImageProcessor:
     if checkpoint.image is None or checkpoint.image_token_id is None:
         raise ConfigError(f"the questions are about images, and {checkpoint.name} takes none")
     if engine.load_format == "dummy":
@@ -150,7 +150,7 @@ class SizedQuestion:
 
 
 def at_sizes(
-    example: Example, limits: Sequence[int | None], processing: ImageProcessing, instruction: str | None
+    example: Example, limits: Sequence[int | None], processing: ImageProcessor, instruction: str | None
 ) -> list[SizedQuestion]:
     """The requests of one example, one for each distinct image size."""
     native = example.image.shape[1], example.image.shape[0]
@@ -173,7 +173,7 @@ class Evaluation:
         llm: LLM,
         options: EvalOptions,
         limits: tuple[int | None, ...],
-        processing: ImageProcessing,
+        processing: ImageProcessor,
         peer: PeerEngine | None,
     ) -> None:
         self._llm = llm

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saccade.inputs.image_processor import ImageProcessing
+from saccade.inputs.image_processor import ImageProcessor
 from saccade.lod.allocate import Field, allocate, windows
 from saccade.lod.choose import PRICE
 from saccade.lod.global_view import glance
@@ -52,7 +52,7 @@ class Trial:
 class TrialFactory:
     """Makes trials for one checkpoint's image processing."""
 
-    processing: ImageProcessing
+    processing: ImageProcessor
     rule: ViewRule
 
     def trial(self, example: Example, method: str, share: float | None) -> Trial:
@@ -169,7 +169,7 @@ class ChannelAblation:
     """For examples whose evidence has a location: scores the maps that need no question, with each group of
     the texture's channels set to zero."""
 
-    def __init__(self, processing: ImageProcessing) -> None:
+    def __init__(self, processing: ImageProcessor) -> None:
         self._processing = processing
         self._areas: dict[tuple[str, str], list[float]] = {
             (group, name): [] for group in CHANNEL_GROUPS for name in MAPS

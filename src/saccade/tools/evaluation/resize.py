@@ -9,22 +9,23 @@ import numpy as np
 from PIL import Image
 
 from saccade.errors import ConfigError
-from saccade.inputs.image_processor import ImageProcessing, fit
+from saccade.inputs.image_processor import ImageProcessor
+from saccade.inputs.qwen_vl_processor import smart_resize
 from saccade.request import Pixels
 
 
-def visual_tokens(size: tuple[int, int], processing: ImageProcessing) -> int:
+def visual_tokens(size: tuple[int, int], processing: ImageProcessor) -> int:
     """Tokens of an image of `size` (width, height)."""
     rows, columns = processing.grid(*size)
     return rows * columns // processing.merge_size**2
 
 
-def least_tokens(processing: ImageProcessing) -> int:
+def least_tokens(processing: ImageProcessor) -> int:
     """Fewest tokens of any image: smaller ones are enlarged to `min_pixels`."""
     return max(1, math.ceil(processing.min_pixels / processing.factor**2))
 
 
-def size_within(size: tuple[int, int], limit: int, processing: ImageProcessing) -> tuple[int, int]:
+def size_within(size: tuple[int, int], limit: int, processing: ImageProcessor) -> tuple[int, int]:
     """Width and height to resize to so that the image costs at most `limit` tokens.
 
     It is the size that the checkpoint's processor would choose if its `max_pixels` were the limit, so the
@@ -43,11 +44,11 @@ def size_within(size: tuple[int, int], limit: int, processing: ImageProcessing) 
     )
 
 
-def _candidates(size: tuple[int, int], limit: int, processing: ImageProcessing) -> Iterator[tuple[int, int]]:
+def _candidates(size: tuple[int, int], limit: int, processing: ImageProcessor) -> Iterator[tuple[int, int]]:
     factor = processing.factor
     width, height = size
     most = min(processing.max_pixels, limit * factor * factor)
-    rows, columns = fit(width, height, factor, processing.min_pixels, most)
+    rows, columns = smart_resize(width, height, factor, processing.min_pixels, most)
     yield columns, rows
     grids = [
         (columns, rows)

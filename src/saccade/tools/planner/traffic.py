@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from saccade.errors import ConfigError
-from saccade.inputs.image_processor import fit
+from saccade.inputs.image_processor import check_size
+from saccade.inputs.qwen_vl_processor import smart_resize
 from saccade.request import Media, Request, Sampling, View
 
 SYNTAX = "NAME:key=value,... with the keys " + (
@@ -34,7 +35,8 @@ class Vision:
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches of a picture of (width, height)."""
-        rows, columns = fit(*size, self.patch * self.merge, self.least_pixels, self.most_pixels)
+        check_size(*size)
+        rows, columns = smart_resize(*size, self.patch * self.merge, self.least_pixels, self.most_pixels)
         return rows // self.patch, columns // self.patch
 
 

@@ -7,11 +7,9 @@ import pytest
 from PIL import Image
 
 from saccade.config import MediaLimits
-from saccade.inputs.media import parallel as spread
-from saccade.inputs.media import pil_buffer as arrow
+from saccade.inputs.media import rgbx
 from saccade.inputs.media.loader import load_image
-from saccade.inputs.media.pil_buffer import copy_rgbx
-from saccade.inputs.media.rgbx import OPAQUE, RgbxWords, contiguous, rgb_of_words, words_of_rgb
+from saccade.inputs.media.rgbx import OPAQUE, RgbxWords, contiguous, copy_rgbx, rgb_of_words, words_of_rgb
 from saccade.request import Pixels
 
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 36, 3), dtype=np.uint8)
@@ -58,22 +56,22 @@ def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
 def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
     image = plain().resize((31, height))
     one = copy_rgbx(image)
-    monkeypatch.setattr(spread, "LEAST_BYTES", 1)
-    monkeypatch.setattr(spread, "COPIERS", 4)
+    monkeypatch.setattr(rgbx, "PARALLEL_BYTES", 1)
+    monkeypatch.setattr(rgbx, "COPY_THREADS", 4)
     several = copy_rgbx(image)
     np.testing.assert_array_equal(several, one)
     for array in (NOISE[:height], NOISE[:height, ::2], NOISE[:height, :, ::-1]):
-        copy = spread.copied(array)
+        copy = rgbx.copy_array(array)
         assert copy.flags.c_contiguous
         assert not np.shares_memory(copy, array)
         np.testing.assert_array_equal(copy, array)
     assert words_of_rgb(rgb_of_words(several)) is several
-    with spread.alone(1 << 30) as granted, spread.alone(1 << 30) as another:  # one picture at a time
+    with rgbx.all_cores(1 << 30) as granted, rgbx.all_cores(1 << 30) as another:  # one picture at a time
         assert (granted, another) == (True, False)
-    with spread.alone(1 << 30) as granted:
+    with rgbx.all_cores(1 << 30) as granted:
         assert granted
-    monkeypatch.setattr(spread, "_process", -1)  # as in a child that was forked off: it has no threads
-    with spread.alone(1 << 30) as granted:
+    monkeypatch.setattr(rgbx, "_process", -1)  # as in a child that was forked off: it has no threads
+    with rgbx.all_cores(1 << 30) as granted:
         assert not granted
 
 
@@ -93,7 +91,7 @@ def test_a_picture_has_one_identity_however_it_lies_in_memory(
     again = Image.fromarray(np.asarray(image))  # its fourth bytes are 255
     limits = MediaLimits()
     names = {load_image(one, limits, trusted=True).digest for one in (image, again)}
-    monkeypatch.setattr(arrow, "_lent", lambda image: None)
+    monkeypatch.setattr(rgbx, "_borrow", lambda image: None)
     names.add(load_image(image, limits, trusted=True).digest)
     assert len(names) == 1
 
