@@ -71,7 +71,7 @@ def look(requests: int) -> Look:
 def fill(llm: LLM, seed: int) -> None:
     """What grows up to a bound while an engine serves, and has no option to make it small."""
     prepare(llm)
-    if not torch.cuda.is_available() or llm.front.checkpoint.image is None:
+    if not torch.cuda.is_available() or llm.processor.checkpoint.image is None:
         return
     large = Questions(llm, seed, Scope(sides=(LARGE, LARGE), pictures=1.0))
     llm.generate(

@@ -38,10 +38,10 @@ BATCH = 16
 
 def ask(name: str, limit: int, share: float | None) -> dict[str, Any]:
     llm = LLM("embedded", progress=False, **WAYS[name])
-    processing = llm.front.checkpoint.image
+    processing = llm.processor.checkpoint.image
     if processing is None:
         raise RuntimeError("the embedded model sees no pictures")
-    bench = TrialFactory(processing, read_views(llm.front.checkpoint.config, processing.factor).rule)
+    bench = TrialFactory(processing, read_views(llm.processor.checkpoint.config, processing.factor).rule)
     wanted = [(task, index, SEED) for task, index in sample_keys(chosen_tasks(()), 200, limit)]
     found = []
     for examples in chunks(wanted, BATCH, 0):

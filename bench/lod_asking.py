@@ -16,7 +16,7 @@ from saccade.engine.memory import DTYPES
 from saccade.engine.model_size import read_network
 from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.media.loader import SharedImage
-from saccade.llm import LLM, Output
+from saccade.llm import LLM, RequestOutput
 from saccade.lod.detail import Wishes
 from saccade.lod.types import LodParams
 from saccade.request import Delta, Pixels
@@ -48,7 +48,7 @@ class Level:
 class Bench:
     def __init__(self, llm: LLM, answer_tokens: int, seed: int) -> None:
         self.llm = llm
-        self.front = llm.front
+        self.front = llm.processor
         self._seed = seed
         self.answer_tokens = answer_tokens
         self.begin(0)
@@ -99,7 +99,7 @@ class Bench:
 
     def ask(
         self, pictures: Sequence[Pixels], level: Level, full: int, *, tokens: int | None = None
-    ) -> tuple[float, list[Output]]:
+    ) -> tuple[float, list[RequestOutput]]:
         """One question about each; seconds for all of them."""
         prompts = [
             {

@@ -39,7 +39,7 @@ ROWS = tuple(name for name in ON_GPU if parse_workload(name).kind not in OWN_PRO
 def rows(llm: LLM, repeat: int, names: tuple[str, ...]) -> Iterator[str]:
     ordered = [name for name in names if name not in LAST] + [name for name in LAST if name in names]
     with Progress(disable=True) as bar:
-        session = Session(llm, llm.front.checkpoint, BenchOptions(repeat=repeat, progress=False), bar)
+        session = Session(llm, llm.processor.checkpoint, BenchOptions(repeat=repeat, progress=False), bar)
         for workload in map(parse_workload, ordered):
             for row in RUN[workload.kind](session, workload):
                 spread = " ".join(figure(sample) for sample in row.samples)

@@ -28,8 +28,8 @@ class Scope:
 
 class Questions:
     def __init__(self, llm: LLM, seed: int, scope: Scope | None = None) -> None:
-        checkpoint = llm.front.checkpoint
-        self._inputs = Inputs(checkpoint, llm.front.tokenizer, seed)
+        checkpoint = llm.processor.checkpoint
+        self._inputs = Inputs(checkpoint, llm.processor.tokenizer, seed)
         self._rng = np.random.default_rng([seed, 1])
         self._scope = scope or Scope()
         self._sees = checkpoint.image is not None and checkpoint.image_token_id is not None

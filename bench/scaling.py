@@ -55,8 +55,8 @@ class ScalingBench:
         self.llm = llm
         self._step_tokens = step_tokens or STEP_TOKENS
         info = llm.engine.info
-        checkpoint = llm.front.checkpoint
-        self._inputs = Inputs(checkpoint, llm.front.tokenizer, 0)
+        checkpoint = llm.processor.checkpoint
+        self._inputs = Inputs(checkpoint, llm.processor.tokenizer, 0)
         self._steps = steps
         self._repeat = repeat
         dtype = DTYPES[info.dtype]
@@ -87,7 +87,7 @@ class ScalingBench:
 
     def step(self, rows: int, context: int) -> Point:
         """The median step while `rows` sequences of about `context` tokens decode."""
-        engine, front = self.llm.engine, self.llm.front
+        engine, front = self.llm.engine, self.llm.processor
         params = greedy(self._answer(rows, context))
         names = []
         for _ in range(rows):
@@ -114,7 +114,7 @@ class ScalingBench:
 
     def image(self, side: int) -> Point:
         """The first token of a question about a new image of side x side, the median of a few."""
-        processing = self.llm.front.checkpoint.image
+        processing = self.llm.processor.checkpoint.image
         if processing is None:
             raise RuntimeError("the model takes no images")
         samples = []
@@ -134,7 +134,7 @@ class ScalingBench:
         return Point(side, median(samples[1:]), floor)
 
     def image_fits(self, side: int) -> bool:
-        processing = self.llm.front.checkpoint.image
+        processing = self.llm.processor.checkpoint.image
         if processing is None:
             return False
         height, width = processing.grid(side, side)

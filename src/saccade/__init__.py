@@ -1,8 +1,6 @@
 """Saccade: an inference and serving engine for vision-language models.
 
-    from saccade import LLM, AsyncEngine, LodParams, SamplingParams
-
-Importing the package is cheap; `LLM` and `AsyncEngine` bring what they need when they are first named.
+from saccade import LLM, AsyncEngine, LodParams, SamplingParams
 """
 
 from importlib import import_module
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncEngine", "LodParams", "SamplingParams", "__version__"]
 
-# The front process imports this package and must not load torch: names that need it are looked up late.
+# Imported on first use: the API server imports this package and must not load torch.
 _LATE = {"LLM": "saccade.llm", "AsyncEngine": "saccade.async_llm"}
 
 

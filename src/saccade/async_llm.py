@@ -1,13 +1,10 @@
-"""For asyncio programs: an engine process and the front that prepares its requests, as one object.
+"""`AsyncEngine`: an engine core in its own process, for asyncio programs.
 
     async with AsyncEngine("embedded") as engine:
-        async for piece in engine.chat(messages, SamplingParams(max_tokens=64)):
-            print(piece.text, end="")
+        async for delta in engine.chat(messages, SamplingParams(max_tokens=64)):
+            print(delta.text, end="")
 
-takes   conversations and prompts, from any number of tasks at once
-gives   a stream of `TextDelta`s for each; leaving a stream early cancels its request
-owns    the engine process
-never   blocks the event loop: decoding and tokenising happen in threads
+Any number of tasks may use it at once. Decoding and tokenising run in threads.
 """
 
 import asyncio
@@ -31,15 +28,17 @@ from saccade.lod.types import LodParams
 from saccade.request import Request
 from saccade.sampling_params import SamplingParams
 
+_Prepare = Callable[[CancelToken], Request]
+
 
 class AsyncEngine:
-    """Options are those of `EngineConfig`, by name."""
+    """Options are those of `EngineConfig`."""
 
     def __init__(self, model: str, *, media: MediaLimits | None = None, **options: Any) -> None:
         self._config = EngineConfig(model=model, **options)
         self._limits = media or MediaLimits()
-        self._link = ProcessLink(self._config)
-        self._front: InputProcessor | None = None
+        self._client = ProcessLink(self._config)
+        self._processor: InputProcessor | None = None
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Self:
@@ -51,23 +50,23 @@ class AsyncEngine:
 
     @property
     def info(self) -> EngineInfo:
-        return self._link.info
+        return self._client.info
 
     async def start(self) -> None:
         checkpoint = await asyncio.to_thread(open_checkpoint, self._config.model)
-        await self._link.start()
+        await self._client.start()
         try:
-            make = partial(InputProcessor, checkpoint, self._link.info.max_model_len, self._limits)
-            self._front = await asyncio.to_thread(make)
+            max_model_len = self._client.info.max_model_len
+            self._processor = await asyncio.to_thread(InputProcessor, checkpoint, max_model_len, self._limits)
         except BaseException:
-            await self._link.stop()
+            await self._client.stop()
             raise
 
     async def stop(self) -> None:
-        """Ends the engine process; streams that are still open raise EngineDied."""
-        if self._front is not None:
-            self._front.close()
-        await self._link.stop()
+        """End the engine process; open streams raise EngineDied."""
+        if self._processor is not None:
+            self._processor.close()
+        await self._client.stop()
 
     def chat(
         self,
@@ -76,36 +75,12 @@ class AsyncEngine:
         *,
         lod: LodParams | None = None,
     ) -> AsyncGenerator[TextDelta]:
-        """Answer a conversation of OpenAI messages; pictures may also be objects, paths and bytes. Without
-        `lod` they are seen as their parts say, which is in full if these say nothing."""
-        front, params = self._ready(), params or SamplingParams()
-        prepare = self._chat(front, messages, params, cancel := CancelToken(), Wishes(params=lod))
-        return self._stream(front, prepare, params, cancel)
+        """Answer a conversation of OpenAI messages; images may also be objects, paths or bytes.
 
-    async def look(self, messages: Sequence[Mapping[str, Any]], *, lod: LodParams | None = None) -> Preview:
-        """Where the last question looks, and what would be zoomed; no answer."""
-        front, params, cancel = self._ready(), SamplingParams(max_tokens=1), CancelToken()
-        wishes = Wishes(params=lod or LodParams(), only_look=True)
-        request = await _in_thread(self._chat(front, messages, params, cancel, wishes), cancel)
-        async with aclosing(self._link.generate(request)) as deltas:
-            async for delta in deltas:
-                if delta.error:
-                    raise engine_error(delta.code, delta.error)
-                if delta.zoomed is not None:
-                    return preview_of(request, delta.zoomed)
-        raise EngineDied("the engine ended the look early")
-
-    def _chat(
-        self,
-        front: InputProcessor,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
-        cancel: CancelToken,
-        wishes: Wishes,
-    ) -> Callable[[], Request]:
-        return partial(
-            front.prepare_chat, messages, params, self._name(), trusted=True, cancel=cancel, wishes=wishes
-        )
+        Without `lod`, images have the detail their parts ask for. Closing the stream cancels the request.
+        """
+        params = params or SamplingParams()
+        return self._stream(self._prepare_chat(messages, params, Wishes(params=lod)), params)
 
     def generate(
         self,
@@ -116,49 +91,66 @@ class AsyncEngine:
         videos: Sequence[Any] = (),
         lod: LodParams | None = None,
     ) -> AsyncGenerator[TextDelta]:
-        """Continue a prompt, with one placeholder token per picture and video."""
-        front, params = self._ready(), params or SamplingParams()
-        media: dict[str, Any] = {
-            "images": images,
-            "videos": videos,
-            "trusted": True,
-            "cancel": (cancel := CancelToken()),
-            "wishes": Wishes(params=lod),
-        }
-        prepare = partial(front.prepare_prompt, prompt, params, self._name(), **media)
-        return self._stream(front, prepare, params, cancel)
+        """Complete a prompt with one placeholder token per image and video."""
+        params = params or SamplingParams()
+        prepare = partial(
+            self._started_processor().prepare_prompt,
+            prompt,
+            params,
+            self._next_id(),
+            images=images,
+            videos=videos,
+            trusted=True,
+            wishes=Wishes(params=lod),
+        )
+        return self._stream(lambda cancel: prepare(cancel=cancel), params)
 
-    def _ready(self) -> InputProcessor:
-        if self._front is None:
-            raise EngineDied("the engine has not been started; use `async with AsyncEngine(...)`")
-        return self._front
-
-    def _name(self) -> str:
-        return f"request-{next(self._numbers)}"
-
-    async def _stream(
-        self,
-        front: InputProcessor,
-        prepare: Callable[[], Request],
-        params: SamplingParams,
-        cancel: CancelToken,
-    ) -> AsyncGenerator[TextDelta]:
-        request = await _in_thread(prepare, cancel)
-        answer = front.output_processor(request, params)
-        async with aclosing(self._link.generate(request)) as deltas:
+    async def look(self, messages: Sequence[Mapping[str, Any]], *, lod: LodParams | None = None) -> Preview:
+        """Where the last question looks and what LOD would zoom into, without an answer."""
+        wishes = Wishes(params=lod or LodParams(), only_look=True)
+        request = await _run_in_thread(self._prepare_chat(messages, SamplingParams(max_tokens=1), wishes))
+        async with aclosing(self._client.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
                     raise engine_error(delta.code, delta.error)
-                piece = answer.push(delta)
-                if piece is not None:
-                    yield piece
-                if answer.done:
+                if delta.zoomed is not None:
+                    return preview_of(request, delta.zoomed)
+        raise EngineDied("the engine ended the preview early")
+
+    def _prepare_chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, wishes: Wishes
+    ) -> _Prepare:
+        processor, request_id = self._started_processor(), self._next_id()
+        return lambda cancel: processor.prepare_chat(
+            messages, params, request_id, trusted=True, cancel=cancel, wishes=wishes
+        )
+
+    def _started_processor(self) -> InputProcessor:
+        if self._processor is None:
+            raise EngineDied("the engine has not been started; use `async with AsyncEngine(...)`")
+        return self._processor
+
+    def _next_id(self) -> str:
+        return f"request-{next(self._numbers)}"
+
+    async def _stream(self, prepare: _Prepare, params: SamplingParams) -> AsyncGenerator[TextDelta]:
+        request = await _run_in_thread(prepare)
+        output = self._started_processor().output_processor(request, params)
+        async with aclosing(self._client.generate(request)) as deltas:
+            async for delta in deltas:
+                if delta.error:
+                    raise engine_error(delta.code, delta.error)
+                text_delta = output.push(delta)
+                if text_delta is not None:
+                    yield text_delta
+                if output.done:
                     return
 
 
-async def _in_thread(prepare: Callable[[], Request], cancel: CancelToken) -> Request:
+async def _run_in_thread(prepare: _Prepare) -> Request:
+    cancel = CancelToken()
     try:
-        return await asyncio.to_thread(prepare)
+        return await asyncio.to_thread(prepare, cancel)
     except asyncio.CancelledError:
-        cancel.cancel()  # nobody waits any more for what the thread is loading
+        cancel.cancel()
         raise

@@ -1,11 +1,7 @@
-"""The library: an engine in this process, asked in batches.
+"""`LLM`: the engine core in this process, for batches of prompts or conversations.
 
-    llm = LLM("embedded")
-    answers = llm.generate([{"prompt": ..., "images": [picture]}], SamplingParams(max_tokens=64))
-
-takes   prompts or conversations in any form `InputProcessor` understands
-gives   one `Output` per prompt, in order
-owns    an engine, and the front that prepares its requests
+llm = LLM("embedded")
+outputs = llm.generate([{"prompt": ..., "images": [image]}], SamplingParams(max_tokens=64))
 """
 
 import itertools
@@ -34,47 +30,47 @@ from saccade.inputs.output_processor import CompletionOutput, OutputProcessor, U
 from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import Wishes
 from saccade.lod.types import LodParams
-from saccade.request import Delta, Request, ZoomResult
+from saccade.request import Request, ZoomResult
 from saccade.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 PROMPT_KEYS = frozenset(("prompt", "prompt_token_ids", "images", "videos", "lod"))
-One = TypeVar("One")
-# Threads that decode pictures and tokenise ahead of the engine, mostly outside of the interpreter: on two
-# cores four were quicker than two.
-PREPARERS = min(8, max(4, (os.cpu_count() or 1) // 2))
-# Seconds after which one of them lets the engine's thread go on, which gives the interpreter away with every
-# kernel it launches. Of 128 questions about pictures on two cores, with Python's own 5 ms all launches took
-# 213 ms at best and 275 in the median; with this, 164 and 244.
+Item = TypeVar("Item")
+# Threads that decode images and tokenise, mostly without the interpreter lock: on two cores four were faster
+# than two.
+NUM_THREADS = min(8, max(4, (os.cpu_count() or 1) // 2))
+# Python's thread switch interval while they run. The engine's thread releases the interpreter lock with every
+# kernel launch. For 128 image questions on two cores all launches took 164 ms at best and 244 in the median;
+# with the default of 5 ms, 213 and 275.
 SWITCH_SECONDS = 2e-4
-# Requests the first step waits for, if there are as many. They alone are prepared until it begins; then twice
-# as many with every step. Preparing all at once kept the engine from beginning for 50 ms more.
-FIRST = 32
+# Requests the first step waits for. Only they are prepared before it, then twice as many with every step:
+# preparing all of them at once delayed the first step by 50 ms.
+FIRST_STEP_REQUESTS = 32
 
 
 @dataclass(frozen=True)
-class Output:
-    """The answer to one prompt: `outputs[i]` has token_ids, text, finish_reason and logprobs."""
+class RequestOutput:
+    """The output for one prompt; `outputs[i]` has token_ids, text, finish_reason and logprobs."""
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]  # one placeholder per picture
+    prompt_token_ids: tuple[int, ...]  # one placeholder per image
     outputs: list[CompletionOutput]
     usage: Usage
-    zoomed: ZoomResult | None = None  # the views chosen, where level of detail was asked for
+    zoomed: ZoomResult | None = None  # the views chosen by LOD
 
 
 class LLM:
-    """A model, loaded and ready. Options are those of `EngineConfig`; `itl_target` is off unless given."""
+    """A loaded model. Options are those of `EngineConfig`; `itl_target` is off unless given."""
 
     def __init__(
         self, model: str, *, media: MediaLimits | None = None, progress: bool = True, **options: Any
     ) -> None:
         self._progress = progress
         if options.get("itl_target") is None:
-            options["itl_target"] = 0.0  # nobody reads along: the largest steps are the fastest
+            options["itl_target"] = 0.0  # nothing streams: the largest steps are the fastest
         self.engine = Engine(EngineConfig(model=model, **options), progress=progress)
         limits = media or MediaLimits()
-        self.front = InputProcessor(open_checkpoint(model), self.engine.info.max_model_len, limits)
+        self.processor = InputProcessor(open_checkpoint(model), self.engine.info.max_model_len, limits)
         self._numbers = itertools.count()
 
     def generate(
@@ -84,30 +80,32 @@ class LLM:
         *,
         lod: LodParams | None = None,
         progress: bool | None = None,
-    ) -> list[Output]:
-        """Answer prompts: strings, token ids, or dicts.
+    ) -> list[RequestOutput]:
+        """Complete prompts: strings, token ids, or dicts.
 
-        A dict has `prompt` or `prompt_token_ids`, and may have `images`, `videos` and `lod` (LodParams; else
-        those of the call; without any, pictures are seen in full). Prompts are prepared while earlier ones
-        are computed; one that is refused ends the call, and nothing of it goes on running.
+        A dict has `prompt` or `prompt_token_ids`, and may have `images`, `videos` and `lod` (LodParams that
+        replace the call's; without either, images have full detail). Prompts are prepared while earlier ones
+        run. An invalid one raises and cancels the whole call.
         """
-        many = _as_prompts(prompts)
-        shared = _shared_pictures(many)
+        prompt_list = _prompt_list(prompts)
+        shared = _shared_images(prompt_list)
 
-        def prepare(prompt: Prompt, one: SamplingParams, name: str) -> Request:
-            parts = _as_parts(prompt)
-            text = parts["prompt"] if "prompt" in parts else parts["prompt_token_ids"]
-            return self.front.prepare_prompt(
-                text,
-                one,
-                name,
-                images=_images(parts, shared),
+        def prepare(prompt: Prompt, sampling: SamplingParams, request_id: str) -> Request:
+            parts = _prompt_parts(prompt)
+            images = parts.get("images", ())
+            if isinstance(images, list | tuple):
+                images = [shared.get(id(image), image) for image in images]
+            return self.processor.prepare_prompt(
+                parts["prompt"] if "prompt" in parts else parts["prompt_token_ids"],
+                sampling,
+                request_id,
+                images=images,
                 videos=parts.get("videos", ()),
                 trusted=True,
                 wishes=Wishes(params=parts.get("lod", lod)),
             )
 
-        return self._answer(many, params, prepare, progress)
+        return self._run_batch(prompt_list, params, prepare, progress)
 
     def chat(
         self,
@@ -116,96 +114,97 @@ class LLM:
         *,
         lod: LodParams | Sequence[LodParams | None] | None = None,
         progress: bool | None = None,
-    ) -> list[Output]:
+    ) -> list[RequestOutput]:
         """Answer one conversation (a list of OpenAI messages) or several (a list of such lists).
 
-        `lod` is for all of them, or one for each; without any, pictures are seen as their parts say.
+        `lod` is one for all of them, or one for each; without it, images have the detail their parts ask for.
         """
         if not messages:
             raise InvalidValue("messages is empty; give at least one message", param="messages")
-        many = [messages] if isinstance(messages[0], Mapping) else messages
-        wishes = _one_for_each(lod, len(many), None, "levels of detail")
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        lods = _one_for_each(lod, len(conversations), None, "levels of detail")
 
-        def prepare(job: tuple[Any, LodParams | None], one: SamplingParams, name: str) -> Request:
-            conversation, asked = job
-            return self.front.prepare_chat(conversation, one, name, trusted=True, wishes=Wishes(params=asked))
+        def prepare(item: tuple[Any, LodParams | None], sampling: SamplingParams, request_id: str) -> Request:
+            conversation, params = item
+            return self.processor.prepare_chat(
+                conversation, sampling, request_id, trusted=True, wishes=Wishes(params=params)
+            )
 
-        return self._answer(list(zip(many, wishes, strict=True)), params, prepare, progress)
+        return self._run_batch(list(zip(conversations, lods, strict=True)), params, prepare, progress)
 
     def close(self) -> None:
-        self.front.close()
+        self.processor.close()
         self.engine.close()
 
-    def _answer(
+    def _run_batch(
         self,
-        asked: Sequence[Any],
+        items: Sequence[Any],
         params: SamplingParams | Sequence[SamplingParams] | None,
         prepare: Callable[[Any, SamplingParams, str], Request],
         progress: bool | None,
-    ) -> list[Output]:
-        each = _one_for_each(params, len(asked), SamplingParams(), "sampling parameters")
-        names = [f"request-{next(self._numbers)}" for _ in asked]
+    ) -> list[RequestOutput]:
+        each = _one_for_each(params, len(items), SamplingParams(), "sampling parameters")
+        ids = [f"request-{next(self._numbers)}" for _ in items]
         show = self._progress if progress is None else progress
         with (
-            _Now() if len(asked) == 1 else _preparers() as pool,
-            _bar(len(asked), show=show and len(asked) > 1) as advance,
+            _InlineExecutor() if len(items) == 1 else _worker_threads() as executor,
+            _progress_bar(len(items), show=show and len(items) > 1) as advance,
             existing_objects_frozen(),
         ):
             window = 2 * self.engine.info.max_num_seqs
-            ahead = _Ahead(pool, prepare, list(zip(asked, each, names, strict=True)), window)
-            answers: dict[str, OutputProcessor] = {}
+            pending = _PendingRequests(executor, prepare, list(zip(items, each, ids, strict=True)), window)
+            outputs: dict[str, OutputProcessor] = {}
             prompts: dict[str, tuple[int, ...]] = {}
             try:
-                for request in self._run(ahead, answers, len(asked), advance):
-                    answers[request.id] = self.front.output_processor(request, ahead.params[request.id])
+                for request in self._submit_and_step(pending, outputs, len(items), advance):
+                    outputs[request.id] = self.processor.output_processor(request, pending.params[request.id])
                     prompts[request.id] = request.prompt
-            finally:  # an interrupt or a refusal leaves nothing behind, in the engine or in the threads
-                ahead.stop()
-                self.engine.cancel(name for name, answer in answers.items() if not answer.done)
+            finally:  # after an interrupt or an error, cancel the rest in the threads and in the engine
+                pending.cancel()
+                self.engine.cancel(name for name, output in outputs.items() if not output.done)
         return [
-            Output(name, prompts[name], one.choices, one.usage, one.zoomed)
-            for name, one in ((name, answers[name]) for name in names)
+            RequestOutput(name, prompts[name], output.choices, output.usage, output.zoomed)
+            for name, output in ((name, outputs[name]) for name in ids)
         ]
 
-    def _run(
-        self, ahead: "_Ahead", answers: dict[str, OutputProcessor], total: int, advance: Callable[[int], None]
+    def _submit_and_step(
+        self,
+        pending: "_PendingRequests",
+        outputs: dict[str, OutputProcessor],
+        total: int,
+        advance: Callable[[int], None],
     ) -> Iterator[Request]:
-        """Step until all are answered, submitting what is prepared; yields each request as it goes in."""
-        done = 0
-        waited_for = most = min(FIRST, total)
-        ahead.reach(most)
-        while done < total:
-            while len(answers) - done < ahead.window:
-                wait = len(answers) < waited_for or self.engine.idle
-                request = ahead.take(wait=wait)
+        """Submit prepared requests and step until all are done; yields each request before its submission."""
+        finished = 0
+        first = prepared = min(FIRST_STEP_REQUESTS, total)
+        pending.prepare_up_to(prepared)
+        while finished < total:
+            while len(outputs) - finished < pending.window:
+                request = pending.take(wait=len(outputs) < first or self.engine.idle)
                 if request is None:
                     break
-                yield request  # its answer is there before its first delta
+                yield request  # the caller adds its entry to `outputs`
                 self.engine.submit(request)
-            most = min(2 * most, total)
-            ahead.reach(most)
-            whole = 0
+            prepared = min(2 * prepared, total)
+            pending.prepare_up_to(prepared)
+            newly_finished = 0
             for delta in self.engine.step():
                 if delta.error:
                     raise engine_error(delta.code, delta.error)
-                if delta.request_id in answers:
-                    whole += self._push(answers[delta.request_id], delta)
-            done += whole
-            advance(whole)
-
-    def _push(self, answer: OutputProcessor, delta: Delta) -> bool:
-        """Fold a delta in; whether it made the answer whole."""
-        whole = answer.accumulate(delta)
-        if whole and answer.must_cancel:
-            self.engine.cancel([delta.request_id])
-        return whole
+                output = outputs.get(delta.request_id)
+                if output is not None and output.accumulate(delta):
+                    newly_finished += 1
+                    if output.must_cancel:
+                        self.engine.cancel([delta.request_id])
+            finished += newly_finished
+            advance(newly_finished)
 
 
-class _Now(Executor):
-    """Does what it is given at once: a single request gains nothing from threads, and they cost a moment."""
+class _InlineExecutor(Executor):
+    """Runs calls at once: a single request gains nothing from threads."""
 
-    def submit(self, call: Callable[..., One], /, *args: Any, **options: Any) -> Future[One]:
-        future: Future[One] = Future()
+    def submit(self, call: Callable[..., Item], /, *args: Any, **options: Any) -> Future[Item]:
+        future: Future[Item] = Future()
         try:
             future.set_result(call(*args, **options))
         except Exception as error:
@@ -214,69 +213,68 @@ class _Now(Executor):
 
 
 @contextmanager
-def _preparers() -> Iterator[Executor]:
-    """Threads beside the engine's, for as long as they are needed."""
-    usual = sys.getswitchinterval()
-    longer = usual > SWITCH_SECONDS  # else somebody else has shortened it, and sets it back
-    if longer:
+def _worker_threads() -> Iterator[Executor]:
+    previous = sys.getswitchinterval()
+    shorten = previous > SWITCH_SECONDS  # otherwise another call has shortened it, and restores it
+    if shorten:
         sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with ThreadPoolExecutor(PREPARERS) as pool:
-            yield pool
+        with ThreadPoolExecutor(NUM_THREADS) as executor:
+            yield executor
     finally:
-        if longer:
-            sys.setswitchinterval(usual)
+        if shorten:
+            sys.setswitchinterval(previous)
 
 
-class _Ahead:
-    """Requests being prepared in threads, a bounded number ahead of the engine: pictures are large."""
+class _PendingRequests:
+    """Requests being prepared in threads, at most `window` ahead of the engine: images are large."""
 
     def __init__(
         self,
-        pool: Executor,
+        executor: Executor,
         prepare: Callable[[Any, SamplingParams, str], Request],
         jobs: Sequence[tuple[Any, SamplingParams, str]],
         window: int,
     ) -> None:
         self.window = window
-        self.params = {name: params for _, params, name in jobs}
-        self._pool = pool
+        self.params = {request_id: params for _, params, request_id in jobs}
+        self._executor = executor
         self._prepare = prepare
         self._jobs = iter(jobs)
-        self._begun = 0
-        self._coming: deque[Future[Request]] = deque()
+        self._num_started = 0
+        self._futures: deque[Future[Request]] = deque()
 
-    def reach(self, count: int) -> None:
-        """Have that many prepared, counted from the first, as far as the window lets it."""
-        missing = min(count - self._begun, self.window - len(self._coming))
+    def prepare_up_to(self, count: int) -> None:
+        """Start preparing, until `count` requests have been started in total or the window is full."""
+        missing = min(count - self._num_started, self.window - len(self._futures))
         for job in itertools.islice(self._jobs, max(0, missing)):
-            self._coming.append(self._pool.submit(self._prepare, *job))
-            self._begun += 1
+            self._futures.append(self._executor.submit(self._prepare, *job))
+            self._num_started += 1
 
     def take(self, *, wait: bool) -> Request | None:
-        """The next request in order; None when none is begun or, unless told to wait, none ready."""
-        if not self._coming or not (wait or self._coming[0].done()):
+        """The next request in order; None if none is started or, without `wait`, it is not ready."""
+        if not self._futures or not (wait or self._futures[0].done()):
             return None
-        return self._coming.popleft().result()
+        return self._futures.popleft().result()
 
-    def stop(self) -> None:
-        for future in self._coming:
+    def cancel(self) -> None:
+        for future in self._futures:
             future.cancel()
 
 
 @contextmanager
-def _bar(total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """To be called with how many more are done."""
+def _progress_bar(total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
+    """Yields a function that takes the number of newly finished requests."""
     if not show:
-        yield lambda done: None
+        yield lambda count: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True) as bar:
         yield partial(bar.advance, bar.add_task("answering", total=total))
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt is a list of one. A list of integers is one prompt of token ids."""
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single prompt becomes a list of one; a list of integers is one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if len(prompts) and all(isinstance(item, Integral) for item in prompts):
@@ -284,45 +282,42 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _shared_pictures(prompts: Sequence[Prompt]) -> dict[int, SharedImage]:
-    """Pictures (objects, not names or bytes) that stand in several of the prompts, by their identity."""
-    given = [
+def _shared_images(prompts: Sequence[Prompt]) -> dict[int, SharedImage]:
+    """Image objects (not paths or bytes) used by several prompts, by `id`."""
+    images = [
         image
         for prompt in prompts
         if isinstance(prompt, Mapping) and isinstance(prompt.get("images"), list | tuple)
         for image in prompt["images"]
         if isinstance(image, Image.Image | np.ndarray)
     ]
-    counts = Counter(map(id, given))
-    return {id(image): SharedImage(image) for image in given if counts[id(image)] > 1}
+    counts = Counter(map(id, images))
+    return {id(image): SharedImage(image) for image in images if counts[id(image)] > 1}
 
 
-def _images(parts: Mapping[str, Any], shared: Mapping[int, SharedImage]) -> Any:
-    given = parts.get("images", ())
-    return [shared.get(id(one), one) for one in given] if isinstance(given, list | tuple) else given
-
-
-def _as_parts(prompt: Prompt) -> Mapping[str, Any]:
+def _prompt_parts(prompt: Prompt) -> Mapping[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if not isinstance(prompt, Mapping):
         return {"prompt_token_ids": prompt}
     unknown = set(prompt) - PROMPT_KEYS
     if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-        told = f"; {', '.join(sorted(map(str, unknown)))} is not known" if unknown else ""
-        raise InvalidValue(
-            f"a prompt has either `prompt` or `prompt_token_ids`, and may have `images`, `videos` and "
-            f"`lod`{told}",
-            param="prompt",
+        message = (
+            "a prompt has either `prompt` or `prompt_token_ids`, and may have `images`, `videos` and `lod`"
         )
+        if unknown:
+            message += f"; {', '.join(sorted(map(str, unknown)))} is not known"
+        raise InvalidValue(message, param="prompt")
     return prompt
 
 
-def _one_for_each(given: One | Sequence[One] | None, count: int, default: One, what: str) -> Sequence[One]:
+def _one_for_each(
+    given: Item | Sequence[Item] | None, count: int, default: Item, kind: str
+) -> Sequence[Item]:
     if given is None:
         return [default] * count
     if not isinstance(given, list | tuple):
         return [given] * count  # type: ignore[list-item]
     if len(given) != count:
-        raise InvalidValue(f"{len(given)} {what} were given for {count} prompts", param="params")
+        raise InvalidValue(f"{len(given)} {kind} were given for {count} prompts", param="params")
     return given

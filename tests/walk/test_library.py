@@ -39,7 +39,7 @@ def test_every_form_of_a_prompt_gives_the_same_answer(llm: LLM, tmp_path: Path) 
     path = tmp_path / "picture.png"
     image.save(path)
     prompt = IMAGE + "What is it?"
-    ids = llm.front.tokenizer.encode(prompt)
+    ids = llm.processor.tokenizer.encode(prompt)
     forms = [
         {"prompt": prompt, "images": [image]},
         {"prompt": prompt, "images": [path]},
@@ -61,7 +61,7 @@ def test_more_prompts_than_the_queue_holds_are_answered_in_order(llm: LLM) -> No
 
 
 def test_a_single_prompt_is_a_list_of_one(llm: LLM) -> None:
-    ids = llm.front.tokenizer.encode("The eye jumps")
+    ids = llm.processor.tokenizer.encode("The eye jumps")
     one = texts(llm, "The eye jumps", GREEDY)
     for form in ([ids], ids, np.array(ids), [np.array(ids)]):
         assert texts(llm, form, GREEDY) == one
@@ -179,7 +179,7 @@ def test_beside_preparing_threads_the_engine_gets_the_interpreter_soon(
 
 
 def test_calls_that_overlap_leave_threads_as_they_were() -> None:
-    first, second = library._preparers(), library._preparers()
+    first, second = library._worker_threads(), library._worker_threads()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -191,7 +191,7 @@ def test_calls_that_overlap_leave_threads_as_they_were() -> None:
 def test_the_first_step_begins_with_a_few_and_later_ones_take_in_more(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "FIRST", 3)
+    monkeypatch.setattr(library, "FIRST_STEP_REQUESTS", 3)
     came: list[int] = []  # requests there are, at every step
     submit, step = llm.engine.submit, llm.engine.step
     submitted: list[str] = []
@@ -248,12 +248,12 @@ def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> 
 
     llm.engine._runner._model.logits = poisoned  # type: ignore[method-assign]
     for name, prompt in (("good", "The eye jumps"), ("bad", "How many boats")):
-        llm.engine.submit(llm.front.prepare_prompt(prompt, GREEDY, name, trusted=True))
+        llm.engine.submit(llm.processor.prepare_prompt(prompt, GREEDY, name, trusted=True))
     deltas = [delta for _ in range(40) for delta in llm.engine.step()]
     ends = {delta.request_id: (delta.finish, bool(delta.error)) for delta in deltas if delta.finish}
     assert ends == {"good": ("length", False), "bad": ("error", True)}
     tokens = [token for delta in deltas if delta.request_id == "good" for token in delta.tokens]
-    assert llm.front.tokenizer.decode(tokens) == good
+    assert llm.processor.tokenizer.decode(tokens) == good
     llm.engine.check()
 
 
@@ -267,7 +267,7 @@ def test_a_picture_given_in_several_prompts_is_read_once(llm: LLM, monkeypatch: 
 
     monkeypatch.setattr(decode, "from_image", counted)
     one, other = (Image.new("RGB", (40, 32), colour) for colour in ("red", "blue"))
-    token = llm.front.checkpoint.image_token_id
+    token = llm.processor.checkpoint.image_token_id
     prompts: list[Any] = [{"prompt_token_ids": [5, token, 6 + n], "images": [one]} for n in range(4)]
     prompts += [{"prompt_token_ids": [5, token, 9], "images": [other]}]
     answers = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0))

@@ -183,7 +183,7 @@ def test_decode_runs_steps_of_all_sequences_and_of_nothing_else(
     options = ProfileOptions(batch=12, context=16, steps=3)
     settings: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 24, "overlap": overlap}
     with contextlib.closing(LLM(str(vl_folder), device="cpu", progress=False, **settings)) as llm:
-        network = read_network(llm.front.checkpoint.config, 4)
+        network = read_network(llm.processor.checkpoint.config, 4)
         section = Workbench(llm, options, Floors(network, H200)).sections()[-1]
         for _ in range(2):
             section.prepare()

@@ -92,7 +92,7 @@ class Session:
         self.llm = llm
         self.checkpoint = checkpoint
         self.options = options
-        self.inputs = Inputs(checkpoint, llm.front.tokenizer, options.seed)
+        self.inputs = Inputs(checkpoint, llm.processor.tokenizer, options.seed)
         self._bar = bar
 
     @property

@@ -18,7 +18,7 @@ from saccade.config import EngineConfig
 from saccade.engine.memory import resolve_device, resolve_dtype
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.image_processor import ImageProcessor
-from saccade.llm import LLM, Output
+from saccade.llm import LLM, RequestOutput
 from saccade.request import Pixels
 from saccade.sampling_params import SamplingParams
 from saccade.tools.environment import commit, describe, fingerprint, versions
@@ -181,7 +181,7 @@ class Evaluation:
         self._limits = limits
         self._processing = processing
         self._peer = peer
-        self._end_ids = frozenset(llm.front.checkpoint.eos_ids)
+        self._end_ids = frozenset(llm.processor.checkpoint.eos_ids)
         self.questions: list[dict[str, Any]] = []
         self.outcomes: list[Outcome] = []
         self.pairs: list[Pair] = []
@@ -212,7 +212,7 @@ class Evaluation:
             if self._peer is not None:
                 self.pairs.append(self._compare(self._peer, one, output, outcomes[0]))
 
-    def _outcomes(self, asked: SizedQuestion, output: Output) -> list[Outcome]:
+    def _outcomes(self, asked: SizedQuestion, output: RequestOutput) -> list[Outcome]:
         """One per token limit."""
         choice = output.outputs[0]
         height, width = asked.image.shape[:2]
@@ -233,7 +233,7 @@ class Evaluation:
             for limit in asked.limits
         ]
 
-    def _compare(self, peer: PeerEngine, asked: SizedQuestion, output: Output, ours: Outcome) -> Pair:
+    def _compare(self, peer: PeerEngine, asked: SizedQuestion, output: RequestOutput, ours: Outcome) -> Pair:
         prompt = Prompt(peer.chat_tokens(asked.text), Image.fromarray(asked.image))
         (found,) = peer.generate([prompt], self._options.max_tokens)
         text = peer.decode(found.token_ids)

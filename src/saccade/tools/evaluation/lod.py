@@ -11,7 +11,7 @@ from rich.progress import Progress
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.memory import resolve_device, resolve_dtype
-from saccade.llm import LLM, Output
+from saccade.llm import LLM, RequestOutput
 from saccade.lod.checkpoint_views import read_views
 from saccade.tools.environment import commit, describe, fingerprint
 from saccade.tools.evaluation.command import check_model, greedy, running_engine, user_message
@@ -115,7 +115,7 @@ class MethodComparison:
     def _answer(self, trials: list[Trial]) -> list[tuple[Trial, LodResult]]:
         """Equal requests are asked once. Plain ones go first, so that the others find the images in the
         cache."""
-        outputs: dict[tuple[object, ...], Output] = {}
+        outputs: dict[tuple[object, ...], RequestOutput] = {}
         different = {_key(trial): trial for trial in trials}
         for plain in (True, False):
             some = {key: trial for key, trial in different.items() if (trial.lod is None) is plain}
@@ -136,7 +136,7 @@ def _key(trial: Trial) -> tuple[object, ...]:
     return (example.task, example.index, trial.image.shape, trial.lod)
 
 
-def _result(trial: Trial, output: Output) -> LodResult:
+def _result(trial: Trial, output: RequestOutput) -> LodResult:
     text = output.outputs[0].text
     zooms = trial.lod.zooms if trial.lod is not None else None
     chosen = zooms if zooms is not None else output.zoomed.regions if output.zoomed is not None else ()

@@ -37,7 +37,7 @@ def run(engine: EngineConfig, options: ProfileOptions) -> int:
 def _profile(llm: LLM, options: ProfileOptions) -> Profile:
     info = llm.engine.info
     dtype, device = DTYPES[info.dtype], torch.device(info.device)
-    least = floors(read_network(llm.front.checkpoint.config, dtype.itemsize), device, dtype)
+    least = floors(read_network(llm.processor.checkpoint.config, dtype.itemsize), device, dtype)
     sections = Workbench(llm, options, least).sections()
     timed = {section.name: _time(section, options.repeat, device) for section in sections}
     traced, recorded = _trace(sections, options, device)

@@ -58,19 +58,19 @@ class Workbench:
         self._llm = llm
         self._options = options
         self._floors = floors
-        self._inputs = Inputs(llm.front.checkpoint, llm.front.tokenizer, 0)
+        self._inputs = Inputs(llm.processor.checkpoint, llm.processor.tokenizer, 0)
         self._names = (f"profile-{number}" for number in count())
         self._running: list[str] = []
         self._next: list[Request] = []
 
     def sections(self) -> list[Section]:
-        checkpoint = self._llm.front.checkpoint
+        checkpoint = self._llm.processor.checkpoint
         sees = checkpoint.image is not None and checkpoint.image_token_id is not None
         return [*([self._picture()] if sees else []), self._prompt(), self._decode()]
 
     def _ask(self, prompt: list[int], tokens: int, **media: Any) -> Request:
         name = next(self._names)
-        return self._llm.front.prepare_prompt(prompt, greedy(tokens), name, trusted=True, **media)
+        return self._llm.processor.prepare_prompt(prompt, greedy(tokens), name, trusted=True, **media)
 
     def _clear(self) -> None:
         """Nothing runs: what was left decoding would be part of what is timed next."""
@@ -89,7 +89,7 @@ class Workbench:
 
     def _picture(self) -> Section:
         size = self._options.image_size
-        processing = self._llm.front.checkpoint.image
+        processing = self._llm.processor.checkpoint.image
         if processing is None:
             raise ConfigError("this model takes no pictures")
         rows, columns = processing.grid(*size)
