@@ -37,7 +37,7 @@ LARGE = 1024  # pixels along the sides of pictures that fill what keeps them
 
 
 @dataclass(frozen=True)
-class Look:
+class RelevanceMaps:
     requests: int
     host: int  # bytes
     allocated: int
@@ -55,7 +55,7 @@ def small_caches(config: EngineConfig) -> EngineConfig:
     return config
 
 
-def look(requests: int) -> Look:
+def look(requests: int) -> RelevanceMaps:
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -63,9 +63,9 @@ def look(requests: int) -> Look:
     status = Path("/proc/self/status").read_text()
     host = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
     if not torch.cuda.is_available():
-        return Look(requests, host, 0, 0)
+        return RelevanceMaps(requests, host, 0, 0)
     torch.cuda.synchronize()
-    return Look(requests, host, torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+    return RelevanceMaps(requests, host, torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
 
 
 def fill(llm: LLM, seed: int) -> None:
@@ -79,7 +79,7 @@ def fill(llm: LLM, seed: int) -> None:
     )
 
 
-def measure(llm: LLM, requests: int, seed: int, scope: Scope) -> list[Look]:
+def measure(llm: LLM, requests: int, seed: int, scope: Scope) -> list[RelevanceMaps]:
     questions = Questions(llm, seed, scope)
     looks = []
     for done in range(0, requests, CHUNK):
@@ -91,11 +91,11 @@ def measure(llm: LLM, requests: int, seed: int, scope: Scope) -> list[Look]:
     return looks
 
 
-def grown(looks: list[Look]) -> dict[str, int]:
+def grown(looks: list[RelevanceMaps]) -> dict[str, int]:
     """Bytes from the end of the warm-up to the end, medians of a few looks against single peaks."""
     first = max(int(len(looks) * WARM), 1)
 
-    def middle(part: list[Look], name: str) -> int:
+    def middle(part: list[RelevanceMaps], name: str) -> int:
         values = sorted(getattr(one, name) for one in part)
         return int(values[len(values) // 2])
 
@@ -103,7 +103,7 @@ def grown(looks: list[Look]) -> dict[str, int]:
     return {name: middle(looks[-3:], name) - middle(looks[first - 1 : first + 2], name) for name in names}
 
 
-def faults(looks: list[Look], llm: LLM, allowed: int) -> list[str]:
+def faults(looks: list[RelevanceMaps], llm: LLM, allowed: int) -> list[str]:
     found = [
         f"{name} memory grew by {value / MIB:.1f} MiB"
         for name, value in grown(looks).items()

@@ -35,8 +35,8 @@ from saccade.kernels.sampling import top_k_top_p as draw
 from saccade.kernels.vision import patchify
 from saccade.kernels.vision.texture import channels_triton, means_triton, shrink_triton
 from saccade.kv_cache.pages import KVShape, Pages
-from saccade.lod.scorers import SALIENT, pooled
-from saccade.lod.texture import EDGE, ENTROPY, LONGEST, channels, shades, working, working_size
+from saccade.lod.scorers import SALIENT, pool_channels
+from saccade.lod.texture import EDGE, ENTROPY, LONGEST, channels, shades, to_working_size, working_size
 from saccade.sampling import rng as noise
 
 ROOT = bare.ROOT
@@ -826,7 +826,7 @@ def pixel_cases() -> Iterator[Case]:
 
 def texture_cases() -> Iterator[Case]:
     """Of a picture, with means of its channels over tokens and over places in them."""
-    grid, finer = (13, 13), (52, 52)
+    grid, refine = (13, 13), (52, 52)
 
     def make(side: int, device: torch.device, _: int) -> Tensor:
         return torch.zeros(side, side, 3, dtype=torch.uint8, device=device).random_()
@@ -834,12 +834,12 @@ def texture_cases() -> Iterator[Case]:
     def kernels(picture: Tensor) -> tuple[Tensor, ...]:
         colour = shrink_triton(picture, working_size(*picture.shape[:2]))
         made = channels_triton(colour, shades(picture.device))
-        return means_triton(made, SALIENT, grid), means_triton(made, (ENTROPY, EDGE), finer)
+        return means_triton(made, SALIENT, grid), means_triton(made, (ENTROPY, EDGE), refine)
 
     def twin(picture: Tensor) -> tuple[Tensor, ...]:
         mode = KernelMode("torch")
-        made = channels(working(picture, mode), mode)
-        return pooled(made, SALIENT, grid, mode), pooled(made, (ENTROPY, EDGE), finer, mode)
+        made = channels(to_working_size(picture, mode), mode)
+        return pool_channels(made, SALIENT, grid, mode), pool_channels(made, (ENTROPY, EDGE), refine, mode)
 
     for side in (448, 1024, 2048):
         nbytes = 3 * side * side + 16 * 4 * min(side, LONGEST) ** 2

@@ -33,13 +33,13 @@ from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, width_and
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.llm import LLM
 from saccade.lod import scorers as relevance
-from saccade.lod.checkpoint_views import views_of
+from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.choose import choose
-from saccade.lod.global_view import glance
+from saccade.lod.global_view import plan_global_views
 from saccade.lod.image_maps import Stills
 from saccade.lod.relevance_transfer import look_now
 from saccade.lod.texture import texture
-from saccade.lod.types import LodParams, Picture
+from saccade.lod.types import LodParams, ScoredImage
 
 ROUNDS = 20  # of a stage
 
@@ -94,7 +94,7 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
     """Every stage by itself, then what is captured together."""
     info = bench.llm.engine.info
     device = torch.device(info.device)
-    views = views_of(bench.front.checkpoint)
+    views = checkpoint_views(bench.front.checkpoint)
     text = bench.front.checkpoint.text_config
     heads, kv = int(text["num_attention_heads"]), int(text["num_key_value_heads"])
     dim = int(text.get("head_dim") or text["hidden_size"] // heads)
@@ -103,7 +103,7 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         raise click.ClickException("the model sees no pictures")
     frame = image.token_grid(*size)
     asked = LodParams(budget=max(1, frame[0] * frame[1] // 4), gate=False)
-    first = glance([frame], asked, views.rule)
+    first = plan_global_views([frame], asked, views.rule)
     grid = first.grids[0]
     tokens = grid[0] * grid[1]
     pixels = torch.from_numpy(bench.picture(size)).to(device)
@@ -115,11 +115,11 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         asking = torch.randn(views.head.width, device=device)
         places = torch.randn(tokens, views.head.width, device=device)
         coupling = lambda: relevance.from_head(asking, places)  # noqa: E731
-    look = look_now(relevance.still(made, grid), grid, *coupling())
-    picture = Picture(look=look, size=size, frame=frame, grid=grid)
+    look = look_now(relevance.image_maps(made, grid), grid, *coupling())
+    picture = ScoredImage(look=look, size=size, frame=frame, grid=grid)
     streams: list[torch.cuda.Stream] = []
     if device.type == "cuda":
-        streams = [torch.cuda.Stream(device) for _ in relevance.STILL]  # type: ignore[no-untyped-call]
+        streams = [torch.cuda.Stream(device) for _ in relevance.IMAGE_MAP_NAMES]  # type: ignore[no-untyped-call]
     recorder = CudaRecorder(device) if device.type == "cuda" else PlainRecorder()
     captured = {
         branches: Stills(device, recorder, sightings=1, branches=branches) for branches in (False, True)
@@ -133,8 +133,8 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         "  captured": capture(coupling, recorder),
         "choose (host)": lambda: choose([anew(picture)], first.budget, asked, views.rule),
         "  asked again": lambda: choose([picture], first.budget, asked, views.rule),
-        "texture and its maps": lambda: relevance.still(texture(pixels), grid),
-        "  with streams": lambda: relevance.still(texture(pixels), grid, streams),
+        "texture and its maps": lambda: relevance.image_maps(texture(pixels), grid),
+        "  with streams": lambda: relevance.image_maps(texture(pixels), grid, streams),
         "  all of that captured": lambda: captured[False].maps(pixels, grid),
         "  captured, with streams": lambda: captured[True].maps(pixels, grid),
     }
@@ -150,9 +150,9 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         print(f"  {title:28} {sum(took[name] for name in of_them):8.3f}", flush=True)
 
 
-def anew(picture: Picture) -> Picture:
+def anew(picture: ScoredImage) -> ScoredImage:
     """As if nobody had asked about it before: nothing made of its still maps is kept."""
-    return replace(picture, look=replace(picture.look, still=replace(picture.look.still)))
+    return replace(picture, look=replace(picture.look, image_maps=replace(picture.look.image_maps)))
 
 
 def capture(coupling: Callable[[], tuple[Tensor, Tensor]], recorder: Recorder) -> Replay:

@@ -17,7 +17,7 @@ from saccade.engine.model_size import read_network
 from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.media.loader import SharedImage
 from saccade.llm import LLM, RequestOutput
-from saccade.lod.detail import Wishes
+from saccade.lod.detail import DetailRequest
 from saccade.lod.types import LodParams
 from saccade.request import Delta, Pixels
 from saccade.request_timing import RequestTiming
@@ -132,7 +132,7 @@ class Bench:
                     images=[shown],
                     trusted=True,
                     timing=stages,
-                    wishes=Wishes(params=level.params(full)),
+                    detail_req=DetailRequest(params=level.params(full)),
                 )
                 looked = sum(one.view.tokens for one in request.media)
                 asked[request.id] = Asked(stages, looked)

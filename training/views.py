@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.lod.allocate import Field, Window, allocate, spend, windows
-from saccade.lod.balance import finer
+from saccade.lod.balance import refine
 from saccade.lod.choose import PRICE
-from saccade.lod.global_view import glance
-from saccade.lod.types import FINE, Grid, LodParams, Map, Region, ViewRule, in_tokens
+from saccade.lod.global_view import plan_global_views
+from saccade.lod.types import FINE, Grid, LodParams, Map, Region, ViewRule, fraction_within_token
 
 from .scenes.scene import Ask, Box
 
@@ -58,7 +58,7 @@ def first_look(width: int, height: int, share: float | None) -> tuple[Grid, int]
     frame = frame_of(width, height)
     full = frame[0] * frame[1]
     budget = None if share is None else min(full, max(int(full * share), LEAST))
-    found = glance([frame], LodParams(budget=budget), RULE)
+    found = plan_global_views([frame], LodParams(budget=budget), RULE)
     grid = found.grids[0]
     return grid, 0 if grid == frame else found.budget - grid[0] * grid[1]
 
@@ -118,7 +118,7 @@ class Chooser:
         self.windows = tuple(one for one in every if one.tokens <= left)
 
     def field(self, ask: Ask, fine: Map, rng: Random) -> Field:
-        relevance = finer(guess(ask, *self.size, self.look, rng), in_tokens(fine))
+        relevance = refine(guess(ask, *self.size, self.look, rng), fraction_within_token(fine))
         return Field(relevance, self.size, self.frame, most=rng.choice((2, 2, 3, 4)))
 
     def free(self, field: Field, price: float) -> tuple[Region, ...]:

@@ -22,8 +22,8 @@ from saccade.errors import EngineDied, engine_error
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.output_processor import TextDelta
 from saccade.inputs.processor import InputProcessor
-from saccade.lod.detail import Wishes
-from saccade.lod.preview import Preview, preview_of
+from saccade.lod.detail import DetailRequest
+from saccade.lod.preview import Preview, make_preview
 from saccade.lod.types import LodParams
 from saccade.request import Request
 from saccade.sampling_params import SamplingParams
@@ -80,7 +80,7 @@ class AsyncEngine:
         Without `lod`, images have the detail their parts ask for. Closing the stream cancels the request.
         """
         params = params or SamplingParams()
-        return self._stream(self._prepare_chat(messages, params, Wishes(params=lod)), params)
+        return self._stream(self._prepare_chat(messages, params, DetailRequest(params=lod)), params)
 
     def generate(
         self,
@@ -101,28 +101,28 @@ class AsyncEngine:
             images=images,
             videos=videos,
             trusted=True,
-            wishes=Wishes(params=lod),
+            detail_req=DetailRequest(params=lod),
         )
         return self._stream(lambda cancel: prepare(cancel=cancel), params)
 
     async def look(self, messages: Sequence[Mapping[str, Any]], *, lod: LodParams | None = None) -> Preview:
         """Where the last question looks and what LOD would zoom into, without an answer."""
-        wishes = Wishes(params=lod or LodParams(), only_look=True)
-        request = await _run_in_thread(self._prepare_chat(messages, SamplingParams(max_tokens=1), wishes))
+        detail_req = DetailRequest(params=lod or LodParams(), preview_only=True)
+        request = await _run_in_thread(self._prepare_chat(messages, SamplingParams(max_tokens=1), detail_req))
         async with aclosing(self._client.generate(request)) as deltas:
             async for delta in deltas:
                 if delta.error:
                     raise engine_error(delta.code, delta.error)
                 if delta.zoomed is not None:
-                    return preview_of(request, delta.zoomed)
+                    return make_preview(request, delta.zoomed)
         raise EngineDied("the engine ended the preview early")
 
     def _prepare_chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, wishes: Wishes
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, detail_req: DetailRequest
     ) -> _Prepare:
         processor, request_id = self._started_processor(), self._next_id()
         return lambda cancel: processor.prepare_chat(
-            messages, params, request_id, trusted=True, cancel=cancel, wishes=wishes
+            messages, params, request_id, trusted=True, cancel=cancel, detail_req=detail_req
         )
 
     def _started_processor(self) -> InputProcessor:

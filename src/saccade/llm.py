@@ -28,7 +28,7 @@ from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.media.loader import SharedImage
 from saccade.inputs.output_processor import CompletionOutput, OutputProcessor, Usage
 from saccade.inputs.processor import InputProcessor
-from saccade.lod.detail import Wishes
+from saccade.lod.detail import DetailRequest
 from saccade.lod.types import LodParams
 from saccade.request import Request, ZoomResult
 from saccade.sampling_params import SamplingParams
@@ -102,7 +102,7 @@ class LLM:
                 images=images,
                 videos=parts.get("videos", ()),
                 trusted=True,
-                wishes=Wishes(params=parts.get("lod", lod)),
+                detail_req=DetailRequest(params=parts.get("lod", lod)),
             )
 
         return self._run_batch(prompt_list, params, prepare, progress)
@@ -127,7 +127,7 @@ class LLM:
         def prepare(item: tuple[Any, LodParams | None], sampling: SamplingParams, request_id: str) -> Request:
             conversation, params = item
             return self.processor.prepare_chat(
-                conversation, sampling, request_id, trusted=True, wishes=Wishes(params=params)
+                conversation, sampling, request_id, trusted=True, detail_req=DetailRequest(params=params)
             )
 
         return self._run_batch(list(zip(conversations, lods, strict=True)), params, prepare, progress)

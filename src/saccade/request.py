@@ -8,7 +8,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from saccade.lod.types import Choice, Grid, LodParams, Look, Region
+from saccade.lod.types import Grid, LodParams, Region, RelevanceMaps, ZoomChoice
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Pixels = NDArray[np.uint8]
@@ -92,7 +92,7 @@ class ZoomRequest(msgspec.Struct, frozen=True, kw_only=True):
     at: int  # index in `Request.prompt` at which they are inserted: the end of the question
     before: tuple[int, ...]  # token ids before and after each view
     after: tuple[int, ...]
-    only_look: bool = False  # the request ends with the choice
+    preview_only: bool = False  # the request ends with the choice
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +136,8 @@ class ZoomResult(msgspec.Struct, frozen=True, kw_only=True):
     gated: tuple[str | None, ...]  # of each medium: why it has none
     more_tokens: int  # added to the prompt
     visual_tokens: int  # of these
-    choices: tuple[Choice, ...] = ()  # and the maps behind them, for `only_look`
-    looks: tuple[Look, ...] = ()
+    choices: tuple[ZoomChoice, ...] = ()  # and the maps behind them, for `preview_only`
+    looks: tuple[RelevanceMaps, ...] = ()
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

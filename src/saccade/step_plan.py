@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.lod.types import Look
+from saccade.lod.types import RelevanceMaps
 from saccade.request import Pixels, Sampling, TokenLogprobs, View
 
 # Of a view: a whole picture or frame, a whole picture at less than full detail, a part of one.
@@ -121,4 +121,4 @@ class StepResult(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
     unsound: tuple[int, ...] = ()  # which of the tokens came from logits that were no numbers
-    looks: tuple[tuple[Look, ...], ...] = ()  # one entry per row with sights, one look per sight
+    looks: tuple[tuple[RelevanceMaps, ...], ...] = ()  # one entry per row with sights, one look per sight

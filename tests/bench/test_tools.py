@@ -10,7 +10,7 @@ import torch
 
 from bench import agree, growth, scaling, stages
 from bench.agree import Told
-from bench.growth import Look
+from bench.growth import RelevanceMaps
 from bench.lod_asking import Bench, Level
 from bench.questions import Questions, Scope
 from bench.soak import verdict
@@ -90,9 +90,9 @@ def test_questions_are_timed_and_counted_as_the_engine_saw_them(llm: LLM) -> Non
 
 
 def test_growth_is_what_came_after_the_warm_up() -> None:
-    looks = [Look(number * 50, (100 + min(number, 4) * 10) * MIB, 7, 9) for number in range(1, 21)]
+    looks = [RelevanceMaps(number * 50, (100 + min(number, 4) * 10) * MIB, 7, 9) for number in range(1, 21)]
     assert growth.grown(looks) == {"host": 0, "allocated": 0, "reserved": 0}
-    leaking = [Look(number * 50, 100 * MIB + number * MIB, 7, 9) for number in range(1, 21)]
+    leaking = [RelevanceMaps(number * 50, 100 * MIB + number * MIB, 7, 9) for number in range(1, 21)]
     assert growth.grown(leaking)["host"] == 14 * MIB
 
 

@@ -13,7 +13,7 @@ import pytest
 from saccade.engine.ipc import Cancel, Channel, News, Submit, ToEngine, ToFront
 from saccade.errors import EngineDied
 from saccade.inputs.media.rgbx import OPAQUE, rgb_of_words, words_of_rgb
-from saccade.lod.types import Look, StillMaps
+from saccade.lod.types import ImageMaps, RelevanceMaps
 from saccade.metrics import EngineStats
 from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomResult
 
@@ -90,10 +90,10 @@ def test_pixels_that_are_words_arrive_as_words_wherever_they_lie() -> None:
 
 @pytest.mark.parametrize("said", [{"offset": 64}, {"offset": -16}, {"shape": [1, 9, 9, 3]}, {"offset": 1}])
 def test_pixels_that_did_not_come_are_not_read(
-    said: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    has_content: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front, engine = pair()
-    told = {"offset": 0, "shape": [1, 4, 4, 3], "words": True} | said
+    told = {"offset": 0, "shape": [1, 4, 4, 3], "words": True} | has_content
     pack = msgspec.msgpack.encode
 
     def lie(message: object, enc_hook: Callable[[object], object]) -> bytes:
@@ -167,14 +167,14 @@ def test_looks_arrive_with_what_their_pictures_say_by_themselves() -> None:
     front, engine = pair()
     maps = np.random.default_rng(0).random((5, 3, 4), dtype=np.float32)
     fine = np.random.default_rng(1).random((12, 16), dtype=np.float32)
-    still = StillMaps(propositional=maps[0], perspectival=maps[1], lost=maps[2], fine=fine)
-    looks = tuple(Look(still=still, participatory=one, strength=0.5) for one in maps[3:])
-    assert looks[0].share.shape == still.writing.shape  # what is made of them stays where it was made
+    image_maps = ImageMaps(propositional=maps[0], perspectival=maps[1], lost=maps[2], fine=fine)
+    looks = tuple(RelevanceMaps(image_maps=image_maps, participatory=one, strength=0.5) for one in maps[3:])
+    assert looks[0].share.shape == image_maps.writing.shape  # what is made of them stays where it was made
     told = ZoomResult(regions=((), ()), gated=(None, None), more_tokens=0, visual_tokens=0, looks=looks)
     engine.send(News((Delta(request_id="r", zoomed=told),), EngineStats()))
     (delta,) = front.receive(ToFront).deltas
     for ours, theirs in zip(looks, delta.zoomed.looks, strict=True):
         for name in ("propositional", "perspectival", "participatory", "lost"):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name))
-        assert np.array_equal(theirs.still.fine, fine)
+        assert np.array_equal(theirs.image_maps.fine, fine)
         assert theirs.strength == 0.5

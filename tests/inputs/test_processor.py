@@ -18,7 +18,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import CheckpointError, ContextTooLong, InvalidValue, MediaRefused
 from saccade.inputs.processor import InputProcessor
-from saccade.lod.detail import Wishes
+from saccade.lod.detail import DetailRequest
 from saccade.request import Request
 from saccade.sampling_params import SamplingParams
 from tests import checkpoints
@@ -345,7 +345,7 @@ def test_a_model_without_template_or_tokenizer_says_so(folder: Path, tmp_path: P
 
 def test_a_model_that_sees_nothing_refuses_what_only_pictures_could_fulfil(tmp_path: Path) -> None:
     blind = InputProcessor(open_checkpoint(str(checkpoints.qwen3(tmp_path))), 99)
-    for wishes in (Wishes(only_look=True), Wishes(visual_tokens=9)):
+    for detail_req in (DetailRequest(preview_only=True), DetailRequest(visual_tokens=9)):
         with pytest.raises(InvalidValue, match="image"):
-            blind.prepare_prompt([1, 2], ASK, "r", wishes=wishes)
-    assert blind.prepare_prompt([1, 2], ASK, "r", wishes=Wishes(lod=True)).zooming is None
+            blind.prepare_prompt([1, 2], ASK, "r", detail_req=detail_req)
+    assert blind.prepare_prompt([1, 2], ASK, "r", detail_req=DetailRequest(lod=True)).zooming is None

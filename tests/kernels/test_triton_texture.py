@@ -14,7 +14,7 @@ from saccade.kernels.vision.texture import (
 )
 from saccade.lod import scorers as relevance
 from saccade.lod import texture
-from saccade.lod.texture import CHANNELS, channels, shades, working
+from saccade.lod.texture import CHANNELS, channels, shades, to_working_size
 from tests.kernels.buffers import EXACT, Place, assert_near, poison
 
 REFERENCE = KernelMode("torch")
@@ -62,7 +62,7 @@ def test_all_channels_are_the_twin_s(
     place: Place, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = picture(place, *size)
-    colour = working(pixels, REFERENCE)
+    colour = to_working_size(pixels, REFERENCE)
     expected = channels(colour, REFERENCE)
     poison(monkeypatch)
     for tuning in (SMALL, TextureTuning()):
@@ -94,7 +94,7 @@ def test_maps_by_kernels_are_the_twin_s(
     that lies between two shades is then rounded to either."""
     monkeypatch.setattr(texture, "LONGEST", 36)
     pixels = picture(place, *size)
-    expected = relevance.still(texture.texture(pixels, REFERENCE), (5, 3), mode=REFERENCE)
+    expected = relevance.image_maps(texture.texture(pixels, REFERENCE), (5, 3), mode=REFERENCE)
     asked = []
 
     def always(name: str, tensor: torch.Tensor, mode: KernelMode) -> bool:
@@ -103,7 +103,7 @@ def test_maps_by_kernels_are_the_twin_s(
 
     for module in (relevance, texture):
         monkeypatch.setattr(module, "use_triton", always)
-    found = relevance.still(texture.texture(pixels), (5, 3))
+    found = relevance.image_maps(texture.texture(pixels), (5, 3))
     assert set(asked) == {"texture"}
     assert_near(found, expected, torch.float32, scale=200 if max(size) > texture.LONGEST else 20)
 

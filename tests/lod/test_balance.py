@@ -10,15 +10,15 @@ from saccade.lod.choose import choose
 from saccade.lod.types import (
     FINE,
     SCORERS,
-    Choice,
     Grid,
+    ImageMaps,
     LodParams,
-    Look,
     Map,
-    Picture,
+    RelevanceMaps,
+    ScoredImage,
     Scorer,
-    StillMaps,
     ViewRule,
+    ZoomChoice,
     shares,
 )
 
@@ -26,22 +26,22 @@ GRID = (13, 13)
 grids = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 
-def spots(*places: Grid) -> Map:
+def spots(*top_regions: Grid) -> Map:
     """Something stands there, and nowhere else."""
     found = np.zeros(GRID, np.float32)
-    for row, column in places:
+    for row, column in top_regions:
         found[row : row + 2, column : column + 2] = 1.0
     return found
 
 
-def seen(picture: Map, question: Map) -> Look:
-    still = StillMaps(
+def seen(picture: Map, question: Map) -> RelevanceMaps:
+    image_maps = ImageMaps(
         propositional=picture,
         perspectival=picture + np.float32(0.01),
         lost=picture,
         fine=np.repeat(np.repeat(picture, FINE, 0), FINE, 1),
     )
-    return Look(still=still, participatory=question)
+    return RelevanceMaps(image_maps=image_maps, participatory=question)
 
 
 def sinking(height: float) -> Map:
@@ -52,10 +52,10 @@ def sinking(height: float) -> Map:
 
 
 def known(one: Map, other: Map) -> float:
-    """Agreement, with the chance that `StillMaps` tells."""
-    still = StillMaps(propositional=other, perspectival=other, lost=other)
-    assert still.chances[0] == still.chances[1]
-    return agreement(one, other, still.chances[0])
+    """Agreement, with the chance that `ImageMaps` tells."""
+    image_maps = ImageMaps(propositional=other, perspectival=other, lost=other)
+    assert image_maps.chances[0] == image_maps.chances[1]
+    return agreement(one, other, image_maps.chances[0])
 
 
 @given(grids, st.integers(0, 10**6), st.sampled_from([1, 4, 12]))
@@ -86,14 +86,14 @@ def test_a_question_that_looks_somewhere_leads_and_one_that_looks_everywhere_doe
     assert leads[1] < 0.1
 
 
-def middles(found: Choice) -> list[tuple[float, float]]:
+def middles(found: ZoomChoice) -> list[tuple[float, float]]:
     """Row and column of the cell in which each view has its middle."""
     boxes = [region.box for region in found.regions]
     return [((y0 + y1) / 2 / 1024 * 13, (x0 + x1) / 2 / 1024 * 13) for x0, y0, x1, y1 in boxes]
 
 
-def chosen(look: Look, budget: int = 256, rule: ViewRule = ViewRule()) -> Choice:
-    picture = Picture(look=look, size=(1024, 1024), frame=(32, 32), grid=GRID)
+def chosen(look: RelevanceMaps, budget: int = 256, rule: ViewRule = ViewRule()) -> ZoomChoice:
+    picture = ScoredImage(look=look, size=(1024, 1024), frame=(32, 32), grid=GRID)
     (found,) = choose([picture], budget, LodParams(budget=budget), rule)
     return found
 
@@ -118,11 +118,11 @@ def test_a_question_about_one_place_has_its_view_there_whatever_else_stands_out(
 def test_what_a_token_may_cost_is_measured_where_it_is_spent() -> None:
     """A question that looks everywhere once set the price by the blank paper it looks at: nothing was worth
     it. What it may cost, and how many views there are, is the picture's where the picture decides."""
-    places = [(row, column) for row in (0, 3, 6, 9) for column in (1, 5, 9)]
+    top_regions = [(row, column) for row in (0, 3, 6, 9) for column in (1, 5, 9)]
     flat = np.ones(GRID, np.float32)
-    for count in range(1, len(places) + 1):
-        look = seen(spots(*places[:count]), flat)
-        picture = Picture(look=look, size=(2048, 2048), frame=(64, 64), grid=GRID)
+    for count in range(1, len(top_regions) + 1):
+        look = seen(spots(*top_regions[:count]), flat)
+        picture = ScoredImage(look=look, size=(2048, 2048), frame=(64, 64), grid=GRID)
         (found,) = choose([picture], 1024, LodParams(budget=1024), ViewRule())
         assert found.spent > 150
         assert found.weights.particularise > 0.8

@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.lod.balance import finer
+from saccade.lod.balance import refine
 from saccade.lod.choose import choose
-from saccade.lod.global_view import divide, glance, shrink
+from saccade.lod.global_view import divide, plan_global_views, shrink
 from saccade.lod.types import (
     DETAILS,
     FINE,
     SCORERS,
-    Choice,
     Detail,
     Grid,
+    ImageMaps,
     LodParams,
-    Look,
     Map,
-    Picture,
-    StillMaps,
+    RelevanceMaps,
+    ScoredImage,
     ViewRule,
+    ZoomChoice,
 )
 
 EMBEDDED = ViewRule(global_tokens=(80, 256), zoom_tokens=(16, 64, 196), square=True, most_views=2)
@@ -36,7 +36,7 @@ params = st.builds(
 )
 
 
-def look(grid: Grid, seed: int, strength: float = 0.0) -> Look:
+def look(grid: Grid, seed: int, strength: float = 0.0) -> RelevanceMaps:
     rng = np.random.default_rng(seed)
 
     def values() -> Map:
@@ -45,13 +45,13 @@ def look(grid: Grid, seed: int, strength: float = 0.0) -> Look:
             return np.zeros(grid, np.float32)
         return (rng.random(grid) ** (1 if kind == 1 else 12)).astype(np.float32)
 
-    still = StillMaps(
+    image_maps = ImageMaps(
         propositional=values(),
         perspectival=values(),
         lost=rng.random(grid).astype(np.float32),
         fine=rng.random((grid[0] * FINE, grid[1] * FINE)).astype(np.float32) if rng.integers(2) else None,
     )
-    return Look(still=still, participatory=values(), strength=strength)
+    return RelevanceMaps(image_maps=image_maps, participatory=values(), strength=strength)
 
 
 @given(
@@ -64,7 +64,7 @@ def look(grid: Grid, seed: int, strength: float = 0.0) -> Look:
 def test_a_request_never_costs_more_than_its_budget(
     frames: list[Grid], asked: LodParams, rule: ViewRule, seed: int
 ) -> None:
-    first = glance(frames, asked, rule)
+    first = plan_global_views(frames, asked, rule)
     if asked.budget is not None:
         assert first.budget <= asked.budget
     looked = sum(rows * columns for rows, columns in first.grids)
@@ -74,7 +74,9 @@ def test_a_request_never_costs_more_than_its_budget(
         assert grid[1] <= frame[1]
         assert min(grid) >= 1
     pictures = [
-        Picture(look=look(grid, seed + i, i % 3), size=(frame[1] * 32, frame[0] * 32), frame=frame, grid=grid)
+        ScoredImage(
+            look=look(grid, seed + i, i % 3), size=(frame[1] * 32, frame[0] * 32), frame=frame, grid=grid
+        )
         for i, (frame, grid) in enumerate(zip(frames, first.grids, strict=True))
     ]
     chosen = choose(pictures, first.budget, asked, rule)
@@ -93,28 +95,28 @@ def test_odd_pictures_are_chosen_in_without_harm(size: tuple[int, int]) -> None:
     frame = (max(1, round(height / 32)), max(1, round(width / 32)))
     for budget in (1, 17, 80, 5000):
         asked = LodParams(budget=budget, gate=False)
-        first = glance([frame], asked, ViewRule())
-        picture = Picture(look=look(first.grids[0], 1), size=size, frame=frame, grid=first.grids[0])
+        first = plan_global_views([frame], asked, ViewRule())
+        picture = ScoredImage(look=look(first.grids[0], 1), size=size, frame=frame, grid=first.grids[0])
         (choice,) = choose([picture], first.budget, asked, ViewRule())
         for x0, y0, x1, y1 in (region.box for region in choice.regions):
             assert 0 <= x0 < x1 <= width
             assert 0 <= y0 < y1 <= height
 
 
-def peaked(grid: Grid, lost: float) -> Look:
+def peaked(grid: Grid, lost: float) -> RelevanceMaps:
     flat = np.full(grid, 0.1, np.float32)
     point = np.zeros(grid, np.float32)
     point[grid[0] // 2, grid[1] // 2] = 1.0
-    still = StillMaps(propositional=flat, perspectival=flat, lost=np.full(grid, lost, np.float32))
-    return Look(still=still, participatory=point)
+    image_maps = ImageMaps(propositional=flat, perspectival=flat, lost=np.full(grid, lost, np.float32))
+    return RelevanceMaps(image_maps=image_maps, participatory=point)
 
 
-def with_fine(seen: Look, fine: Map) -> Look:
-    return msgspec.structs.replace(seen, still=msgspec.structs.replace(seen.still, fine=fine))
+def with_fine(seen: RelevanceMaps, fine: Map) -> RelevanceMaps:
+    return msgspec.structs.replace(seen, image_maps=msgspec.structs.replace(seen.image_maps, fine=fine))
 
 
-def chosen(lost: float, asked: LodParams) -> Choice:
-    picture = Picture(look=peaked((12, 12), lost), size=(1024, 1024), frame=(32, 32), grid=(12, 12))
+def chosen(lost: float, asked: LodParams) -> ZoomChoice:
+    picture = ScoredImage(look=peaked((12, 12), lost), size=(1024, 1024), frame=(32, 32), grid=(12, 12))
     return choose([picture], 400, asked, EMBEDDED)[0]
 
 
@@ -133,7 +135,7 @@ def test_a_price_that_was_named_is_spent_whatever_the_gate_would_say() -> None:
 
 def test_the_gate_knows_how_much_smaller_the_view_is() -> None:
     def gated(frame: Grid) -> bool:
-        picture = Picture(look=peaked((12, 12), 0.2), size=(1024, 1024), frame=frame, grid=(12, 12))
+        picture = ScoredImage(look=peaked((12, 12), 0.2), size=(1024, 1024), frame=frame, grid=(12, 12))
         return choose([picture], 400, LodParams(), EMBEDDED)[0].gated is not None
 
     assert gated((13, 13))
@@ -151,8 +153,8 @@ def test_the_zoom_is_where_the_question_looks() -> None:
 @settings(max_examples=40, deadline=None)
 def test_a_cell_keeps_its_relevance_wherever_in_it_something_stands(grid: Grid, seed: int) -> None:
     one = look(grid, seed)
-    for fine in (one.still.fine, None, np.zeros((grid[0] * FINE, grid[1] * FINE), np.float32)):
-        found = finer(one.lost, msgspec.structs.replace(one.still, fine=fine).within)
+    for fine in (one.image_maps.fine, None, np.zeros((grid[0] * FINE, grid[1] * FINE), np.float32)):
+        found = refine(one.lost, msgspec.structs.replace(one.image_maps, fine=fine).position_in_token)
         assert found.shape == (grid[0] * FINE, grid[1] * FINE)
         cells = found.reshape(grid[0], FINE, grid[1], FINE).sum((1, 3))
         assert np.allclose(cells, one.lost, rtol=1e-4, atol=1e-6)
@@ -167,7 +169,7 @@ def test_a_window_is_put_over_the_writing_of_the_cell_that_matters() -> None:
         row = np.zeros((6, 6), np.float32)
         row[2, 2:4] = 0.5
         seen = with_fine(msgspec.structs.replace(seen, participatory=row), fine)
-        picture = Picture(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
+        picture = ScoredImage(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
         asked = LodParams(budget=52, scorers=("participatory",))
         (region,) = choose([picture], 52, asked, ViewRule(zoom_tokens=(16,)))[0].regions
         middle = (2 * FINE + place + 0.5) * 32
@@ -178,7 +180,7 @@ def test_a_window_is_put_over_the_writing_of_the_cell_that_matters() -> None:
 
 def test_a_fine_map_of_another_size_is_refused() -> None:
     seen = with_fine(peaked((6, 6), 0.9), np.ones((6, 6), np.float32))
-    picture = Picture(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
+    picture = ScoredImage(look=seen, size=(768, 768), frame=(24, 24), grid=(6, 6))
     with pytest.raises(ValueError, match="fine map"):
         choose([picture], 100, LodParams(budget=100), EMBEDDED)
 
@@ -189,14 +191,14 @@ def test_a_lone_scorer_has_all_the_weight_and_none_chooses_nothing() -> None:
 
 
 def test_plain_detail_is_the_plain_grid_and_small_pictures_are_never_shrunk() -> None:
-    assert glance([(40, 50)], LodParams(detail="high"), EMBEDDED).grids == ((40, 50),)
-    assert glance([(7, 9)], LodParams(detail="medium"), EMBEDDED).grids == ((7, 9),)
-    assert glance([(40, 50)], LodParams(budget=10**6), EMBEDDED).grids == ((40, 50),)
+    assert plan_global_views([(40, 50)], LodParams(detail="high"), EMBEDDED).grids == ((40, 50),)
+    assert plan_global_views([(7, 9)], LodParams(detail="medium"), EMBEDDED).grids == ((7, 9),)
+    assert plan_global_views([(40, 50)], LodParams(budget=10**6), EMBEDDED).grids == ((40, 50),)
 
 
 def test_medium_is_about_a_quarter_and_low_has_nothing_left_to_zoom() -> None:
-    assert glance([(40, 50)], LodParams(detail="medium"), EMBEDDED).budget == 500
-    low = glance([(40, 50)], LodParams(detail="low"), EMBEDDED)
+    assert plan_global_views([(40, 50)], LodParams(detail="medium"), EMBEDDED).budget == 500
+    low = plan_global_views([(40, 50)], LodParams(detail="low"), EMBEDDED)
     assert low.budget == 80
     assert 64 <= low.grids[0][0] * low.grids[0][1] <= 80
 
@@ -205,13 +207,13 @@ def test_medium_is_about_a_quarter_and_low_has_nothing_left_to_zoom() -> None:
 def test_more_detail_never_costs_less(rows: int, columns: int) -> None:
     details: tuple[Detail, ...] = ("low", "medium", "auto", "high")
     for rule in (EMBEDDED, ViewRule()):
-        spent = [glance([(rows, columns)], LodParams(detail=one), rule).budget for one in details]
+        spent = [plan_global_views([(rows, columns)], LodParams(detail=one), rule).budget for one in details]
         assert spent == sorted(spent)
 
 
 def test_fewer_tokens_than_pictures_are_refused() -> None:
     with pytest.raises(ValueError, match="2 for 3"):
-        glance([(9, 9)] * 3, LodParams(budget=2), ViewRule())
+        plan_global_views([(9, 9)] * 3, LodParams(budget=2), ViewRule())
 
 
 @given(st.integers(1, 5000), st.lists(st.integers(1, 900), min_size=1, max_size=25))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from saccade.errors import CheckpointError, InvalidValue
 from saccade.lod.checkpoint_views import CheckpointViews, read_views
-from saccade.lod.detail import Sights, Wishes, check_zoom, sights
+from saccade.lod.detail import DetailRequest, FirstViews, check_zoom_region, plan_first_views
 from saccade.lod.types import DETAILS, Detail, LodParams, Region
 
 TRAINED = read_views(
@@ -18,20 +18,20 @@ LARGE = (40, 30)  # tokens of a picture at full detail
 
 def see(
     *details: Detail | None, views: CheckpointViews = TRAINED, frames: int = 1, **asked: object
-) -> Sights:
-    wishes = Wishes(details=details or (None,) * frames, **asked)  # type: ignore[arg-type]
-    return sights([LARGE] * len(wishes.details), wishes, views)
+) -> FirstViews:
+    detail_req = DetailRequest(details=details or (None,) * frames, **asked)  # type: ignore[arg-type]
+    return plan_first_views([LARGE] * len(detail_req.details), detail_req, views)
 
 
 def test_nothing_asked_is_full_detail() -> None:
     for views in (TRAINED, PUBLIC):
-        assert see(views=views) == Sights((LARGE,), (False,), 0, 0)
-        assert see("high", views=views) == Sights((LARGE,), (False,), 0, 0)
+        assert see(views=views) == FirstViews((LARGE,), (False,), 0, 0)
+        assert see("high", views=views) == FirstViews((LARGE,), (False,), 0, 0)
 
 
 def test_a_preview_looks_though_nothing_is_asked() -> None:
     for views in (TRAINED, PUBLIC):
-        seen = sights([LARGE], Wishes(only_look=True, details=(None,)), views)
+        seen = plan_first_views([LARGE], DetailRequest(preview_only=True, details=(None,)), views)
         assert seen.zoomable == (True,)
 
 
@@ -57,9 +57,9 @@ def test_auto_asks_the_checkpoint_unless_lod_is_on() -> None:
     assert see(views=PUBLIC, params=LodParams()).zoomable == (True,)
 
 
-@pytest.mark.parametrize("said", ["auto", "medium", "high", None])
-def test_lod_off_is_full_detail(said: Detail | None) -> None:
-    assert see(said, lod=False).grids == (LARGE,)
+@pytest.mark.parametrize("requested", ["auto", "medium", "high", None])
+def test_lod_off_is_full_detail(requested: Detail | None) -> None:
+    assert see(requested, lod=False).grids == (LARGE,)
 
 
 def test_lod_off_with_a_budget_is_plain_resizing() -> None:
@@ -71,7 +71,7 @@ def test_lod_off_with_a_budget_is_plain_resizing() -> None:
 
 
 def test_a_budget_beyond_the_picture_is_full_detail() -> None:
-    assert see(visual_tokens=1200) == Sights((LARGE,), (False,), 0, 0)
+    assert see(visual_tokens=1200) == FirstViews((LARGE,), (False,), 0, 0)
     assert see(visual_tokens=10**9).grids == (LARGE,)
 
 
@@ -83,7 +83,7 @@ def test_a_budget_of_nothing_is_refused(budget: int) -> None:
 
 def test_a_budget_below_one_token_a_picture_is_refused() -> None:
     for lod in (None, False):
-        with pytest.raises(InvalidValue, match="19; 20 pictures need a token each"):
+        with pytest.raises(InvalidValue, match="19; 20 images need a token each"):
             see(frames=20, visual_tokens=19, lod=lod)
     assert sum(rows * columns for rows, columns in see(frames=20, visual_tokens=20).grids) == 20
 
@@ -102,14 +102,14 @@ def test_what_is_asked_alike_is_equal_however_it_is_written() -> None:
     tuples = LodParams(scorers=("propositional",), zooms=((Region((0, 0, 64, 64), (2, 2), 1.0),),))
     assert lists == tuples
     assert hash(lists) == hash(tuples)
-    refused = [Wishes(lod=lod, visual_tokens=50, details=(None,)) for lod in (False, 0)]  # type: ignore[arg-type]
+    refused = [DetailRequest(lod=lod, visual_tokens=50, details=(None,)) for lod in (False, 0)]  # type: ignore[arg-type]
     assert refused[0] == refused[1]
-    assert sights([LARGE], refused[0], TRAINED) == sights([LARGE], refused[1], TRAINED)
+    assert plan_first_views([LARGE], refused[0], TRAINED) == plan_first_views([LARGE], refused[1], TRAINED)
 
 
 def test_a_picture_no_larger_than_its_global_view_is_never_zoomed() -> None:
     small = (5, 5)
-    seen = sights([small, LARGE], Wishes(details=("medium", "medium")), TRAINED)
+    seen = plan_first_views([small, LARGE], DetailRequest(details=("medium", "medium")), TRAINED)
     assert seen.grids[0] == small
     assert seen.zoomable == (False, True)
 
@@ -128,9 +128,9 @@ def test_the_budget_is_never_exceeded(
     lod: bool | None,
     views: CheckpointViews,
 ) -> None:
-    wishes = Wishes(details=tuple(details[: len(frames)]), visual_tokens=budget, lod=lod)
+    detail_req = DetailRequest(details=tuple(details[: len(frames)]), visual_tokens=budget, lod=lod)
     try:
-        seen = sights(frames, wishes, views)
+        seen = plan_first_views(frames, detail_req, views)
     except InvalidValue:
         return
     assert seen.most_tokens(0) <= budget
@@ -146,16 +146,16 @@ def test_zooms_that_are_given_shrink_the_first_view_to_fit() -> None:
     assert seen.grids[0][0] * seen.grids[0][1] <= 20
     with pytest.raises(InvalidValue, match="100 of a budget of 100"):
         see(params=LodParams(budget=100, zooms=zooms))
-    with pytest.raises(InvalidValue, match="for 1 pictures; the request has 2"):
+    with pytest.raises(InvalidValue, match="for 1 images; the request has 2"):
         see(frames=2, params=LodParams(zooms=zooms))
 
 
 @pytest.mark.parametrize("box", [(0, 0, 0, 9), (0, 0, 11, 9), (-1, 0, 3, 3), (5, 5, 4, 9)])
 def test_a_zoom_outside_its_picture_is_refused(box: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidValue, match="inside the 10x9"):
-        check_zoom(Region(box, (1, 1), 1.0), (10, 9))
+        check_zoom_region(Region(box, (1, 1), 1.0), (10, 9))
     with pytest.raises(InvalidValue, match="at least 1 by 1"):
-        check_zoom(Region((0, 0, 10, 9), (0, 1), 1.0), (10, 9))
+        check_zoom_region(Region((0, 0, 10, 9), (0, 1), 1.0), (10, 9))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from saccade.config import EngineConfig
 from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
-from saccade.lod.detail import Wishes
+from saccade.lod.detail import DetailRequest
 from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import HostLooks, Sent
 from saccade.lod.types import LodParams
@@ -55,7 +55,7 @@ def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[i
             f"question-{number}",
             images=[picture(250, 256, number % len(WORDS))],
             trusted=True,
-            wishes=Wishes(params=LodParams(budget=56, gate=False)),
+            detail_req=DetailRequest(params=LodParams(budget=56, gate=False)),
         )
         (choices, chosen), *_ = looked(engine, [request]).values()
         found.append((choices[0], chosen))
@@ -112,7 +112,7 @@ def test_looks_coupled_in_the_step_see_what_others_see(
                 f"question-{number}-{turn}",
                 images=[picture(250, 256, number)],
                 trusted=True,
-                wishes=Wishes(params=LodParams(budget=56, gate=False), only_look=True),
+                detail_req=DetailRequest(params=LodParams(budget=56, gate=False), preview_only=True),
             )
             engine.submit(request)
             while not engine.idle:

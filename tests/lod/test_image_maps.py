@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.kernels.cuda_graph import CudaRecorder, Replay
 from saccade.lod.image_maps import Stills, captured_stills
-from saccade.lod.scorers import still
+from saccade.lod.scorers import image_maps
 from saccade.lod.texture import LONGEST, texture
 from tests.encoder.test_encoder_graphs import Counting
 
@@ -36,7 +36,7 @@ def test_captured_maps_are_those_of_the_texture_bit_for_bit(
     stills = Stills(CPU, recorder)
     for seed in range(4):
         one = page(*size, seed)
-        assert torch.equal(stills.maps(one, grid), still(texture(one), grid))
+        assert torch.equal(stills.maps(one, grid), image_maps(texture(one), grid))
         stills.check()
     assert (recorder.recorded, recorder.replayed) == (1, 2)  # the second sighting captures
 
@@ -45,7 +45,7 @@ def test_what_was_given_outlives_the_next_picture() -> None:
     stills = Stills(CPU, Counting(), sightings=1)
     given = [stills.maps(page(64, 64, seed), (2, 2)) for seed in range(3)]
     assert not torch.equal(given[1], given[2])
-    assert torch.equal(given[1], still(texture(page(64, 64, 1)), (2, 2)))
+    assert torch.equal(given[1], image_maps(texture(page(64, 64, 1)), (2, 2)))
 
 
 def test_pictures_of_one_form_share_a_call_however_large() -> None:
@@ -76,7 +76,7 @@ def test_a_capture_that_fails_is_told_once_and_not_tried_again(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         for seed in range(3):
             one = page(64, 64, seed)
-            assert torch.equal(stills.maps(one, (2, 2)), still(texture(one), (2, 2)))
+            assert torch.equal(stills.maps(one, (2, 2)), image_maps(texture(one), (2, 2)))
             stills.check()
     assert len(stills) == 0
     assert len(caplog.records) == 1
@@ -92,7 +92,9 @@ def test_whatever_a_capture_raises_the_maps_are_there() -> None:
             raise CompilationError("line 7")
 
     one = page(64, 64)
-    assert torch.equal(Stills(CPU, Failing(), sightings=1).maps(one, (2, 2)), still(texture(one), (2, 2)))
+    assert torch.equal(
+        Stills(CPU, Failing(), sightings=1).maps(one, (2, 2)), image_maps(texture(one), (2, 2))
+    )
 
 
 def test_nothing_is_captured_where_graphs_are_off() -> None:
@@ -109,5 +111,5 @@ def test_maps_captured_on_a_device_are_the_uncaptured_ones() -> None:
     stills = Stills(device, CudaRecorder(device))
     for seed in range(5):
         one = page(800, 1000, seed).to(device)
-        assert torch.equal(stills.maps(one, (7, 9)), still(texture(one), (7, 9)))
+        assert torch.equal(stills.maps(one, (7, 9)), image_maps(texture(one), (7, 9)))
     assert len(stills) == 1

@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.lod.allocate import Field, allocate
-from saccade.lod.balance import NEIGHBOURHOOD, balance, finer
+from saccade.lod.balance import NEIGHBOURHOOD, balance, refine
 from saccade.lod.choose import PRICE, choose
 from saccade.lod.types import (
     BLANK,
     FINE,
     SCORERS,
     Grid,
+    ImageMaps,
     LodParams,
-    Look,
     Map,
-    Picture,
+    RelevanceMaps,
+    ScoredImage,
     Scorer,
-    StillMaps,
     ViewRule,
 )
 
@@ -33,15 +33,15 @@ def drawn(grid: Grid, rng: np.random.Generator) -> Map:
     return np.asarray(values * rng.choice([1e-6, 1.0, 300.0]), np.float32)
 
 
-def look(grid: Grid, seed: int) -> Look:
+def look(grid: Grid, seed: int) -> RelevanceMaps:
     rng = np.random.default_rng(seed)
-    still = StillMaps(
+    image_maps = ImageMaps(
         propositional=drawn(grid, rng),
         perspectival=drawn(grid, rng),
         lost=(rng.random(grid) * 1.5 - 0.2).astype(np.float32),
         fine=np.abs(drawn((grid[0] * FINE, grid[1] * FINE), rng)) if rng.integers(4) else None,
     )
-    return Look(still=still, participatory=drawn(grid, rng), strength=float(rng.normal()))
+    return RelevanceMaps(image_maps=image_maps, participatory=drawn(grid, rng), strength=float(rng.normal()))
 
 
 # The twin: the same decision out of the raw maps of every look, one numpy call for each thing said.
@@ -79,7 +79,7 @@ def plain_agreement(one: Map, other: Map) -> float:
     return 0.0 if chance >= 1 - 1e-6 else min(max((common - chance) / (1 - chance), 0.0), 1.0)
 
 
-def plain_balance(one: Look, scorers: tuple[Scorer, ...]) -> tuple[Map, tuple[float, ...]]:
+def plain_balance(one: RelevanceMaps, scorers: tuple[Scorer, ...]) -> tuple[Map, tuple[float, ...]]:
     """Relevance; the three tensions."""
     maps = {name: plain_shares(getattr(one, name)) for name in SCORERS}
     usable = [name for name in SCORERS if name in scorers and maps[name].any()]
@@ -116,14 +116,17 @@ def test_a_balance_is_that_of_the_raw_maps_to_the_bit(
     grid: Grid, seed: int, asked: tuple[Scorer, ...]
 ) -> None:
     one = look(grid, seed)
-    for again in (one, msgspec.structs.replace(one, still=one.still)):  # another look at the same picture
+    for again in (
+        one,
+        msgspec.structs.replace(one, image_maps=one.image_maps),
+    ):  # another look at the same picture
         relevance, tensions = plain_balance(one, asked)
         found = balance(again, asked)
         weights = found.weights
         assert (weights.particularise, weights.explore, weights.diversify) == tensions
         assert np.array_equal(found.relevance, relevance)
-        fine = finer(found.relevance, again.still.within)
-        assert np.array_equal(fine, plain_finer(relevance, one.still.fine))
+        fine = refine(found.relevance, again.image_maps.position_in_token)
+        assert np.array_equal(fine, plain_finer(relevance, one.image_maps.fine))
         assert fine.dtype == np.float32
 
 
@@ -132,7 +135,7 @@ def test_a_balance_is_that_of_the_raw_maps_to_the_bit(
 def test_a_choice_is_that_of_the_raw_maps_to_the_bit(views: list[Grid], seed: int, left: int) -> None:
     rule = ViewRule()
     pictures = [
-        Picture(
+        ScoredImage(
             look=look(grid, seed + i),
             size=(grid[1] * 77, grid[0] * 77),
             frame=(grid[0] * 2 + 1, grid[1] * 2 + 1),
@@ -149,24 +152,24 @@ def test_a_choice_is_that_of_the_raw_maps_to_the_bit(views: list[Grid], seed: in
     for one, part in zip(pictures, parts, strict=True):
         relevance, (particularise, _, diversify) = plain_balance(one.look, SCORERS)
         most = min(8, max(1, round(rule.most_views * (0.5 + 0.5 * diversify)))) if relevance.any() else 0
-        fine = plain_finer(relevance * np.float32(part), one.look.still.fine)
+        fine = plain_finer(relevance * np.float32(part), one.look.image_maps.fine)
         fields.append(Field(fine, one.size, one.frame, most=most))
         prices.append(PRICE[0] + (PRICE[1] - PRICE[0]) * particularise)
     assert tuple(choice.regions for choice in chosen) == allocate(fields, left, rule, min(prices))
 
 
 def test_what_is_made_of_still_maps_is_made_once() -> None:
-    still = look((7, 9), 2).still
-    assert still.within is still.within
-    assert still.shares is still.shares
-    assert still.writing is still.writing
+    image_maps = look((7, 9), 2).image_maps
+    assert image_maps.position_in_token is image_maps.position_in_token
+    assert image_maps.shares is image_maps.shares
+    assert image_maps.writing is image_maps.writing
 
 
 @pytest.mark.parametrize("name", ["propositional", "perspectival"])
 def test_a_still_map_that_is_no_number_is_refused_at_every_look(name: str) -> None:
     one = look((3, 4), 1)
     bad = np.full((3, 4), math.nan, np.float32)
-    one = msgspec.structs.replace(one, still=msgspec.structs.replace(one.still, **{name: bad}))
+    one = msgspec.structs.replace(one, image_maps=msgspec.structs.replace(one.image_maps, **{name: bad}))
     for _ in range(2):
         with pytest.raises(ValueError, match="not finite"):
             balance(one)

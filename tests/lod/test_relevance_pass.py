@@ -16,11 +16,11 @@ from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.errors import CheckpointError
 from saccade.lod import relevance_pass as lookout
-from saccade.lod.detail import Wishes
+from saccade.lod.detail import DetailRequest
 from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
-from saccade.lod.scorers import STILL_MAPS
-from saccade.lod.types import LodParams, Look, StillMaps
+from saccade.lod.scorers import NUM_IMAGE_MAPS
+from saccade.lod.types import ImageMaps, LodParams, RelevanceMaps
 from saccade.request import Request, View, ZoomResult
 from saccade.step_plan import Layout, StepPlan
 from saccade.worker.model_runner import Launched, Runner
@@ -29,24 +29,24 @@ from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Questi
 __all__ = ["bench"]  # the fixture
 
 
-def preview_of(peers: Bench, question: Question, budget: int | None) -> Request:
+def make_preview(peers: Bench, question: Question, budget: int | None) -> Request:
     return peers.front.prepare_prompt(
         question.text,
         SamplingParams(max_tokens=4, temperature=0),
         f"look{next(peers.numbers)}",
         images=question.pictures,
         trusted=True,
-        wishes=Wishes(params=LodParams(budget=budget, gate=False), only_look=True),
+        detail_req=DetailRequest(params=LodParams(budget=budget, gate=False), preview_only=True),
     )
 
 
-def only_look(peers: Bench, number: int, **options: Any) -> tuple[Request, ZoomResult, Layout]:
+def preview_only(peers: Bench, number: int, **options: Any) -> tuple[Request, ZoomResult, Layout]:
     """The same question looked at twice by one engine: by itself, and on the caches the first one left."""
     question = LOOKS[number]
     engine = peers.engine(**options)
     told = []
     for _ in range(2):
-        request = preview_of(peers, question, question.budget)
+        request = make_preview(peers, question, question.budget)
         engine.submit(request)
         while not engine.idle:
             told += [delta.zoomed for delta in engine.step() if delta.zoomed]
@@ -95,7 +95,7 @@ def test_the_head_scores_what_its_definition_says(
     bench: Callable[[str], Bench], number: int, options: dict[str, Any]
 ) -> None:
     peers = bench("registered")
-    request, told, layout = only_look(peers, number, **options)
+    request, told, layout = preview_only(peers, number, **options)
     states, _ = inside(peers, request, layout)
     weights = load_file(peers.folder / "head.safetensors")
 
@@ -114,7 +114,7 @@ def test_the_head_scores_what_its_definition_says(
 
 def test_without_a_head_attention_at_the_middle_layers_counts(bench: Callable[[str], Bench]) -> None:
     peers = bench("stock")
-    request, told, layout = only_look(peers, 0, max_num_batched_tokens=5, block_size=4)
+    request, told, layout = preview_only(peers, 0, max_num_batched_tokens=5, block_size=4)
     _, attentions = inside(peers, request, layout)
     layers = sorted({int(4 * part) for part in (0.4, 0.5, 0.625)})
     (span,) = layout.spans
@@ -143,7 +143,7 @@ def test_a_captured_look_is_coupled_in_the_step(
             return way(self, *given)
 
         monkeypatch.setattr(Lookout, name, noted)
-    request, _, _ = only_look(peers, number, overlap=True, graphs="on")
+    request, _, _ = preview_only(peers, number, overlap=True, graphs="on")
     alone = len(request.media) == 1
     assert ways == ["see_coupled" if alone else "_couple"] * 2
 
@@ -195,12 +195,12 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
     peers = bench("registered")
     engine = peers.engine()
     came: list[int] = []  # numbers, of each lot
-    stills: list[StillMaps] = []
+    stills: list[ImageMaps] = []
     wait, take = HostLooks.wait, Sent.take
 
-    def noted(self: HostLooks) -> tuple[tuple[Look, ...], ...]:
+    def noted(self: HostLooks) -> tuple[tuple[RelevanceMaps, ...], ...]:
         found = wait(self)
-        stills.extend(look.still for row in found for look in row)
+        stills.extend(look.image_maps for row in found for look in row)
         return found
 
     def taken(self: Sent) -> Any:
@@ -212,17 +212,17 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
 
     def ask(question: Question, budget: int | None = None) -> View:
         """With a budget of its own, only looked at: this checkpoint zooms behind views of one size alone."""
-        request = preview_of(peers, question, budget) if budget else peers.request(question, n=1)
+        request = make_preview(peers, question, budget) if budget else peers.request(question, n=1)
         looked(engine, [request])
         return request.media[0].view
 
     seen = ask(LOOKS[0])
     ask(LOOKS[1])  # something else about the same picture
-    assert came == [seen.tokens + 1, STILL_MAPS * seen.tokens, seen.tokens + 1]
+    assert came == [seen.tokens + 1, NUM_IMAGE_MAPS * seen.tokens, seen.tokens + 1]
     assert stills[0] is stills[1]
     larger = ask(LOOKS[0], budget=40)
     assert larger.content == seen.content
-    assert came[3:] == [larger.tokens + 1, STILL_MAPS * larger.tokens]
+    assert came[3:] == [larger.tokens + 1, NUM_IMAGE_MAPS * larger.tokens]
     assert stills[2].propositional.shape == larger.token_grid != seen.token_grid
 
     def delete() -> None:
@@ -237,7 +237,7 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
         before = len(came)
         ask(LOOKS[0])
         ask(LOOKS[1])
-        assert came[before:] == [seen.tokens + 1, STILL_MAPS * seen.tokens, seen.tokens + 1]
+        assert came[before:] == [seen.tokens + 1, NUM_IMAGE_MAPS * seen.tokens, seen.tokens + 1]
         assert stills[-1] is stills[-2]
         assert all(stills[-1] is not one for one in stills[:-2])
         assert np.array_equal(stills[-1].propositional, stills[0].propositional)
@@ -248,7 +248,7 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
 
 
 def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
-    maps = torch.rand(STILL_MAPS, 2, 3)
+    maps = torch.rand(NUM_IMAGE_MAPS, 2, 3)
     still, other = ByItself(b"one", (2, 3), maps), ByItself(b"other", (2, 3), maps + 1)
     numbers = [[float(number)] * 6 + [number + 0.5] for number in range(3)]
     told = Sent(torch.tensor(numbers).flatten())
@@ -257,7 +257,7 @@ def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
     assert host.there
     (found,) = host.wait()
     assert host.wait()[0] is found
-    assert found[0].still is found[1].still is still.take()
+    assert found[0].image_maps is found[1].image_maps is still.take()
     assert [look.strength for look in found] == [0.5, 1.5, 2.5]
     for number, (look, raw) in enumerate(zip(found, (maps, maps, maps + 1), strict=True)):
         assert np.array_equal(look.participatory, np.full((2, 3), number, np.float32))

@@ -31,8 +31,8 @@ def test_any_size_has_thirteen_finite_channels_of_bounded_size(size: tuple[int, 
     assert found.isfinite().all()
     assert max(found.shape[1:]) <= LONGEST
     for grid in ((1, 1), (3, 5)):
-        maps = relevance.still(found, grid)
-        assert maps.shape == (relevance.STILL_MAPS, *grid)
+        maps = relevance.image_maps(found, grid)
+        assert maps.shape == (relevance.NUM_IMAGE_MAPS, *grid)
         assert maps.isfinite().all()
         assert (maps >= 0).all()
 
@@ -79,9 +79,9 @@ def test_propositional_and_lost_find_the_small_print_on_an_empty_page() -> None:
     page = plain(512, 512)
     text = example("small_print", 0).image
     page[256:384, 256:384] = torch.from_numpy(text[20:148, 40:168].copy())
-    found = relevance.still(texture(page), (8, 8))
+    found = relevance.image_maps(texture(page), (8, 8))
     for name in ("propositional", "lost"):
-        values = found[relevance.STILL.index(name)]
+        values = found[relevance.IMAGE_MAP_NAMES.index(name)]
         inside = values[4:6, 4:6].mean()
         values = values.clone()
         values[3:7, 3:7] = 0  # the neighbourhood of the border

@@ -23,7 +23,7 @@ from saccade.encoder.upload import PixelUploads
 from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
-from saccade.lod.detail import Wishes
+from saccade.lod.detail import DetailRequest
 from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import HostLooks
 from saccade.lod.types import LodParams, Region
@@ -72,7 +72,9 @@ class Bench:
             f"v{next(self.numbers)}",
             images=question.pictures,
             trusted=True,
-            wishes=Wishes(params=LodParams(budget=question.budget, zooms=question.zooms, gate=question.gate)),
+            detail_req=DetailRequest(
+                params=LodParams(budget=question.budget, zooms=question.zooms, gate=question.gate)
+            ),
         )
 
     def engine(self, **options: Any) -> Engine:

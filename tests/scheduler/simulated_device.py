@@ -21,7 +21,16 @@ from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.kv_cache.pool_sizing import VISION_SCOPES
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_space import SwapSpace
-from saccade.lod.types import Choice, Grid, LodParams, Look, Picture, Region, StillMaps, ViewRule
+from saccade.lod.types import (
+    Grid,
+    ImageMaps,
+    LodParams,
+    Region,
+    RelevanceMaps,
+    ScoredImage,
+    ViewRule,
+    ZoomChoice,
+)
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomRequest
 from saccade.scheduler.cost_model import Coefficients, CostModel, Work
 from saccade.scheduler.lod_choice import Choose, Looking
@@ -92,7 +101,7 @@ def question(
 
 
 def zooming(
-    at: int, slots: tuple[int, ...], tokens: int, pictures: tuple[Media, ...], *, only_look: bool = False
+    at: int, slots: tuple[int, ...], tokens: int, pictures: tuple[Media, ...], *, preview_only: bool = False
 ) -> ZoomRequest:
     """Views of `tokens` together may be chosen at index `at` of the prompt."""
     looked = sum(one.view.tokens for one in pictures if one.placeholder in slots)
@@ -104,17 +113,19 @@ def zooming(
         at=at,
         before=(MARK_ID,),
         after=(),
-        only_look=only_look,
+        preview_only=preview_only,
     )
 
 
-def look_of(cells: list[int]) -> Look:
+def look_of(cells: list[int]) -> RelevanceMaps:
     """A look at the cells of a view and the question's last: any change of any of them shows."""
     seen = np.full((1, 1), abs(hash(tuple(cells))) % 1009, dtype=np.float32)
-    return Look(still=StillMaps(propositional=seen, perspectival=seen, lost=seen), participatory=seen)
+    return RelevanceMaps(
+        image_maps=ImageMaps(propositional=seen, perspectival=seen, lost=seen), participatory=seen
+    )
 
 
-def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
+def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
     """Up to two views of one or two tokens of each picture, as the looks have it, within the budget."""
     return choose_among(1009)(pictures, budget, params, rule)
 
@@ -126,7 +137,7 @@ def choose_among(outcomes: int) -> Choose:
 
 def _choose(
     outcomes: int, pictures: Any, budget: int, params: LodParams, rule: ViewRule
-) -> tuple[Choice, ...]:
+) -> tuple[ZoomChoice, ...]:
     left = budget - sum(one.grid[0] * one.grid[1] for one in pictures)
     choices = []
     for one in pictures:
@@ -137,7 +148,7 @@ def _choose(
             if columns <= left:
                 left -= columns
                 regions.append(Region((part, 0, part + 1, 1 + number // 6 % 2), (1, columns), 1.0))
-        choices.append(Choice(regions=tuple(regions), relevance=one.look.lost))
+        choices.append(ZoomChoice(regions=tuple(regions), relevance=one.look.lost))
     return tuple(choices)
 
 
@@ -151,7 +162,7 @@ def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: C
     spans = dict(zip(order, lay_out_prompt(request).spans, strict=True))
     slots = request.zooming.placeholders
     pictures = [
-        Picture(
+        ScoredImage(
             look=look_of([cell.value for cell in (*cells[spans[slot].start : spans[slot].stop], cells[-1])]),
             size=media[slot].view.box[2:],
             frame=media[slot].full,
@@ -289,7 +300,7 @@ class Device:
                 self.cells[self.place(row.row, index)] = Cell(HALF, HALF)
         self.brief += 1
 
-    def looks(self, row: Row) -> tuple[Look, ...]:
+    def looks(self, row: Row) -> tuple[RelevanceMaps, ...]:
         """From the cells of the views, wherever they were computed, and that of the question's end."""
         assert not row.sample, "a row that looks waits for what is chosen"
         last = row.start + row.count - 1

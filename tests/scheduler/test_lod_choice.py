@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from saccade.errors import ContextTooLong
-from saccade.lod.types import Choice, LodParams, Look, Region, ViewRule
+from saccade.lod.types import LodParams, Region, RelevanceMaps, ViewRule, ZoomChoice
 from saccade.request import Request
 from saccade.scheduler.lod_choice import Looking
 from saccade.scheduler.policy import Brief
@@ -35,8 +35,8 @@ def looking(name: str, tokens: int = 6, **options: Any) -> Request:
 def choosing(engine: Engine, *regions: Region) -> None:
     """From now on these are chosen, whatever is seen."""
 
-    def choose(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
-        return (Choice(regions=regions, relevance=np.zeros((2, 3), dtype=np.float32)),)
+    def choose(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
+        return (ZoomChoice(regions=regions, relevance=np.zeros((2, 3), dtype=np.float32)),)
 
     engine.scheduler.looking = Looking(chooser=choose)
 
@@ -139,7 +139,7 @@ def test_a_request_that_may_become_too_long_is_refused_before_it_begins() -> Non
 def test_a_look_that_makes_no_sense_ends_its_request_alone() -> None:
     engine = Engine()
 
-    def refuse(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[Choice, ...]:
+    def refuse(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
         raise ValueError("strength of a look is nan")
 
     engine.scheduler.looking = Looking(chooser=refuse)
@@ -168,14 +168,14 @@ def test_only_a_look_ends_with_the_maps_and_no_token() -> None:
         "a",
         [*QUESTION, 8, 8],
         pictures,
-        zooming=zooming(len(QUESTION), (0,), 6, pictures, only_look=True),
+        zooming=zooming(len(QUESTION), (0,), 6, pictures, preview_only=True),
     )
     engine.add(only)
     engine.run()
     assert engine.tokens("a") == []
     assert engine.finish("a") == "stop"
     (told,) = [delta.zoomed for delta in engine.deltas["a"] if delta.zoomed]
-    assert isinstance(told.looks[0], Look)
+    assert isinstance(told.looks[0], RelevanceMaps)
     assert len(told.choices) == 1
 
 

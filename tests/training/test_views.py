@@ -11,7 +11,7 @@ from saccade.encoder.preprocess import patches
 from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.lod.allocate import SCALES
 from saccade.lod.checkpoint_views import read_views
-from saccade.lod.global_view import glance
+from saccade.lod.global_view import plan_global_views
 from saccade.lod.types import LodParams, Region
 from saccade.request import Media, Request, View, ZoomRequest
 from saccade.tools.evaluation.resize import least_tokens
@@ -43,7 +43,7 @@ def test_first_looks_are_the_engines() -> None:
         assert frame == IMAGE.token_grid(width, height)
         budget = max(frame[0] * frame[1] // 4, least_tokens(IMAGE))
         grid, left = first_look(width, height, 0.25)
-        assert grid == glance([frame], LodParams(budget=budget), RULE).grids[0]
+        assert grid == plan_global_views([frame], LodParams(budget=budget), RULE).grids[0]
         assert left == budget - grid[0] * grid[1]
 
 

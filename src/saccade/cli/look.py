@@ -66,7 +66,7 @@ async def _preview(engine: AsyncEngine, image: Path, question: str, lod: LodPara
 
 
 def _summary(preview: Preview) -> str:
-    item, choice = preview.pictures[0], preview.zoomed.choices[0]
+    item, choice = preview.images[0], preview.zoomed.choices[0]
     rows, columns = item.view.token_grid
     lines = [f"the whole image in {rows}x{columns} tokens"]
     for region in choice.regions:

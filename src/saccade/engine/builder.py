@@ -32,7 +32,7 @@ from saccade.kv_cache.pinned_prefixes import PinnedPrefixes, validate_pinned_pre
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.kv_cache.swap_space import SwapSpace
-from saccade.lod.checkpoint_views import views_of
+from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.image_maps import captured_stills
 from saccade.lod.relevance_pass import Head, Lookout, layers_needed
 from saccade.models.layers import LanguageModel
@@ -145,7 +145,7 @@ def _scheduler(
     network = read_network(checkpoint.config, dtype.itemsize, small=config.kv_cache_dtype != "auto")
     chip = CHIPS.get(device.type, CPU)
     # With a relevance head prompts with views are never captured: smaller pieces would gain nothing.
-    sizes = TOKENS if way.graphs and views_of(checkpoint).head is None else ()
+    sizes = TOKENS if way.graphs and checkpoint_views(checkpoint).head is None else ()
     limits = Limits(
         max_rows=config.max_num_seqs,
         max_step_tokens=shares.step_tokens,
@@ -167,13 +167,13 @@ def _scheduler(
     if config.prefix_caching:
         prefix = PrefixCache(pool, config.block_size, _pins(config, checkpoint, shares, network))
     cost = CostModel(coefficients(network, chip), sizes=sizes)
-    swap, looking = _swap_space(host), Looking(views_of(checkpoint).rule)
+    swap, looking = _swap_space(host), Looking(checkpoint_views(checkpoint).rule)
     return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=swap, looking=looking)
 
 
 def _brief(checkpoint: Checkpoint, network: Network, chip: Chip) -> Brief:
     """Steps that end once looks have what they need."""
-    share = layers_needed(views_of(checkpoint).head, network.layers) / network.layers
+    share = layers_needed(checkpoint_views(checkpoint).head, network.layers) / network.layers
     return Brief(brief_tokens(network, chip), share)
 
 
@@ -280,14 +280,14 @@ def _forget(lookout: Lookout, encoder: EncoderRunner, content: bytes) -> None:
 def _ahead(
     checkpoint: Checkpoint, image: ImageProcessor, tower: EncoderGraphs, shares: Budget, way: Way
 ) -> Ahead:
-    rule, alone = views_of(checkpoint).rule, way.mode.deterministic
+    rule, alone = checkpoint_views(checkpoint).rule, way.mode.deterministic
     return Ahead(tower, likely_shapes(image, rule, tower, shares.max_model_len, alone=alone))
 
 
 def _head(
     config: EngineConfig, checkpoint: Checkpoint, model: LanguageModel, device: torch.device
 ) -> Head | None:
-    named = views_of(checkpoint).head
+    named = checkpoint_views(checkpoint).head
     if named is None:
         return None
     return Head.load(checkpoint, named, model.hidden_size, device, dummy=config.load_format == "dummy")

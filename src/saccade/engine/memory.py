@@ -19,7 +19,7 @@ from saccade.kernels.dispatch import use_triton
 from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.kv_cache.swap_copies import HostPages
-from saccade.lod.checkpoint_views import views_of
+from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.models.layers import LanguageModel
 from saccade.worker.buckets import CHUNKS, MOST, TOKENS, most_lines
 from saccade.worker.compile_kernels import lone_prompt
@@ -155,7 +155,7 @@ def _block_bytes(
 
 def side_width(checkpoint: Checkpoint, model: LanguageModel) -> int:
     """Numbers kept per token beside K and V: for the relevance head, where there is one."""
-    head = views_of(checkpoint).head
+    head = checkpoint_views(checkpoint).head
     return head.width if head is not None and model.vision is not None else 0
 
 

@@ -24,15 +24,15 @@ from saccade.inputs.media.hashing import tenant_hash
 from saccade.inputs.media.request_media import LoadContext, LoadedMedia, MediaLoader, MediaPart
 from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer
-from saccade.lod.checkpoint_views import views_of
-from saccade.lod.detail import Wishes
-from saccade.lod.request_views import Eye, Marks, refuse_in_vain
+from saccade.lod.checkpoint_views import checkpoint_views
+from saccade.lod.detail import DetailRequest
+from saccade.lod.request_views import PlaceholderIds, ViewPlanner, reject_without_images
 from saccade.request import Media, Request, Sampling
 from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
-FULL_DETAIL = Wishes()
+FULL_DETAIL = DetailRequest()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Call:
     param: str  # what errors call the prompt
     cancel: CancelToken
     timing: RequestTiming
-    wishes: Wishes
+    detail_req: DetailRequest
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -81,11 +81,11 @@ class InputProcessor:
         trusted: bool = False,
         cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
-        wishes: Wishes = FULL_DETAIL,
+        detail_req: DetailRequest = FULL_DETAIL,
     ) -> Request:
         """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects."""
         cancel, timing = cancel or CancelToken(), timing or RequestTiming()
-        call = _Call(params, request_id, salt, trusted, "messages", cancel, timing, wishes)
+        call = _Call(params, request_id, salt, trusted, "messages", cancel, timing, detail_req)
         if self._template is None:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
@@ -107,7 +107,7 @@ class InputProcessor:
         trusted: bool = False,
         cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
-        wishes: Wishes = FULL_DETAIL,
+        detail_req: DetailRequest = FULL_DETAIL,
     ) -> Request:
         """A prompt of text or token ids, with one placeholder token per image and video, in their order.
 
@@ -115,7 +115,7 @@ class InputProcessor:
         images or arrays.
         """
         cancel, timing = cancel or CancelToken(), timing or RequestTiming()
-        call = _Call(params, request_id, salt, trusted, "prompt", cancel, timing, wishes)
+        call = _Call(params, request_id, salt, trusted, "prompt", cancel, timing, detail_req)
         with call.timing.measure("tokenise"):
             ids = self._prompt_ids(prompt, call)
         parts = self._parts_in_order(ids, _checked_list("images", images), _checked_list("videos", videos))
@@ -202,18 +202,18 @@ class InputProcessor:
         self._check_ids(ids, parts, call)
         self._room(len(ids) - len(parts), 0, call)  # before anything is fetched for a prompt that cannot fit
         details = tuple(part.detail for part in parts if part.kind == "image")
-        uses_lod = call.wishes != FULL_DETAIL or any(detail not in (None, "high") for detail in details)
-        wishes = replace(call.wishes, details=details) if uses_lod else None
-        prompt, media = self._load(ids, parts, call, wishes) if parts else (tuple(ids), ())
+        uses_lod = call.detail_req != FULL_DETAIL or any(detail not in (None, "high") for detail in details)
+        detail_req = replace(call.detail_req, details=details) if uses_lod else None
+        prompt, media = self._load(ids, parts, call, detail_req) if parts else (tuple(ids), ())
         request = Request(
             id=call.request_id, prompt=prompt, media=media, salt=call.salt, arrived=call.arrived
         )
-        if wishes is not None:
-            request = self._apply_lod(request, wishes)
+        if detail_req is not None:
+            request = self._apply_lod(request, detail_req)
         return replace_field(request, sampling=self._sampling(request, call))
 
     def _load(
-        self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call, wishes: Wishes | None
+        self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call, detail_req: DetailRequest | None
     ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
         text, lod = len(ids) - len(parts), self._lod
         context = LoadContext(
@@ -223,7 +223,9 @@ class InputProcessor:
             param=call.param,
             check_tokens=lambda visual: self._room(text + visual, visual, call),
             timing=call.timing,
-            lod_tokens=None if lod is None or wishes is None else lambda sizes: lod.cost(sizes, wishes),
+            lod_tokens=None
+            if lod is None or detail_req is None
+            else lambda sizes: lod.cost(sizes, detail_req),
         )
         return self._expand(ids, self._loader.load(parts, context))
 
@@ -257,13 +259,13 @@ class InputProcessor:
             ids.extend([piece] if isinstance(piece, int) else self.tokenizer.encode(piece))
         return ids
 
-    def _apply_lod(self, request: Request, wishes: Wishes) -> Request:
+    def _apply_lod(self, request: Request, detail_req: DetailRequest) -> Request:
         if self._lod is None:
-            refuse_in_vain(wishes)
-            if request.media and replace(wishes, details=()) != FULL_DETAIL:
+            reject_without_images(detail_req)
+            if request.media and replace(detail_req, details=()) != FULL_DETAIL:
                 raise InvalidValue("This model's images have no level of detail; leave out lod.", param="lod")
             return request
-        request = self._lod.see(request, wishes)
+        request = self._lod.apply(request, detail_req)
         zoomed = set(request.zooming.placeholders) if request.zooming else set()
         zoomed |= {item.origin for item in request.media if item.origin is not None}
         if any(item.without_pixels and item.placeholder in zoomed for item in request.media):
@@ -322,17 +324,17 @@ class InputProcessor:
         )
 
 
-def _lod(checkpoint: Checkpoint) -> Eye | None:
+def _lod(checkpoint: Checkpoint) -> ViewPlanner | None:
     """Level of detail for this checkpoint; None if its images, or the lack of them, do not allow it."""
     if checkpoint.image is None or not checkpoint.image.supports_lod:
         return None
-    marks = Marks(
+    marks = PlaceholderIds(
         checkpoint.image_token_id,
         () if checkpoint.vision_start_id is None else (checkpoint.vision_start_id,),
         () if checkpoint.vision_end_id is None else (checkpoint.vision_end_id,),
         frozenset(checkpoint.eos_ids),
     )
-    return Eye(views_of(checkpoint), checkpoint.image, marks)
+    return ViewPlanner(checkpoint_views(checkpoint), checkpoint.image, marks)
 
 
 def _checked_list(name: str, given: Any) -> Sequence[Any]:

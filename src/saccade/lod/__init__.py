@@ -1,5 +1,6 @@
-"""Level of detail: which parts of a picture deserve many tokens, given the question.
+"""Level of detail (LOD): which regions of an image get visual tokens, given the question.
 
-`texture` describes the picture, `relevance` scores it three ways, `balance` weighs the scores against each
-other, `allocate` spends tokens, `choose` is the four as one decision; `glance` sizes the first look.
+texture.py describes the image, scorers.py scores its regions in three ways, balance.py weighs the scores,
+allocate.py spends tokens, choose.py runs these as one decision. global_view.py sizes the global view, and
+relevance_pass.py reads from the KV cache where the question attends.
 """

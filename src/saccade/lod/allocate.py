@@ -1,15 +1,10 @@
-"""Spends tokens: which windows of which pictures are zoomed, and at which level of the ladder.
+"""Spends tokens: which windows of which images are zoomed, and at which level of the ladder.
 
-takes   relevance over the cells of each picture, a budget, what a token must be worth
-gives   windows in reading order; together they never cost more than the budget
-never   imports torch; looks at pixels; normalises relevance: more of it somewhere only ever helps that place
-
-A window is a token grid laid over the frame (the picture as the plain processor would size it) so that one
-token covers what it covers at full detail, times `scale`, or a little more: relevance seen less sharply
-counts for less. It covers the cells whose centres it holds. Windows are taken one after the other, each time
-the one whose newly covered relevance exceeds its price the most. So a cell that gains relevance is never
-uncovered by it: every window that holds the cell gains, the others nothing. Relevance is counted in whole
-units of 2^-24, so sums are exact and ties fall to the smaller level, then to the earlier picture and place.
+A window is a token grid over the frame (the image at full detail) whose tokens cover what they cover at full
+detail, times `scale`, or slightly more; relevance seen less sharply counts for less. A window covers the
+cells whose centres it contains. Windows are chosen greedily by newly covered relevance minus price, so more
+relevance in a cell never uncovers it. Relevance is counted in integer units of 2^-24: sums are exact, and
+ties go to the smaller level, then to the earlier image and position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,29 +19,28 @@ from saccade.lod.types import Grid, Map, Region, ViewRule
 
 UNITS = 1 << 24  # of relevance 1
 Units = NDArray[np.signedinteger[Any]]
-MOST = 1e6  # relevance that a cell counts for at most; about 1 in all is usual
-LATTICE = 0.5  # tokens of the frame: windows begin at multiples of it, where the cells they cover allow that
+MOST = 1e6  # upper bound on the relevance of a cell; the usual sum over an image is 1
+LATTICE = 0.5  # in tokens of the frame: windows start at multiples of it if their cells allow it
 TINY = 1e-9  # of a side
-# rows and columns of tokens of each level: square, and as many tokens in a long row
+# token grids of each level: square, and wide with the same number of tokens
 SHAPES: dict[int, tuple[Grid, ...]] = {
     16: ((4, 4), (2, 8)),
     64: ((8, 8), (4, 16)),
     196: ((14, 14), (7, 28)),
     400: ((20, 20), (10, 40)),
 }
-# Of windows that take all of a budget between the first two levels: the step is fourfold there.
+# Rows of windows that spend a whole budget between the first two levels, which differ by a factor of 4.
 ROWS = (2, 3, 4, 5, 6, 8, 10, 12)
-# Pixels of the frame that one pixel of a window shows, and what relevance seen so counts, in 64ths: seeing
-# less sharply is worth it where much more is seen.
+# (frame pixels per window pixel, weight of relevance at that scale in 64ths)
 SCALES = ((1.0, 64), (1.2, 57))
 WHOLE = 64
 
 
 @dataclass(frozen=True)
 class Field:
-    """One picture to allocate in. `scale`: pixels of the frame that one pixel of a zoomed view shows."""
+    """One image to allocate in. `scale`: frame pixels per pixel of a zoomed view."""
 
-    relevance: Map  # >= 0; about 1 in all
+    relevance: Map  # >= 0; sums to about 1
     size: tuple[int, int]  # width, height of the source in pixels
     frame: Grid
     scale: float = 1.0
@@ -58,10 +52,10 @@ class Window:
     """A candidate: a token grid, and the cells it covers."""
 
     grid: Grid
-    share: tuple[float, float]  # of the picture's height and width
+    share: tuple[float, float]  # of the image's height and width
     cells: Grid  # rows, columns of cells covered
     tokens: int
-    sharp: int = WHOLE  # what relevance counts that is seen through it, in 64ths
+    sharp: int = WHOLE  # weight of relevance seen through it, in 64ths
 
 
 class _Pick(NamedTuple):
@@ -74,14 +68,14 @@ class _Pick(NamedTuple):
 def allocate(
     fields: Sequence[Field], budget: int, rule: ViewRule, price: float
 ) -> tuple[tuple[Region, ...], ...]:
-    """Windows for each picture. `price` is the relevance one token must bring in."""
+    """Windows for each image. `price` is the relevance one token must add."""
     return spend(fields, [windows(field, rule, budget) for field in fields], budget, price)
 
 
 def spend(
     fields: Sequence[Field], shapes: Sequence[tuple[Window, ...]], budget: int, price: float
 ) -> tuple[tuple[Region, ...], ...]:
-    """Of the windows given for each picture."""
+    """Choose among the given windows of each image."""
     if not (price >= 0):
         raise ValueError(f"price is {price}; relevance per token, at least 0, is needed")
     grounds = [_Ground(field.relevance, some) for field, some in zip(fields, shapes, strict=True)]
@@ -104,15 +98,15 @@ def spend(
 
 
 def windows(field: Field, rule: ViewRule, budget: int) -> tuple[Window, ...]:
-    """The distinct windows of a picture, cheapest first: of the ladder and, where the budget is between its
-    first two levels, of all of that. One that is larger than the frame is cut to it."""
+    """The distinct windows of an image, cheapest first: those of the ladder and, if the budget lies between
+    its first two levels, those that spend all of it. Windows are clipped to the frame."""
     cells_down, cells_across = field.relevance.shape
     first, second = (*sorted(rule.zoom_tokens), 0, 0)[:2]
     between = budget if first <= budget < second and not rule.square else 0
     return _windows(field.frame, (cells_down, cells_across), field.scale, rule, between)
 
 
-@lru_cache(maxsize=256)  # pictures of one size have the same
+@lru_cache(maxsize=256)
 def _windows(frame: Grid, cells: Grid, scale: float, rule: ViewRule, between: int) -> tuple[Window, ...]:
     high, wide = frame[0] * rule.unit, frame[1] * rule.unit
     found: dict[tuple[Grid, int], Window] = {}
@@ -137,25 +131,25 @@ def _tokens(pixels: float, step: float) -> int:
 
 
 def _covered(share: float, cells: int) -> int:
-    """Cells whose centres fit into a window of this share of the side; at least one."""
+    """Number of cells whose centres fit into this share of the side; at least one."""
     return max(1, min(cells, int(share * cells + 0.5)))
 
 
 class _Ground:
-    """What is left of one picture's relevance, and what each window would gain of it."""
+    """Uncovered relevance of one image, and the gain of each window."""
 
     def __init__(self, relevance: Map, windows: tuple[Window, ...]) -> None:
         self.windows = windows
         self._rest = _whole(relevance)
-        # By window: what it gained at its best place when that was last looked for. Relevance is only ever
-        # taken away, so it gains no more now; no less either if nothing was taken there: it has a place then.
+        # Per window: its gain at its best position when that was last computed. Relevance only decreases, so
+        # this is an upper bound, and it is exact while the position is still known.
         self.bounds = [int(self._rest.sum())] * len(windows)
         self._places: list[Grid | None] = [None] * len(windows)
         self._sums: Units | None = None
-        self._tall: dict[int, Units] = {}  # sums over so many rows
+        self._tall: dict[int, Units] = {}  # column sums by window height
 
     def best(self, number: int) -> tuple[int, Grid]:
-        """What a window gains where it gains most, and where: the first of equals."""
+        """Largest gain of a window and its position; the first of equals."""
         at = self._places[number]
         if at is None:
             high, wide = self.windows[number].cells
@@ -170,7 +164,7 @@ class _Ground:
         return self.bounds[number], at
 
     def cover(self, at: Grid, cells: Grid) -> None:
-        """Nothing is left of some cells. Who gained most elsewhere still does, at the same place."""
+        """Remove the relevance of covered cells. Windows with their best position elsewhere keep it."""
         (top, left), (below, right) = at, (at[0] + cells[0], at[1] + cells[1])
         self._rest[top:below, left:right] = 0
         self._sums = None
@@ -183,16 +177,16 @@ class _Ground:
 
 
 def _sums(rest: Units) -> Units:
-    """Of all cells above and to the left: [rows + 1, columns + 1]."""
+    """Summed-area table: [rows + 1, columns + 1]."""
     sums = np.zeros((rest.shape[0] + 1, rest.shape[1] + 1), rest.dtype)
     np.add.accumulate(np.add.accumulate(rest, 1, rest.dtype), 0, rest.dtype, sums[1:, 1:])
     return sums
 
 
 def _whole(relevance: Map) -> Units:
-    """Relevance in units; in 32 bits where all sums fit, which is quicker."""
+    """Relevance in integer units; 32-bit if all sums fit, which is faster."""
     units = relevance * np.float64(UNITS)
-    least, most = units.min(initial=0), units.max(initial=0)  # neither is a number where one is not
+    least, most = units.min(initial=0), units.max(initial=0)  # NaN propagates to both
     if not (least >= 0 and most < np.inf):
         raise ValueError("relevance must be finite and at least 0 everywhere")
     if most > MOST * UNITS:
@@ -202,12 +196,12 @@ def _whole(relevance: Map) -> Units:
 
 
 def _best(grounds: Sequence[_Ground], open_: list[int], left: int, cost: int) -> _Pick | None:
-    """The window that is worth most, if any is worth something and fits."""
+    """The window of the largest worth, if any is positive and fits."""
     best: _Pick | None = None
-    rank = 0, 0, 0  # of the best: its worth, then what comes first of equals, picture and window
+    rank = 0, 0, 0  # of the best: worth, then image and window, negated, for ties
     for promised in _by_promise(grounds, open_, left, cost):
         if promised <= rank:
-            break  # nor has any behind it
+            break  # bounds are sorted: no later window can win
         _, first, then = promised
         window = grounds[-first].windows[-then]
         gain, at = grounds[-first].best(-then)
@@ -221,8 +215,7 @@ def _best(grounds: Sequence[_Ground], open_: list[int], left: int, cost: int) ->
 def _by_promise(
     grounds: Sequence[_Ground], open_: list[int], left: int, cost: int
 ) -> list[tuple[int, int, int]]:
-    """The windows that fit, those first that may be worth most, then in order: what they may be worth, and
-    picture and window, both negative."""
+    """Windows that fit, sorted by the upper bound of their worth: (bound, -image, -window)."""
     found = [
         (bound * window.sharp // WHOLE - cost * window.tokens, -i, -number)
         for i in open_
@@ -233,9 +226,9 @@ def _by_promise(
 
 
 def _region(field: Field, pick: _Pick) -> Region:
-    """The window in source pixels, inside the picture; its middle is as near to that of the relevance as the
-    centres of the covered cells and the lattice let it be: of questions that look at one place, however
-    differently, many get the same window."""
+    """The window in source pixels, centred on its relevance as far as its cells and the lattice allow. The
+    lattice makes different questions about one region choose the same window, which the encoder cache
+    then has."""
     (row, column), (high, wide) = pick.at, pick.window.cells
     seen = field.relevance[row : row + high, column : column + wide].astype(np.float64)
     down, across = seen.sum(1).tolist(), seen.sum(0).tolist()
@@ -248,10 +241,10 @@ def _region(field: Field, pick: _Pick) -> Region:
 def _along(
     profile: list[float], at: int, cells: int, share: float, length: int, tokens: int
 ) -> tuple[int, int]:
-    """First pixel of a window along one side, and the one after its last. `profile`: relevance of the cells
-    it covers, which begin at cell `at`. A few numbers: plain Python is quicker than arrays."""
+    """First pixel and end of a window along one side. `profile`: relevance of the cells it covers, from cell
+    `at` on. Plain Python is faster than arrays for so few numbers."""
     count = len(profile)
-    slack = max(0.0, (share * cells - (count - 1)) / 2)  # to either side, in cells
+    slack = max(0.0, (share * cells - (count - 1)) / 2)  # in cells, on either side
     moment = sum([mass * (place + 0.5) for place, mass in enumerate(profile)])
     off = moment / max(sum(profile), 1e-12) - count / 2
     middle, end = at + count / 2, 1.0 - share
@@ -261,12 +254,12 @@ def _along(
     high = min(max((middle + slack) / cells - half, 0.0), end)
     point = LATTICE / tokens
     near = int(first / point + 0.5) * point
-    near += point * ((near < low - TINY) - (near > high + TINY))  # the next one, if that is out of reach
+    near += point * ((near < low - TINY) - (near > high + TINY))  # next if out of range
     first = min(max(near, low), high)
     begin = min(int(first * length + 0.5), length - 1)
     return begin, min(max(int((first + share) * length + 0.5), begin + 1), length)
 
 
 def _in_reading_order(regions: Iterator[Region]) -> tuple[Region, ...]:
-    """By the middle's height, then from the left."""
+    """Sorted by vertical centre, then from the left."""
     return tuple(sorted(regions, key=lambda region: (region.box[1] + region.box[3], region.box)))

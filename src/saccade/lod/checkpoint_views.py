@@ -1,9 +1,4 @@
-"""Which views of a picture a checkpoint can be given: the `saccade` section of its config.json.
-
-takes   a configuration, and how many pixels a token stands for
-gives   `CheckpointViews`; without such a section, what is right for a checkpoint that never saw zoomed views
-never   imports torch; reads a weight
-"""
+"""Reads the `saccade` section of config.json: which views a checkpoint accepts, and its relevance head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +8,12 @@ from saccade.checkpoint import Checkpoint
 from saccade.errors import CheckpointError
 from saccade.lod.types import LADDER, ViewRule
 
-TRAINED_VIEWS = 2  # zoomed views of a picture, where a checkpoint was trained with them and names no number
+TRAINED_VIEWS = 2  # default number of zoomed views per image for a checkpoint trained with them
 
 
 @dataclass(frozen=True)
 class RelevanceHead:
-    """A head that says where the answer lies; its weights are in a file of the checkpoint's folder."""
+    """A learned relevance head; its weights are in a file of the checkpoint's folder."""
 
     file: str
     layer: int  # decoder layers below it
@@ -29,11 +24,11 @@ class RelevanceHead:
 class CheckpointViews:
     rule: ViewRule
     trained: bool  # with a global view and zoomed views after the question
-    registered: bool  # with positions in the picture's frame
+    registered: bool  # zoomed views have positions inside the whole image
     head: RelevanceHead | None
 
 
-def views_of(checkpoint: Checkpoint) -> CheckpointViews:
+def checkpoint_views(checkpoint: Checkpoint) -> CheckpointViews:
     unit = ViewRule().unit if checkpoint.image is None else checkpoint.image.factor
     return read_views(checkpoint.config, unit)
 

@@ -1,17 +1,13 @@
-"""How much of each picture is seen at first, and what zooming into them may cost.
+"""From the detail a request asks for to the first view of each image and the budget for zoomed views.
 
-takes   what a request asks of detail, and the token grid of each picture at full detail
-gives   `Sights`: the grid of each picture's first view, which of them may be zoomed, the budget of those
-never   spends more visual tokens than were allowed; looks at pixels
-
-| asked                    | seen                                                                        |
-|--------------------------|-----------------------------------------------------------------------------|
-| nothing, or detail high  | full detail: one view, as the checkpoint's processor makes it               |
-| detail low               | the smallest global view the checkpoint is made for, alone                  |
-| detail medium            | the global view and zoomed ones, about a quarter of full detail             |
-| detail auto              | the same, up to half, where the checkpoint was trained for it, or lod is on |
-| lod on, or visual_tokens | as auto, whatever the checkpoint; a preview too, which only looks           |
-| lod off                  | full detail, but low stays low; visual_tokens then resizes pictures to fit  |
+| request                  | views                                                                           |
+|--------------------------|---------------------------------------------------------------------------------|
+| nothing, or detail high  | full detail: one view, as the checkpoint's processor makes it                   |
+| detail low               | the smallest global view the checkpoint accepts, alone                          |
+| detail medium            | a global view and zoomed views, about a quarter of full detail's tokens         |
+| detail auto              | the same, up to half, if the checkpoint was trained with zoomed views or lod on |
+| lod on, or visual_tokens | as auto, for every checkpoint; a preview stops after the relevance pass         |
+| lod off                  | full detail, except that low stays low; visual_tokens then resizes images       |
 """
 
 from collections.abc import Sequence
@@ -19,21 +15,21 @@ from dataclasses import dataclass
 
 from saccade.errors import InvalidValue
 from saccade.lod.checkpoint_views import CheckpointViews
-from saccade.lod.global_view import divide, glance, shrink
+from saccade.lod.global_view import divide, plan_global_views, shrink
 from saccade.lod.types import Detail, Grid, LodParams, Region
 
 ZOOMING: tuple[Detail, ...] = ("auto", "medium")
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What was asked for the pictures of one request."""
+class DetailRequest:
+    """The detail settings of one request."""
 
-    params: LodParams | None = None  # None: nothing said
+    params: LodParams | None = None  # None: not given
     lod: bool | None = None
-    visual_tokens: int | None = None  # of all pictures together
-    only_look: bool = False  # what would be zoomed is the answer
-    details: tuple[Detail | None, ...] = ()  # of each picture; None: nothing said
+    visual_tokens: int | None = None  # of all images together
+    preview_only: bool = False  # return the chosen views, generate nothing
+    details: tuple[Detail | None, ...] = ()  # per image; None: not given
 
     @property
     def budget(self) -> int | None:
@@ -41,8 +37,8 @@ class Wishes:
         return given if given is not None or self.params is None else self.params.budget
 
     @property
-    def without_lod(self) -> bool:
-        """Whether it was refused; not if nothing was said of it."""
+    def lod_disabled(self) -> bool:
+        """Whether the request switched LOD off explicitly."""
         return self.lod is not None and not self.lod
 
     @property
@@ -51,120 +47,136 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Sights:
+class FirstViews:
     grids: tuple[Grid, ...]  # of the first views
     zoomable: tuple[bool, ...]
-    budget: int  # of those that may be zoomed, their first views included
+    budget: int  # tokens of the zoomable images, first views included
     most_views: int
 
     def most_tokens(self, framing: int) -> int:
-        """Tokens of all views at most; `framing`: those around each zoomed one."""
+        """Upper bound on the tokens of all views; `framing`: tokens around each zoomed view."""
         tokens = [rows * columns for rows, columns in self.grids]
         looked = sum(count for count, free in zip(tokens, self.zoomable, strict=True) if free)
         left = max(self.budget - looked, 0) if looked else 0
         return sum(tokens) + left + min(self.most_views, left) * framing
 
 
-def sights(frames: Sequence[Grid], wishes: Wishes, views: CheckpointViews) -> Sights:
-    """`frames`: the token grid of each picture at full detail."""
-    _check(wishes, len(frames))
-    details = [_resolved(said, wishes, views.trained) for said in wishes.details]
+def plan_first_views(frames: Sequence[Grid], detail_req: DetailRequest, views: CheckpointViews) -> FirstViews:
+    """`frames`: the token grid of each image at full detail."""
+    _check(detail_req, len(frames))
+    details = [_resolve_detail(requested, detail_req, views.trained) for requested in detail_req.details]
     full = [rows * columns for rows, columns in frames]
     grids = list(frames)
     fixed = sum(tokens for tokens, detail in zip(full, details, strict=True) if detail == "high")
     free = [i for i, detail in enumerate(details) if detail != "high"]
-    budget = wishes.budget
+    budget = detail_req.budget
     if budget is not None:
-        if wishes.without_lod:
+        if detail_req.lod_disabled:
             return _resized(frames, budget)
         if budget - fixed < len(free):
             raise InvalidValue(
-                f"visual_tokens is {budget}; {len(free)} pictures need a token each beside the {fixed} of "
-                "those at full detail; raise it, or send fewer pictures",
+                f"visual_tokens is {budget}; {len(free)} images need a token each beside the {fixed} of "
+                "those at full detail; raise it, or send fewer images",
                 param="visual_tokens",
             )
-    params = wishes.params or LodParams()
+    params = detail_req.params or LodParams()
     parts = (
         divide(budget - fixed, [full[i] for i in free]) if budget is not None and free else [0] * len(free)
     )
     spent, zoomable = 0, [False] * len(frames)
     for i, part in zip(free, parts, strict=True):
         asked = LodParams(detail=details[i], budget=part if budget is not None else None)
-        first = glance([frames[i]], asked, views.rule)
+        first = plan_global_views([frames[i]], asked, views.rule)
         grids[i] = first.grids[0]
         zoomable[i] = details[i] in ZOOMING and grids[i] != frames[i] and params.zooms is None
         spent += first.budget if zoomable[i] else 0
-    if wishes.zooms and budget is not None:
-        given = sum(region.tokens for regions in wishes.zooms for region in regions)
-        return _beside(given, budget, frames, grids)
+    if detail_req.zooms and budget is not None:
+        given = sum(region.tokens for regions in detail_req.zooms for region in regions)
+        return _beside_given_zooms(given, budget, frames, grids)
     looked = [grids[i][0] * grids[i][1] for i in range(len(frames)) if zoomable[i]]
-    if spent - sum(looked) < min(views.rule.zoom_tokens, default=1):  # not even the smallest view
+    if spent - sum(looked) < min(views.rule.zoom_tokens, default=1):  # no zoomed view fits
         zoomable = [False] * len(frames)
     most = views.rule.most_views * sum(zoomable)
-    return Sights(tuple(grids), tuple(zoomable), spent if any(zoomable) else 0, most)
+    return FirstViews(tuple(grids), tuple(zoomable), spent if any(zoomable) else 0, most)
 
 
-def _resolved(said: Detail | None, wishes: Wishes, trained: bool) -> Detail:
-    said = said if said is not None else wishes.params.detail if wishes.params is not None else None
-    on = wishes.lod or wishes.only_look or wishes.params is not None or wishes.budget is not None
-    if wishes.without_lod:
-        return "low" if said == "low" else "high"
-    if said is None:
+def _resolve_detail(requested: Detail | None, detail_req: DetailRequest, trained: bool) -> Detail:
+    requested = (
+        requested
+        if requested is not None
+        else detail_req.params.detail
+        if detail_req.params is not None
+        else None
+    )
+    on = (
+        detail_req.lod
+        or detail_req.preview_only
+        or detail_req.params is not None
+        or detail_req.budget is not None
+    )
+    if detail_req.lod_disabled:
+        return "low" if requested == "low" else "high"
+    if requested is None:
         return "auto" if on else "high"
-    if said == "auto" and not trained and not on:
+    if requested == "auto" and not trained and not on:
         return "high"
-    return said
+    return requested
 
 
-def _resized(frames: Sequence[Grid], budget: int) -> Sights:
-    """Plain resizing: one view of each picture, all of them as large as the budget lets."""
+def _resized(frames: Sequence[Grid], budget: int) -> FirstViews:
+    """Plain resizing: one view per image, as large as the budget allows."""
     full = [rows * columns for rows, columns in frames]
     parts = full if sum(full) <= budget else divide(budget, full)
     grids = tuple(shrink(frame, part) for frame, part in zip(frames, parts, strict=True))
-    return Sights(grids, (False,) * len(grids), 0, 0)
+    return FirstViews(grids, (False,) * len(grids), 0, 0)
 
 
-def _beside(given: int, budget: int, frames: Sequence[Grid], grids: Sequence[Grid]) -> Sights:
-    """First views beside zoomed ones of `given` tokens: smaller where the budget leaves them less."""
+def _beside_given_zooms(given: int, budget: int, frames: Sequence[Grid], grids: Sequence[Grid]) -> FirstViews:
+    """First views beside the caller's zoomed views of `given` tokens, shrunk to the rest of the budget."""
     tokens = [rows * columns for rows, columns in grids]
     left = budget - given
     if left < len(grids):
         raise InvalidValue(
-            f"the zooms take {given} of a budget of {budget} tokens; {len(grids)} pictures need a token each",
+            f"the zooms take {given} of a budget of {budget} tokens; {len(grids)} images need a token each",
             param="zooms",
         )
     if sum(tokens) > left:
         parts = divide(left, tokens)
         grids = [shrink(frame, part) for frame, part in zip(frames, parts, strict=True)]
-    return Sights(tuple(grids), (False,) * len(grids), 0, 0)
+    return FirstViews(tuple(grids), (False,) * len(grids), 0, 0)
 
 
-def _check(wishes: Wishes, pictures: int) -> None:
-    budget = wishes.budget
-    if wishes.params is not None and wishes.visual_tokens is not None and wishes.params.budget is not None:
+def _check(detail_req: DetailRequest, images: int) -> None:
+    budget = detail_req.budget
+    if (
+        detail_req.params is not None
+        and detail_req.visual_tokens is not None
+        and detail_req.params.budget is not None
+    ):
         raise InvalidValue("visual_tokens and a budget were given; give one", param="visual_tokens")
     if budget is not None and budget < 1:
         raise InvalidValue(f"visual_tokens is {budget}; at least 1 is needed", param="visual_tokens")
-    if budget is not None and wishes.without_lod and budget < pictures:
+    if budget is not None and detail_req.lod_disabled and budget < images:
         raise InvalidValue(
-            f"visual_tokens is {budget}; {pictures} pictures need a token each at least; raise it, or send "
-            "fewer pictures",
+            f"visual_tokens is {budget}; {images} images need a token each at least; raise it, or send "
+            "fewer images",
             param="visual_tokens",
         )
-    if wishes.params is not None and not wishes.params.scorers:
+    if detail_req.params is not None and not detail_req.params.scorers:
         raise InvalidValue("scorers is empty; name at least one", param="scorers")
-    if wishes.zooms is not None and len(wishes.zooms) != pictures:
+    if detail_req.zooms is not None and len(detail_req.zooms) != images:
         raise InvalidValue(
-            f"zooms were given for {len(wishes.zooms)} pictures; the request has {pictures}", param="zooms"
+            f"zooms were given for {len(detail_req.zooms)} images; the request has {images}",
+            param="zooms",
         )
 
 
-def check_zoom(region: Region, size: tuple[int, int]) -> None:
-    """A zoomed view the caller gave, of a picture of `size` (width, height)."""
+def check_zoom_region(region: Region, size: tuple[int, int]) -> None:
+    """Reject a caller's zoomed view that does not fit the image of `size` (width, height)."""
     x0, y0, x1, y1 = region.box
     if not (0 <= x0 < x1 <= size[0] and 0 <= y0 < y1 <= size[1]):
         raise InvalidValue(
-            f"a zoom has the box {region.box}; it must lie inside the {size[0]}x{size[1]} picture",
+            f"a zoom has the box {region.box}; it must lie inside the {size[0]}x{size[1]} image",
             param="zooms",
         )
     if min(region.grid) < 1:

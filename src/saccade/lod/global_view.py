@@ -1,8 +1,6 @@
-"""How large the first look is, before anything is known but sizes.
+"""Sizes the global view of each image and the token budget of a request, from image sizes alone.
 
-takes   what the plain processor would give each picture, the request's parameters, the rule for views
-gives   the budget of the request, and the grid of each picture's global view
-never   spends more than a budget that was given; makes a view larger than the plain one
+Never exceeds a given budget; a global view is never larger than full detail.
 """
 
 import math
@@ -14,25 +12,25 @@ import msgspec
 from saccade.lod.types import Grid, LodParams, ViewRule
 
 MEDIUM = 0.25  # of the tokens of full detail
-AUTO = (0.25, 0.5)  # of the tokens of full detail: the first look's, and the most in all
-PLAIN = 1.25  # a picture of at most so many times its budget is not worth two views
-LEAST_LOOK = 32  # tokens below which a global view no longer tells where things are
-# tokens kept for zooming, from so large a budget on; what is not kept goes into the global view
+AUTO = (0.25, 0.5)  # of full detail's tokens: of the global view, and of all views
+PLAIN = 1.25  # an image up to this multiple of its budget stays at full detail
+LEAST_LOOK = 32  # fewest tokens of a global view that is followed by zoomed views
+# (budget from which it holds, tokens reserved for zoomed views); the global view gets the rest
 RESERVES = ((512, 256), (128, 64), (60, 24), (0, 16))
 
 
-class Glance(msgspec.Struct, frozen=True):
-    budget: int  # visual tokens of all pictures together
-    grids: tuple[Grid, ...]  # of the global views; the plain processor's grid: seen in full, never zoomed
+class GlobalViews(msgspec.Struct, frozen=True):
+    budget: int  # visual tokens of all images together
+    grids: tuple[Grid, ...]  # of the global views; the full-detail grid if the image is not reduced
 
 
-def glance(frames: Sequence[Grid], params: LodParams, rule: ViewRule) -> Glance:
-    """First looks for the pictures of a request; `frames` are the plain processor's token grids."""
+def plan_global_views(frames: Sequence[Grid], params: LodParams, rule: ViewRule) -> GlobalViews:
+    """Global views for the images of a request; `frames` are their token grids at full detail."""
     full = [rows * columns for rows, columns in frames]
     if params.budget is not None and params.budget < len(frames):
-        raise ValueError(f"budget is {params.budget} for {len(frames)} pictures; each needs a token at least")
+        raise ValueError(f"budget is {params.budget} for {len(frames)} images; each needs a token at least")
     if params.detail == "high" and params.budget is None:
-        return Glance(sum(full), tuple(frames))
+        return GlobalViews(sum(full), tuple(frames))
     if params.budget is not None:
         parts = divide(min(params.budget, sum(full)), full)
     else:
@@ -47,11 +45,11 @@ def glance(frames: Sequence[Grid], params: LodParams, rule: ViewRule) -> Glance:
         frame if tokens <= part else shrink(frame, min(look, part))
         for frame, tokens, part, look in zip(frames, full, parts, looks, strict=True)
     ]
-    return Glance(sum(parts), tuple(grids))
+    return GlobalViews(sum(parts), tuple(grids))
 
 
 def _part(tokens: int, params: LodParams, rule: ViewRule) -> int:
-    """What a picture of `tokens` at full detail may cost where the request has no budget of its own."""
+    """Token budget of an image of `tokens` at full detail when the request gives no budget."""
     if params.detail == "low":
         return min(tokens, rule.global_tokens[0])
     if params.detail == "medium":
@@ -67,18 +65,18 @@ def _bounded(tokens: int, rule: ViewRule) -> int:
 
 
 def _look(part: int, rule: ViewRule) -> int:
-    """Tokens of the global view of a picture that may spend `part`."""
+    """Tokens of the global view of an image with the budget `part`."""
     kept = next(tokens for budget, tokens in RESERVES if part >= budget)
     cheapest = min(rule.zoom_tokens, default=0)
     kept = kept if kept >= cheapest else cheapest
     if part - kept < LEAST_LOOK:
-        return part  # too little for two views
+        return part  # too few tokens for two views
     return min(part - kept, rule.global_tokens[1])
 
 
 def divide(budget: int, full: Sequence[int]) -> list[int]:
-    """Whole parts of a budget in proportion to `full`, none above it, each at least 1; they sum to the budget
-    at most."""
+    """Split a budget in proportion to `full`: integers, each at least 1 and at most `full`, in sum at most
+    the budget."""
     total = sum(full)
     parts = [max(1, min(tokens, budget * tokens // total)) for tokens in full]
     for i in sorted(range(len(parts)), key=lambda i: (-parts[i], i)):
@@ -86,9 +84,9 @@ def divide(budget: int, full: Sequence[int]) -> list[int]:
     return parts
 
 
-@lru_cache(maxsize=1024)  # pictures of one size have the same: 0.1 ms of every question about one
+@lru_cache(maxsize=1024)  # 0.1 ms per call
 def shrink(frame: Grid, tokens: int) -> Grid:
-    """The grid nearest in shape to `frame` of at most `tokens` tokens, as many of them as the shape lets."""
+    """The grid of at most `tokens` tokens that trades aspect ratio of `frame` against unused tokens."""
     rows, columns = frame
     if rows * columns <= tokens:
         return frame

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from saccade.kernels.cuda_graph import CudaGraphCache, CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
-from saccade.lod.scorers import STILL, STILL_MAPS, still
-from saccade.lod.texture import LONGEST, channels, working
+from saccade.lod.scorers import IMAGE_MAP_NAMES, NUM_IMAGE_MAPS, image_maps
+from saccade.lod.texture import LONGEST, channels, to_working_size
 from saccade.lod.types import Grid
 
 MOST_SHAPES = 32
@@ -43,7 +43,7 @@ class Still:
         high, wide = shape.size
         self._grid, self._streams, self._mode = shape.grid, streams, mode
         self._colour = pixels[: 3 * high * wide].view(3, high, wide)
-        self._maps = pixels.new_zeros(STILL_MAPS, *shape.grid)
+        self._maps = pixels.new_zeros(NUM_IMAGE_MAPS, *shape.grid)
         self.replay: Replay | None = None
 
     def __call__(self, colour: Tensor) -> Tensor:
@@ -53,7 +53,9 @@ class Still:
 
     def run(self) -> None:
         """What is captured."""
-        self._maps.copy_(still(channels(self._colour, self._mode), self._grid, self._streams, self._mode))
+        self._maps.copy_(
+            image_maps(channels(self._colour, self._mode), self._grid, self._streams, self._mode)
+        )
 
 
 class Stills:
@@ -78,15 +80,15 @@ class Stills:
     @torch.inference_mode()
     def maps(self, picture: Tensor, grid: Grid) -> Tensor:
         """Of a picture uint8 [height, width, 3]."""
-        colour = working(picture, self._mode)
+        colour = to_working_size(picture, self._mode)
         shape = Shape((colour.shape[1], colour.shape[2]), grid)
         if self._graphs is None:
-            return still(channels(colour, self._mode), grid, mode=self._mode)
+            return image_maps(channels(colour, self._mode), grid, mode=self._mode)
         found = self._graphs.get(shape)
         if found is not None:
             return found(colour)
         if not self._graphs.is_due(shape):
-            return still(channels(colour, self._mode), grid, mode=self._mode)
+            return image_maps(channels(colour, self._mode), grid, mode=self._mode)
         return self._capture(shape, colour, self._graphs)
 
     @cached_property
@@ -98,7 +100,7 @@ class Stills:
         """Always the same ones: memory that a branch used is free for that stream's next branches alone."""
         if self._device.type != "cuda" or not self._branches:
             return ()
-        return tuple(torch.cuda.Stream(self._device) for _ in STILL)  # type: ignore[no-untyped-call]
+        return tuple(torch.cuda.Stream(self._device) for _ in IMAGE_MAP_NAMES)  # type: ignore[no-untyped-call]
 
     def _capture(self, shape: Shape, colour: Tensor, graphs: CudaGraphCache[Shape, Still]) -> Tensor:
         try:
@@ -107,7 +109,7 @@ class Stills:
             made.replay = graphs.record(made.run)
         except Exception as error:  # of any kind: the uncaptured call raises it if it fails too
             graphs.fail(shape, error)
-            return still(channels(colour, self._mode), shape.grid, mode=self._mode)
+            return image_maps(channels(colour, self._mode), shape.grid, mode=self._mode)
         graphs.put(shape, made)
         return maps
 

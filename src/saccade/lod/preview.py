@@ -1,9 +1,4 @@
-"""What a look at the pictures of a request came to: for people to see, and for programs to read.
-
-takes   the request that only looked, and what was chosen for it
-gives   plain values for JSON; annotated pictures
-never   imports torch
-"""
+"""The result of a LOD preview: JSON values and annotated images."""
 
 import base64
 import io
@@ -13,59 +8,59 @@ from typing import Any
 import numpy as np
 
 from saccade.lod.draw import annotate
-from saccade.lod.types import SCORERS, Choice, Look, Map
+from saccade.lod.types import SCORERS, Map, RelevanceMaps, ZoomChoice
 from saccade.request import Media, Request, ZoomResult
 
 
 @dataclass(frozen=True)
 class Preview:
-    """Pictures that were looked at, in the order of the prompt."""
+    """The previewed images, in prompt order."""
 
-    pictures: tuple[Media, ...]
+    images: tuple[Media, ...]
     budget: int  # visual tokens
     zoomed: ZoomResult
 
     @property
     def visual_tokens(self) -> int:
-        """Of the views the pictures would be seen by."""
-        return sum(item.view.tokens for item in self.pictures) + self.zoomed.visual_tokens
+        """Tokens of all views the images would get."""
+        return sum(item.view.tokens for item in self.images) + self.zoomed.visual_tokens
 
     @property
     def full_tokens(self) -> int:
-        return sum(item.full[0] * item.full[1] for item in self.pictures)
+        return sum(item.full[0] * item.full[1] for item in self.images)
 
     def png(self, number: int) -> bytes:
-        """One picture, annotated."""
+        """One image, annotated."""
         drawn = annotate(
-            self.pictures[number].pixels[0], self.zoomed.looks[number], self.zoomed.choices[number]
+            self.images[number].pixels[0], self.zoomed.looks[number], self.zoomed.choices[number]
         )
         file = io.BytesIO()
         drawn.save(file, "PNG")
         return file.getvalue()
 
     def values(self, *, png: bool) -> dict[str, Any]:
-        """All of it; with `png`, the annotated pictures as data URLs too."""
-        found = zip(self.pictures, self.zoomed.looks, self.zoomed.choices, strict=True)
-        pictures = [_picture(*one) for one in found]
-        for number, one in enumerate(pictures if png else ()):
+        """The response body; with `png`, annotated images as data URLs too."""
+        found = zip(self.images, self.zoomed.looks, self.zoomed.choices, strict=True)
+        images = [_image_values(*one) for one in found]
+        for number, one in enumerate(images if png else ()):
             one["png"] = "data:image/png;base64," + base64.b64encode(self.png(number)).decode()
         return {
             "budget": self.budget,
             "visual_tokens": self.visual_tokens,
             "full_visual_tokens": self.full_tokens,
-            "pictures": pictures,
+            "pictures": images,
         }
 
 
-def preview_of(request: Request, zoomed: ZoomResult) -> Preview:
+def make_preview(request: Request, zoomed: ZoomResult) -> Preview:
     zooming = request.zooming
     slots = zooming.placeholders if zooming is not None else ()
-    pictures = {item.placeholder: item for item in request.media}
+    images = {item.placeholder: item for item in request.media}
     budget = zooming.budget if zooming is not None else 0
-    return Preview(tuple(pictures[slot] for slot in slots), budget, zoomed)
+    return Preview(tuple(images[slot] for slot in slots), budget, zoomed)
 
 
-def _picture(item: Media, look: Look, choice: Choice) -> dict[str, Any]:
+def _image_values(item: Media, look: RelevanceMaps, choice: ZoomChoice) -> dict[str, Any]:
     maps = {name: getattr(look, name) for name in (*SCORERS, "lost")}
     weights = choice.weights
     return {

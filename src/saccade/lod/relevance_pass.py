@@ -135,7 +135,7 @@ class Lookout:
         self._upload = upload
         self._stills = stills if stills is not None else Stills(device, None, mode=model.mode)
         # What pictures say by themselves is computed here, beside towers and steps.
-        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._beside_given_zooms = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._layers = compared(depth)
         self.depth = self._layers[-1] if head is None else head.layer  # layers a question passes to look
         # By view key: the maps that do not depend on the question, least recently used first.
@@ -219,8 +219,8 @@ class Lookout:
         looks = []
         for place, row in enumerate(chunks):
             (sight,) = row.sights
-            first, still = place * (COUPLED + 1), self._by_itself(sight)
-            looks.append((Seen(sight.span.view.token_grid, still, first, first + COUPLED),))
+            first, image_maps = place * (COUPLED + 1), self._by_itself(sight)
+            looks.append((Seen(sight.span.view.token_grid, image_maps, first, first + COUPLED),))
         return HostLooks(told, tuple(looks))
 
     def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
@@ -238,8 +238,8 @@ class Lookout:
         looks, parts, size = [], [], 0
         for number, one in enumerate(wanted):
             share, strength = coupled[number]
-            still = self._by_itself(one.sight)
-            looks.append(Seen(one.sight.span.view.token_grid, still, size, size + one.tokens))
+            image_maps = self._by_itself(one.sight)
+            looks.append(Seen(one.sight.span.view.token_grid, image_maps, size, size + one.tokens))
             parts += [share.reshape(-1), strength.reshape(-1)]
             size += one.tokens + 1
         each = iter(looks)
@@ -299,30 +299,30 @@ class Lookout:
             self._still.move_to_end(key)
             return known
         view = sight.span.view
-        still = self._ask(self._upload(sight.pixels, view.content)[0], view)
+        image_maps = self._ask(self._upload(sight.pixels, view.content)[0], view)
         if sight.keep:
-            self._keep(key, still)
-        return still
+            self._keep(key, image_maps)
+        return image_maps
 
     def _ask(self, picture: Tensor, view: View) -> ByItself:
         """A picture has one frame; what a zoomed view would be cut from is all of it."""
-        if self._beside is None:
+        if self._beside_given_zooms is None:
             return ByItself(view.content, view.token_grid, self._stills.maps(picture, view.token_grid))
-        self._beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._beside):
-            still = ByItself(view.content, view.token_grid, self._stills.maps(picture, view.token_grid))
-        picture.record_stream(self._beside)
-        return still
+        self._beside_given_zooms.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside_given_zooms):
+            image_maps = ByItself(view.content, view.token_grid, self._stills.maps(picture, view.token_grid))
+        picture.record_stream(self._beside_given_zooms)
+        return image_maps
 
-    def _keep(self, key: bytes, still: ByItself) -> None:
-        self._still[key] = still
-        self._kept += still.tokens
+    def _keep(self, key: bytes, image_maps: ByItself) -> None:
+        self._still[key] = image_maps
+        self._kept += image_maps.tokens
         while self._kept > STILLS:
             self._kept -= self._still.popitem(last=False)[1].tokens
 
     def forget(self, content: bytes) -> None:
         """A picture was deleted."""
-        for key in [key for key, still in self._still.items() if still.content == content]:
+        for key in [key for key, image_maps in self._still.items() if image_maps.content == content]:
             self._kept -= self._still.pop(key).tokens
 
     def _slots(self, wanted: Sequence[Wanted]) -> Tensor:

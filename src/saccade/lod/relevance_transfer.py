@@ -1,7 +1,7 @@
 """Looks on their way from the device to the host.
 
 takes   what questions made of the views they look at, and what pictures say by themselves, on the device
-gives   `Look`s, once they are there
+gives   `RelevanceMaps`s, once they are there
 owns    nothing: what a picture says by itself is the lookout's to keep
 never   sends twice what a picture says by itself; waits, but where something is taken
 """
@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.lod.scorers import still_maps
-from saccade.lod.types import Grid, Look, StillMaps
+from saccade.lod.scorers import unpack_image_maps
+from saccade.lod.types import Grid, ImageMaps, RelevanceMaps
 
 
 class Sent:
@@ -59,15 +59,15 @@ class ByItself:
         self.content = content  # of which picture
         self.tokens = grid[0] * grid[1]  # of the view
         self._grid = grid
-        self._maps: Sent | StillMaps = Sent(maps.reshape(-1))
+        self._maps: Sent | ImageMaps = Sent(maps.reshape(-1))
 
     @property
     def there(self) -> bool:
-        return isinstance(self._maps, StillMaps) or self._maps.there
+        return isinstance(self._maps, ImageMaps) or self._maps.there
 
-    def take(self) -> StillMaps:
-        if not isinstance(self._maps, StillMaps):
-            self._maps = still_maps(self._maps.take(), self._grid)
+    def take(self) -> ImageMaps:
+        if not isinstance(self._maps, ImageMaps):
+            self._maps = unpack_image_maps(self._maps.take(), self._grid)
         return self._maps
 
 
@@ -75,13 +75,15 @@ class Seen(NamedTuple):
     """A look among numbers on their way."""
 
     grid: Grid
-    still: ByItself
+    image_maps: ByItself
     share: int  # where the participatory map begins
     strength: int  # where that is
 
-    def take(self, numbers: NDArray[np.float32]) -> Look:
+    def take(self, numbers: NDArray[np.float32]) -> RelevanceMaps:
         share = numbers[self.share : self.share + self.grid[0] * self.grid[1]].reshape(self.grid)
-        return Look(still=self.still.take(), participatory=share, strength=float(numbers[self.strength]))
+        return RelevanceMaps(
+            image_maps=self.image_maps.take(), participatory=share, strength=float(numbers[self.strength])
+        )
 
 
 class HostLooks:
@@ -90,21 +92,21 @@ class HostLooks:
     def __init__(self, numbers: Sent, looks: tuple[tuple[Seen, ...], ...]) -> None:
         self._numbers = numbers
         self._looks = looks  # of each row with sights
-        self._taken: tuple[tuple[Look, ...], ...] | None = None
+        self._taken: tuple[tuple[RelevanceMaps, ...], ...] | None = None
 
     @property
     def there(self) -> bool:
         """Whether there is nothing to wait for."""
-        return self._numbers.there and all(one.still.there for looks in self._looks for one in looks)
+        return self._numbers.there and all(one.image_maps.there for looks in self._looks for one in looks)
 
-    def wait(self) -> tuple[tuple[Look, ...], ...]:
+    def wait(self) -> tuple[tuple[RelevanceMaps, ...], ...]:
         if self._taken is None:
             numbers = self._numbers.take().copy()  # a captured step writes over its own
             self._taken = tuple(tuple(one.take(numbers) for one in looks) for looks in self._looks)
         return self._taken
 
 
-def look_now(maps: Tensor, grid: Grid, share: Tensor, strength: Tensor) -> Look:
+def look_now(maps: Tensor, grid: Grid, share: Tensor, strength: Tensor) -> RelevanceMaps:
     """One by itself, waited for: what `lod.relevance.still` gave, then what a coupling did."""
     numbers = torch.cat((share.reshape(-1), strength.reshape(-1)))
     seen = Seen(grid, ByItself(b"", grid, maps), 0, share.numel())

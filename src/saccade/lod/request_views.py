@@ -1,10 +1,4 @@
-"""A request whose pictures stand at full detail becomes one that sees them as was asked.
-
-takes   a Request with plain views, what was asked of detail, what the checkpoint can be given
-gives   the Request with first views in their place; with zoomed ones where the caller chose them, else with
-        what the engine needs to choose them
-never   looks at pixels
-"""
+"""Turns a request at full detail into one with the views its detail settings ask for."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,82 +10,82 @@ from saccade.encoder.prompt_layout import insert_zoomed_views
 from saccade.errors import InvalidValue
 from saccade.inputs.image_processor import ImageProcessor, global_view
 from saccade.lod.checkpoint_views import CheckpointViews
-from saccade.lod.detail import Sights, Wishes, check_zoom, sights
+from saccade.lod.detail import DetailRequest, FirstViews, check_zoom_region, plan_first_views
 from saccade.lod.types import Grid, LodParams
 from saccade.request import Media, Request, ZoomRequest
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Ids that matter to where views go."""
+class PlaceholderIds:
+    """Token ids that decide where views are inserted."""
 
     image: int | None  # the placeholder
     before: tuple[int, ...]  # ids around a view
     after: tuple[int, ...]
-    ends: Collection[int]  # of turns
+    ends: Collection[int]  # ends of a chat turn
 
 
 @dataclass(frozen=True)
-class Eye:
-    """How one checkpoint sees pictures."""
+class ViewPlanner:
+    """Plans the views of a request for one checkpoint."""
 
     views: CheckpointViews
     processing: ImageProcessor
-    marks: Marks
+    marks: PlaceholderIds
 
-    def cost(self, sizes: Sequence[tuple[int, int]], wishes: Wishes) -> int:
-        """Tokens that pictures of these sizes (width, height) take at most, with ids around zoomed ones."""
+    def cost(self, sizes: Sequence[tuple[int, int]], detail_req: DetailRequest) -> int:
+        """Upper bound on the tokens of images of these sizes (width, height), framing ids included."""
         framing = len(self.marks.before) + len(self.marks.after)
-        given = [region for regions in wishes.zooms or () for region in regions]
+        given = [region for regions in detail_req.zooms or () for region in regions]
         chosen = sum(region.tokens + framing for region in given)
-        return self._sights(sizes, wishes).most_tokens(framing) + chosen
+        return self._plan(sizes, detail_req).most_tokens(framing) + chosen
 
-    def see(self, request: Request, wishes: Wishes) -> Request:
-        pictures = [item for item in request.media if request.prompt[item.placeholder] == self.marks.image]
-        if not pictures:
-            refuse_in_vain(wishes)
+    def apply(self, request: Request, detail_req: DetailRequest) -> Request:
+        images = [item for item in request.media if request.prompt[item.placeholder] == self.marks.image]
+        if not images:
+            reject_without_images(detail_req)
             return request
-        seen = self._sights([(item.view.box[2], item.view.box[3]) for item in pictures], wishes)
-        first = {
-            item.placeholder: _first(item, grid) for item, grid in zip(pictures, seen.grids, strict=True)
-        }
+        seen = self._plan([(item.view.box[2], item.view.box[3]) for item in images], detail_req)
+        first = {item.placeholder: _first(item, grid) for item, grid in zip(images, seen.grids, strict=True)}
         media = tuple(first.get(item.placeholder, item) for item in request.media)
-        plain = all(item.full_grid is None for item in media) and wishes.zooms is None
+        plain = all(item.full_grid is None for item in media) and detail_req.zooms is None
         request = msgspec.structs.replace(
             request, media=media, registered=self.views.registered and not plain
         )
-        if wishes.zooms is not None:
-            return self._given(request, wishes, pictures)
-        free = dict(zip((item.placeholder for item in pictures), seen.zoomable, strict=True))
+        if detail_req.zooms is not None:
+            return self._given(request, detail_req, images)
+        free = dict(zip((item.placeholder for item in images), seen.zoomable, strict=True))
         budget = seen.budget
-        if wishes.only_look:  # maps of all pictures are wanted, those seen in full included
+        if detail_req.preview_only:  # a preview returns maps of every image, also of those at full detail
             budget += sum(item.view.tokens for item in media if not free.get(item.placeholder, True))
             free = dict.fromkeys(free, True)
         if not any(free.values()):
             return request
         zooming = ZoomRequest(
-            params=wishes.params or LodParams(),
+            params=detail_req.params or LodParams(),
             placeholders=tuple(slot for slot, may in free.items() if may),
             budget=budget,
             most_views=seen.most_views,
             at=_after_question(request, self.marks.ends),
             before=self.marks.before,
             after=self.marks.after,
-            only_look=wishes.only_look,
+            preview_only=detail_req.preview_only,
         )
         return msgspec.structs.replace(request, zooming=zooming)
 
-    def _sights(self, sizes: Sequence[tuple[int, int]], wishes: Wishes) -> Sights:
-        return _seen(tuple(self.processing.token_grid(*size) for size in sizes), wishes, self.views)
+    def _plan(self, sizes: Sequence[tuple[int, int]], detail_req: DetailRequest) -> FirstViews:
+        return _first_views(
+            tuple(self.processing.token_grid(*size) for size in sizes), detail_req, self.views
+        )
 
-    def _given(self, request: Request, wishes: Wishes, pictures: Sequence[Media]) -> Request:
-        """With the zoomed views the caller chose."""
+    def _given(self, request: Request, detail_req: DetailRequest, images: Sequence[Media]) -> Request:
+        """Insert the zoomed views that the caller chose."""
         chosen = {
-            item.placeholder: regions for item, regions in zip(pictures, wishes.zooms or (), strict=True)
+            item.placeholder: regions for item, regions in zip(images, detail_req.zooms or (), strict=True)
         }
-        for item in pictures:
+        for item in images:
             for region in chosen[item.placeholder]:
-                check_zoom(region, (item.view.box[2], item.view.box[3]))
+                check_zoom_region(region, (item.view.box[2], item.view.box[3]))
         place = ZoomRequest(
             params=LodParams(),
             placeholders=tuple(chosen),
@@ -104,9 +98,9 @@ class Eye:
         return insert_zoomed_views(msgspec.structs.replace(request, zooming=place), chosen)
 
 
-@lru_cache(maxsize=256)  # asked twice for a request, and alike for others
-def _seen(frames: tuple[Grid, ...], wishes: Wishes, views: CheckpointViews) -> Sights:
-    return sights(frames, wishes, views)
+@lru_cache(maxsize=256)  # called twice per request, often with equal arguments
+def _first_views(frames: tuple[Grid, ...], detail_req: DetailRequest, views: CheckpointViews) -> FirstViews:
+    return plan_first_views(frames, detail_req, views)
 
 
 def _first(item: Media, grid: tuple[int, int]) -> Media:
@@ -116,17 +110,17 @@ def _first(item: Media, grid: tuple[int, int]) -> Media:
 
 
 def _after_question(request: Request, ends: Collection[int]) -> int:
-    """The end of the last turn, where that is behind all media; else the end of the prompt."""
+    """Index of the end of the last turn if all media precede it, otherwise the end of the prompt."""
     last = max(item.placeholder for item in request.media)
     places = range(len(request.prompt) - 1, last, -1)
     return next((place for place in places if request.prompt[place] in ends), len(request.prompt))
 
 
-def refuse_in_vain(wishes: Wishes) -> None:
-    """What only a picture could fulfil, asked of a request that has none."""
-    if wishes.only_look:
+def reject_without_images(detail_req: DetailRequest) -> None:
+    """Reject detail settings that need an image in a request without one."""
+    if detail_req.preview_only:
         raise InvalidValue("there is no image to look at; send one", param="messages")
-    if wishes.visual_tokens is not None or wishes.zooms:
-        name = "visual_tokens" if wishes.visual_tokens is not None else "zooms"
+    if detail_req.visual_tokens is not None or detail_req.zooms:
+        name = "visual_tokens" if detail_req.visual_tokens is not None else "zooms"
         text = f"{name} was given, but the request has no image; send one, or leave it out"
         raise InvalidValue(text, param=name)

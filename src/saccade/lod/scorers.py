@@ -1,12 +1,10 @@
-"""Three ways to score the places of a picture, over the tokens of its global view.
+"""Three relevance scorers over the tokens of a global view; maps are float32 [rows, columns], >= 0.
 
-takes   the picture's texture; the question's coupling with the view's tokens (of a head, or queries and keys)
-gives   maps float32 [rows, columns], >= 0, on the device they came from
-never   waits for the device
+propositional   information content, independent of the question
+perspectival    salience: each texture channel against its surround
+participatory   coupling of the question with the view's tokens
 
-propositional   what a place says: its information content, question or not
-perspectival    how it stands out: each channel against its surround
-participatory   how the question takes hold of it
+Nothing here synchronises with the device.
 """
 
 import math
@@ -21,98 +19,98 @@ from torch import Tensor
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.texture import means_triton
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
-from saccade.lod.types import FINE, Grid, StillMaps
+from saccade.lod.types import FINE, Grid, ImageMaps
 
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
-STILL = ("propositional", "perspectival", "lost", "fine")  # parts of `still`
-NOTHING = -1e30  # a score without a share; finite, for its share of 0 is multiplied by it
-STILL_MAPS = len(STILL) - 1 + FINE * FINE  # maps of a token's size they come to
+IMAGE_MAP_NAMES = ("propositional", "perspectival", "lost", "fine")  # in the order `image_maps` returns them
+NOTHING = -1e30  # masked score; finite because its zero share is multiplied with it
+NUM_IMAGE_MAPS = len(IMAGE_MAP_NAMES) - 1 + FINE * FINE  # the fine map counts FINE^2 times
 
 
-def pooled(texture: Tensor, channels: Sequence[int], grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """Means of some channels [n, rows, columns] over the tokens of a view of the whole picture."""
+def pool_channels(
+    texture: Tensor, channels: Sequence[int], grid: Grid, mode: KernelMode = DEFAULT_MODE
+) -> Tensor:
+    """Means of texture channels over the tokens of a view of the whole image: [n, rows, columns]."""
     if use_triton("texture", texture, mode):
         return means_triton(texture, channels, grid)
-    # A list as an index would be copied from the host, which no captured call may do.
+    # Indexing with a list copies it from the host, which CUDA graph capture forbids.
     chosen = torch.stack([texture[channel] for channel in channels])
     return F.adaptive_avg_pool2d(chosen[None], grid)[0]
 
 
 def propositional(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """Information content: shades times edges, so that blank paper and smooth shading say little."""
-    mean = pooled(texture, (ENTROPY, EDGE), grid, mode)
+    """Information content: entropy times edges, so that blank and smoothly shaded areas score low."""
+    mean = pool_channels(texture, (ENTROPY, EDGE), grid, mode)
     return mean[0] * mean[1]
 
 
 def perspectival(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """Salience: how far each channel is from its surround, near and far, in units of its spread."""
-    mean = pooled(texture, SALIENT, grid, mode)
+    """Salience: distance of each channel from its near and far surround, in standard deviations."""
+    mean = pool_channels(texture, SALIENT, grid, mode)
     spread = mean.flatten(1).std(1, correction=0).clamp(min=1e-3)[:, None, None]
     near, far = (_surround(mean, width) for width in (3, 7))
     return ((mean - near).abs() + (mean - far).abs()).div(spread).mean(0)
 
 
 def _surround(mean: Tensor, width: int) -> Tensor:
-    """Mean of a square around each place, the place itself left out."""
+    """Mean of the square around each cell, without the cell."""
     count = F.avg_pool2d(torch.ones_like(mean[:1]), width, 1, width // 2) * width * width
     total = F.avg_pool2d(mean, width, 1, width // 2) * width * width
     return torch.where(count > 1.5, (total - mean) / (count - 1).clamp(min=1), mean)
 
 
 def lost(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """What a coarse view loses first, writing: how much of it is around each token, 0..1."""
-    return pooled(texture, (TEXT,), grid, mode)[0]
+    """Text density around each token, 0..1: what a coarse view loses first."""
+    return pool_channels(texture, (TEXT,), grid, mode)[0]
 
 
-def still(
+def image_maps(
     texture: Tensor,
     grid: Grid,
     streams: Sequence[torch.cuda.Stream] = (),
     mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
-    """What does not depend on the question [STILL_MAPS, rows, columns], in the order of `STILL`; worth
-    keeping with the picture. With streams (inside a captured call, where they become branches) the parts run
-    side by side; without, one after the other: launched one by one they are done before the host has changed
-    streams."""
+    """The question-independent maps [NUM_IMAGE_MAPS, rows, columns], in the order of IMAGE_MAP_NAMES. With
+    streams, inside a CUDA graph capture, the parts become parallel branches; without, they run in order,
+    because eager kernels finish before the host switches streams."""
     rows, columns = grid
-    found = texture.new_empty(STILL_MAPS, rows, columns)
-    places = found[3:].view(FINE, FINE, rows, columns).permute(2, 0, 3, 1)  # row, place in it, column, place
-    finer = (rows * FINE, columns * FINE)
+    found = texture.new_empty(NUM_IMAGE_MAPS, rows, columns)
+    places = found[3:].view(FINE, FINE, rows, columns).permute(2, 0, 3, 1)  # [rows, FINE, columns, FINE]
+    fine_grid = (rows * FINE, columns * FINE)
     parts: list[Callable[[], object]] = [
         lambda: found[0].copy_(propositional(texture, grid, mode)),
         lambda: found[1].copy_(perspectival(texture, grid, mode)),
         lambda: found[2].copy_(lost(texture, grid, mode)),
-        lambda: places.copy_(propositional(texture, finer, mode).view(rows, FINE, columns, FINE)),
+        lambda: places.copy_(propositional(texture, fine_grid, mode).view(rows, FINE, columns, FINE)),
     ]
     side_by_side(parts, streams)
     return found
 
 
 def from_head(question: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """By a learned head: question [..., 64], places [..., tokens, 64] -> shares [..., tokens], and the
-    scores' strength [...]. Here and below looks at equally many tokens may go together, in front."""
+    """Learned head: question [..., 64], places [..., tokens, 64] -> shares [..., tokens], strength [...]."""
     scores = (places.float() @ question.float()[..., None])[..., 0] / question.shape[-1] ** 0.5
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
 def from_attention(queries: Tensor, keys: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Without training: queries [..., layers, questions, heads, dim], keys [..., layers, tokens, kv_heads,
-    dim], both as attention sees them (normed, turned) -> shares [..., tokens], and the scores' strength.
-    `real` [...]: how many of the tokens count, at least 1; those behind them have no share.
+    dim], both normalised and rotated as attention uses them -> shares [..., tokens], strength [...].
+    `real` [...]: number of tokens that count, at least 1; the others get no share.
 
-    A head that looks everywhere says nothing about the question: heads count by how concentrated they are."""
+    Heads are weighted by how concentrated they are: a head that attends everywhere says nothing."""
     *front, _, dim = queries.shape
     grouped = (queries.float() / dim**0.5).reshape(*front, keys.shape[-2], -1, dim)
     # [..., layers, kv_heads, heads of each, questions, tokens]
     scores = torch.einsum("...lqkgd,...ltkd->...lkgqt", grouped, keys.float())
-    flat: float | Tensor = math.log(max(2, keys.shape[-3]))  # entropy of a flat map
+    flat: float | Tensor = math.log(max(2, keys.shape[-3]))  # entropy of a uniform map
     if real is not None:
         behind = torch.arange(keys.shape[-3], device=keys.device) >= real[..., None]
         scores = scores.masked_fill(behind[..., None, None, None, None, :], NOTHING)
         flat = real.clamp(min=2).log()[..., None, None, None, None]
-    logs = scores.log_softmax(-1)  # few kernels: on a GPU their launches are what a look costs
+    logs = scores.log_softmax(-1)  # few kernels: launches dominate on a GPU
     share = logs.exp()
-    narrow = 1 + (share * logs).sum(-1) / flat  # 1 - entropy over a flat map's
+    narrow = 1 + (share * logs).sum(-1) / flat  # 1 - normalised entropy
     weight = narrow.clamp(min=1e-4).square().flatten(-4)
     mixed = (weight[..., None, :] @ share.flatten(-5, -2)).squeeze(-2)
     shares = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-9)
@@ -120,8 +118,7 @@ def from_attention(queries: Tensor, keys: Tensor, real: Tensor | None = None) ->
 
 
 def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.cuda.Stream] = ()) -> None:
-    """Runs each part on a stream of its own, one after the other where none are given. What parts leave must
-    be tensors that were there before."""
+    """Run each part on its own stream, or in order without streams. Parts write to existing tensors only."""
     if not streams:
         for part in parts:
             part()
@@ -135,13 +132,13 @@ def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.
         here.wait_stream(stream)
 
 
-def still_maps(numbers: NDArray[np.float32], grid: Grid) -> StillMaps:
-    """What `still` gave, once it is on the host; a copy, to be kept."""
+def unpack_image_maps(numbers: NDArray[np.float32], grid: Grid) -> ImageMaps:
+    """The output of `image_maps` on the host, copied."""
     rows, columns = grid
-    maps = numbers.reshape(STILL_MAPS, rows, columns)
+    maps = numbers.reshape(NUM_IMAGE_MAPS, rows, columns)
     fine = maps[3:].reshape(FINE, FINE, rows, columns).transpose(2, 0, 3, 1).copy()
     propositional, perspectival, lost = maps[:3].copy()
-    return StillMaps(
+    return ImageMaps(
         propositional=propositional,
         perspectival=perspectival,
         lost=lost,

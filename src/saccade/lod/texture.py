@@ -1,16 +1,14 @@
-"""The texture of a picture: 13 numbers per place that say what is there, without the model.
+"""The texture of an image: 13 channels per pixel, computed without the model.
 
-takes   a picture on its device, uint8 [height, width, 3]
-gives   float32 [13, h, w] on the same device; h and w are the picture's, at most `LONGEST` along a side
-never   knows a question or a token grid; waits for the device
+Input uint8 [height, width, 3]; output float32 [13, h, w] on the same device, at most LONGEST along a side.
 
-    0-2   red, green, blue            0..1
-    3, 4  L*, a* of CIELAB            / 100
-    5-7   Sobel of L*: x, y, length   per pixel
-    8, 9  y, x of the place           -1..1
-    10    distance from the middle    0..1
-    11    local entropy of L*         0..1: how many shades a neighbourhood has
-    12    likeness to text            0..1: edges in all directions, as writing has them
+    0-2   red, green, blue                0..1
+    3, 4  L*, a* of CIELAB                / 100
+    5-7   Sobel of L*: x, y, magnitude    per pixel
+    8, 9  y, x position                   -1..1
+    10    eccentricity                    0..1: distance from the centre
+    11    local entropy of L*             0..1: how many shades a neighbourhood has
+    12    likeness to text                0..1: edges in all directions
 """
 
 import math
@@ -23,7 +21,7 @@ from torch import Tensor
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.texture import LEAST, Shades, channels_triton, shrink_triton
 
-LONGEST = 768  # pixels: bounds the cost whatever the source
+LONGEST = 768  # pixels; bounds the cost
 CHANNELS = (
     *("red", "green", "blue", "lightness", "green_red", "edge_x", "edge_y", "edge"),
     *("y", "x", "eccentricity", "entropy", "text"),
@@ -33,20 +31,20 @@ SHADES = 8  # bins of L* for the entropy
 PATCH = 16  # pixels along the neighbourhood of entropy and text
 ROOTS = 4095
 FAINT = 1e-3  # squared change of L*/100 per pixel: half of `text`
-STEP = 4  # pixels between places where these two are computed
+STEP = 4  # stride in pixels of entropy and text
 # linear RGB (D65) to X / white and Y
 _X = (0.4339, 0.3762, 0.1899)
 _Y = (0.2126, 0.7152, 0.0722)
 
 
-def texture(picture: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """The 13 channels of one picture."""
-    return channels(working(picture, mode), mode)
+def texture(image: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
+    """The 13 channels of one image."""
+    return channels(to_working_size(image, mode), mode)
 
 
 def channels(colour: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """The same of a picture at its working size. Copies nothing from the host: it can be captured, once it
-    has run on the device."""
+    """The 13 channels of an image at its working size. Copies nothing from the host, so that a CUDA graph can
+    capture it after a first run."""
     _, height, width = colour.shape
     if use_triton("texture", colour, mode) and min(height, width) >= LEAST:
         return channels_triton(colour, shades(colour.device))
@@ -64,19 +62,19 @@ def channels(colour: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     return torch.cat([colour, light[None], green_red[None], edges, places, off, *fine])
 
 
-def working(picture: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """The picture as float32 [3, h, w] in 0..1, made smaller where it is longer than `LONGEST`."""
-    size = working_size(picture.shape[0], picture.shape[1])
-    if use_triton("texture", picture, mode):
-        return shrink_triton(picture, size)
-    colour = picture.permute(2, 0, 1).float().div_(255)
+def to_working_size(image: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
+    """The image as float32 [3, h, w] in 0..1, downscaled to LONGEST."""
+    size = working_size(image.shape[0], image.shape[1])
+    if use_triton("texture", image, mode):
+        return shrink_triton(image, size)
+    colour = image.permute(2, 0, 1).float().div_(255)
     if size == colour.shape[1:]:
         return colour
     return F.interpolate(colour[None], size=size, mode="area")[0]
 
 
 def working_size(height: int, width: int) -> tuple[int, int]:
-    """Of the texture of a picture."""
+    """Height and width of the texture."""
     longest = max(height, width)
     if longest <= LONGEST:
         return height, width
@@ -84,7 +82,7 @@ def working_size(height: int, width: int) -> tuple[int, int]:
 
 
 def _lab(colour: Tensor) -> tuple[Tensor, Tensor]:
-    """L* and a*, each over 100. Both powers are looked up: 256 shades, then 4096 steps of the root."""
+    """L* and a*, each / 100, by lookup tables: 256 shades, then ROOTS + 1 steps of the cube root."""
     linear = _linear(colour.device)[(colour * 255).round().int()]
     root = _root(colour.device)
     x = _X[0] * linear[0] + _X[1] * linear[1] + _X[2] * linear[2]
@@ -93,27 +91,27 @@ def _lab(colour: Tensor) -> tuple[Tensor, Tensor]:
     return 1.16 * fy - 0.16, 5.0 * (fx - fy)
 
 
-@cache  # per device: a table made anew is six launches
+@cache  # per device: building a table takes six launches
 def _linear(device: torch.device) -> Tensor:
-    """Light of each of the 256 shades of sRGB."""
+    """Linear light of the 256 shades of sRGB."""
     shade = torch.arange(256, device=device) / 255
     return torch.where(shade <= 0.04045, shade / 12.92, ((shade + 0.055) / 1.055).pow(2.4))
 
 
 @cache
 def _root(device: torch.device) -> Tensor:
-    """CIELAB's cube root, straight near zero, at ROOTS + 1 steps of 0..1."""
+    """CIELAB's cube root with its linear part near zero, at ROOTS + 1 steps of 0..1."""
     t = torch.arange(ROOTS + 1, device=device) / ROOTS
     return torch.where(t > 0.008856, t.clamp(min=1e-6).pow(1 / 3), t * 7.787 + 16 / 116)
 
 
 def shades(device: torch.device) -> Shades:
-    """What the kernels make the channels with."""
+    """Lookup tables and constants for the Triton kernels."""
     return Shades(_linear(device), _root(device), _X, _Y, SHADES, FAINT)
 
 
 def _sobel(light: Tensor) -> tuple[Tensor, Tensor]:
-    """Change of lightness per pixel, rightwards and downwards; edges of the picture have none."""
+    """Horizontal and vertical gradient of lightness per pixel, with replicated borders."""
     padded = F.pad(light[None, None], (1, 1, 1, 1), mode="replicate")[0, 0]
     down = padded[:-2] + 2 * padded[1:-1] + padded[2:]
     across = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
@@ -132,7 +130,7 @@ def _around(values: Tensor, patch: int = PATCH, every: int = STEP) -> Tensor:
 
 
 def _entropy(light: Tensor) -> Tensor:
-    """Of the shades around each place, over its most. Every other pixel of every other row is enough."""
+    """Normalised entropy of the shades around each pixel, on every other pixel."""
     light = light[::2, ::2]
     bins = torch.arange(SHADES, device=light.device, dtype=light.dtype)[:, None, None]
     level = (light * SHADES - 0.5).clamp(0, SHADES - 1)
@@ -143,8 +141,8 @@ def _entropy(light: Tensor) -> Tensor:
 
 
 def _text(gx: Tensor, gy: Tensor) -> Tensor:
-    """How evenly the directions of the edges around a place are mixed, where there are edges: writing has all
-    directions, a rule or an outline has one."""
+    """Evenness of edge directions around each pixel, weighted by edge energy: text has edges in all
+    directions, a line has one."""
     xx, yy, xy = _around(torch.stack([gx * gx, gy * gy, gx * gy]))
     energy = xx + yy
     one_way = ((xx - yy).square() + 4 * xy.square()).sqrt() / (energy + 1e-9)

@@ -1,9 +1,4 @@
-"""Values of level of detail: what is asked, what one look gave, what was chosen.
-
-takes   nothing; these are values
-gives   the shapes the rooms of `lod` exchange with each other and with the engine
-never   imports torch; imports anything of ours
-"""
+"""Values of level of detail: the request, the relevance maps of an image, the chosen zoomed views."""
 
 import math
 from functools import cached_property
@@ -21,24 +16,24 @@ Map = NDArray[np.float32]  # [rows, columns] over the global view's tokens
 
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
-LADDER = (16, 64, 196, 400)  # tokens of a zoomed view; skipping a region costs none
-FINE = 4  # places along a token's side at which it is known where in it something stands
-BLANK = 0.2  # of the mean: what a place without anything on it counts beside others of its cell
+LADDER = (16, 64, 196, 400)  # tokens of a zoomed view
+FINE = 4  # cells along a token's side in the fine map
+BLANK = 0.2  # weight of an empty cell within a token, relative to the mean cell
 
 
 def _as_tuple(struct: msgspec.Struct, name: str) -> None:
-    """Callers may give a list; what is asked alike is to be equal, and found again."""
+    """Convert a list a caller passed, so that equal parameters compare and hash as equal."""
     value = getattr(struct, name)
     if type(value) is not tuple:
         msgspec.structs.force_setattr(struct, name, tuple(value))
 
 
 class Region(msgspec.Struct, frozen=True):
-    """A zoomed view to be made."""
+    """A zoomed view: a box of the source image and its token grid."""
 
     box: Box
     grid: Grid
-    score: float  # share of the picture's relevance that lies in it
+    score: float  # share of the image's relevance inside the box
 
     def __post_init__(self) -> None:
         for name in ("box", "grid"):
@@ -50,14 +45,14 @@ class Region(msgspec.Struct, frozen=True):
 
 
 class LodParams(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of level of detail. `scorers`, `balance` and `gate` are for ablations."""
+    """LOD parameters of a request. `scorers`, `balance` and `gate` are for ablations."""
 
     detail: Detail = "auto"
-    budget: int | None = None  # visual tokens of all pictures together, global views included
+    budget: int | None = None  # visual tokens of all images together, global views included
     scorers: tuple[Scorer, ...] = SCORERS
-    balance: bool = True  # False: the scorers weigh the same, whatever the maps look like
-    gate: bool = True  # False: with "auto", zoom even where the global view seems to suffice
-    zooms: tuple[tuple[Region, ...], ...] | None = None  # of each picture; given: no look is taken
+    balance: bool = True  # False: all scorers have the same weight
+    gate: bool = True  # False: with "auto", zoom even where the global view suffices
+    zooms: tuple[tuple[Region, ...], ...] | None = None  # per image; if given, the relevance pass is skipped
 
     def __post_init__(self) -> None:
         _as_tuple(self, "scorers")
@@ -66,17 +61,17 @@ class LodParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open_ended(self) -> bool:
-        """Whether how much is spent is left to us: not with a budget, or a level that stands for one."""
+        """Whether the engine decides how many tokens to spend: no budget and no fixed level."""
         return self.detail == "auto" and self.budget is None
 
 
 class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
-    """The views a checkpoint can be given. The defaults are for one that was never trained with views."""
+    """The views a checkpoint accepts. The defaults are for a checkpoint not trained with zoomed views."""
 
     global_tokens: tuple[int, int] = (144, 256)  # fewest and most tokens of a global view
     zoom_tokens: tuple[int, ...] = LADDER
-    square: bool = False  # zoomed views are square; else as many tokens may also stand in a long row
-    most_views: int = 8  # zoomed views of one picture
+    square: bool = False  # only square zoomed views; otherwise wide ones are allowed too
+    most_views: int = 8  # zoomed views per image
     unit: int = 32  # pixels along a token's side
 
     def __post_init__(self) -> None:
@@ -94,7 +89,7 @@ class ViewRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shares(values: Map) -> Map:
-    """A map that sums to 1; all zero where it has nothing."""
+    """The map normalised to sum 1; an empty map stays zero."""
     values = np.maximum(values, 0, dtype=np.float32)
     total = float(np.add.reduce(values, axis=None, dtype=np.float64))
     if not math.isfinite(total):
@@ -102,9 +97,9 @@ def shares(values: Map) -> Map:
     return values / np.float32(total) if total > 0 else np.zeros_like(values)
 
 
-def in_tokens(fine: Map) -> Map:
-    """Where in a token something stands, as shares of it: [rows, FINE, columns, FINE]. `fine` has FINE times
-    as many rows and columns as there are tokens."""
+def fraction_within_token(fine: Map) -> Map:
+    """Distribution of content inside each token: [rows, FINE, columns, FINE], summing to 1 per token. `fine`
+    is [rows * FINE, columns * FINE]."""
     mean = fine.mean(dtype=np.float32)
     stands = np.maximum(fine, 0) + np.float32(BLANK) * mean + np.float32(1e-9)
     rows, columns = stands.shape[0] // FINE, stands.shape[1] // FINE
@@ -113,79 +108,78 @@ def in_tokens(fine: Map) -> Map:
     return found
 
 
-class StillMaps(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What a picture says without a question, of one view of it: every look at that refers to it. What a
-    choice makes of the maps is computed once, and to be read only."""
+class ImageMaps(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Maps of one view that do not depend on the question. Derived values are cached and read-only."""
 
     propositional: Map
     perspectival: Map
-    lost: Map  # what a coarse view loses first: how much writing there is
-    fine: Map | None = None  # propositional, FINE times as many rows and columns; None: as if flat
+    lost: Map  # text density, which a coarse view loses first
+    fine: Map | None = None  # propositional at FINE times the resolution; None: treated as uniform
 
     @cached_property
     def shares(self) -> tuple[Map, Map]:
-        """Of propositional and perspectival."""
+        """Propositional and perspectival, each normalised."""
         return shares(self.propositional), shares(self.perspectival)
 
     @cached_property
     def chances(self) -> tuple[float, float]:
-        """What a flat map has in common with either, of 1."""
+        """Overlap of a uniform map with each of `shares`."""
         one, other = (np.minimum(share, np.float32(1 / share.size)) for share in self.shares)
         return float(one.sum(dtype=np.float64)), float(other.sum(dtype=np.float64))
 
     @cached_property
-    def said(self) -> tuple[bool, bool]:
-        """Whether there is anything in either."""
+    def has_content(self) -> tuple[bool, bool]:
+        """Whether each of `shares` is non-zero."""
         one, other = self.shares
         return bool(one.any()), bool(other.any())
 
     @cached_property
     def writing(self) -> Map:
-        """`lost`, between 0 and 1."""
+        """`lost`, clamped to 0..1."""
         return np.minimum(np.maximum(self.lost, 0), 1)
 
     @cached_property
-    def within(self) -> Map | None:
-        """Where in a token something stands, as `in_tokens` has it."""
-        return None if self.fine is None else in_tokens(self.fine)
+    def position_in_token(self) -> Map | None:
+        """Distribution of content inside each token; see `fraction_within_token`."""
+        return None if self.fine is None else fraction_within_token(self.fine)
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What one look at a picture gave. Maps are >= 0 and finite, of any scale; `lost` is 0..1."""
+class RelevanceMaps(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Result of the relevance pass for one image. Maps are >= 0 and finite, of any scale."""
 
-    still: StillMaps
+    image_maps: ImageMaps
     participatory: Map
-    strength: float = 0.0  # log of the summed raw participatory scores: compares pictures of one request
+    strength: float = 0.0  # logsumexp of the raw participatory scores; compares images of one request
 
     @cached_property
     def share(self) -> Map:
-        """The participatory map, summing to 1."""
+        """The participatory map, normalised."""
         return shares(self.participatory)
 
     @property
     def propositional(self) -> Map:
-        return self.still.propositional
+        return self.image_maps.propositional
 
     @property
     def perspectival(self) -> Map:
-        return self.still.perspectival
+        return self.image_maps.perspectival
 
     @property
     def lost(self) -> Map:
-        return self.still.lost
+        return self.image_maps.lost
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture that was looked at."""
+class ScoredImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image with its relevance maps and sizes."""
 
-    look: Look
+    look: RelevanceMaps
     size: tuple[int, int]  # width, height of the source in pixels
-    frame: Grid  # what the plain processor would give it
-    grid: Grid  # of the global view; equal to `frame` where it is seen in full and never zoomed
+    frame: Grid  # token grid at full detail
+    grid: Grid  # of the global view; equal to `frame` if the image is at full detail
 
 
-class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """What balancing came to. Tensions run from 0 (first word) to 1 (second word)."""
+class BalanceWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of opponent processing. Each tension runs from 0 (first word) to 1 (second word)."""
 
     particularise: float = 0.5  # compress .. particularise
     explore: float = 0.5  # exploit .. explore
@@ -193,15 +187,15 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     scorers: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)  # in the order of SCORERS, summing to 1
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The zoomed views of one picture."""
+class ZoomChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The zoomed views chosen for one image."""
 
     regions: tuple[Region, ...] = ()  # in reading order
-    gated: str | None = None  # why there are none, where the gate decided so
-    weights: Weights = Weights()
-    relevance: Map  # what was allocated by; sums to 1, or is all zero
+    gated: str | None = None  # why the gate chose none
+    weights: BalanceWeights = BalanceWeights()
+    relevance: Map  # the balanced map; sums to 1 or is zero
 
     @property
     def spent(self) -> int:
-        """Tokens of the zoomed views; the global view is not in it."""
+        """Tokens of the zoomed views, without the global view."""
         return sum(region.tokens for region in self.regions)

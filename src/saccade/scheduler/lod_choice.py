@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from saccade.encoder.prompt_layout import extend_layout, insert_zoomed_views
 from saccade.lod.choose import choose
-from saccade.lod.types import Choice, LodParams, Look, Picture, ViewRule
+from saccade.lod.types import LodParams, RelevanceMaps, ScoredImage, ViewRule, ZoomChoice
 from saccade.request import Request, ZoomResult
 from saccade.scheduler.kv_manager import Holdings
 from saccade.scheduler.policy import Limits
 from saccade.scheduler.sequence import Group, pixels_of
 
-Choose = Callable[[Sequence[Picture], int, LodParams, ViewRule], tuple[Choice, ...]]
+Choose = Callable[[Sequence[ScoredImage], int, LodParams, ViewRule], tuple[ZoomChoice, ...]]
 
 
 class Looking:
@@ -24,7 +24,9 @@ class Looking:
         self._rule = rule
         self._choose = chooser
 
-    def decide(self, group: Group, looks: Sequence[Look], limits: Limits, holdings: Holdings) -> ZoomResult:
+    def decide(
+        self, group: Group, looks: Sequence[RelevanceMaps], limits: Limits, holdings: Holdings
+    ) -> ZoomResult:
         """Choose, and lengthen every choice of the request; blocks claimed for more are given back. Raises
         ValueError for looks that make no sense."""
         request = group.request
@@ -45,8 +47,8 @@ class Looking:
             gated=tuple(choice.gated for choice in choices),
             more_tokens=decided.length - request.length,
             visual_tokens=sum(choice.spent for choice in choices),
-            choices=choices if zooming.only_look else (),
-            looks=tuple(looks) if zooming.only_look else (),
+            choices=choices if zooming.preview_only else (),
+            looks=tuple(looks) if zooming.preview_only else (),
         )
         _adopt(group, decided, limits, holdings)
         return group.zoomed
@@ -73,10 +75,10 @@ def _adopt(group: Group, decided: Request, limits: Limits, holdings: Holdings) -
             holdings.trim(choice)
 
 
-def _pictures(request: Request, slots: Sequence[int], looks: Sequence[Look]) -> list[Picture]:
+def _pictures(request: Request, slots: Sequence[int], looks: Sequence[RelevanceMaps]) -> list[ScoredImage]:
     media = {item.placeholder: item for item in request.media}
     return [
-        Picture(
+        ScoredImage(
             look=look,
             size=(media[slot].view.box[2], media[slot].view.box[3]),
             frame=media[slot].full,

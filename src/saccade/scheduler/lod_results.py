@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
-from saccade.lod.types import Look
+from saccade.lod.types import RelevanceMaps
 from saccade.request import Delta, FinishReason
 from saccade.scheduler.kv_manager import Holdings
 from saccade.scheduler.lod_choice import Looking
@@ -44,7 +44,7 @@ class Hearing:
         self._looking = looking
         self._end = end
 
-    def hear(self, step: Step, looks: Ordered[tuple[Look, ...]]) -> list[Delta]:
+    def hear(self, step: Step, looks: Ordered[tuple[RelevanceMaps, ...]]) -> list[Delta]:
         """Decide for all rows that look, but for requests that end with a look: what they have computed is
         found by others only if they are still there when the step's result is."""
         if step.heard or len(looks) != step.looking:
@@ -54,14 +54,14 @@ class Hearing:
         asking = [(sequence, epoch) for sequence, epoch, row in step.planned if row.sights]
         for (sequence, epoch), seen in zip(asking, looks, strict=True):
             zooming = sequence.group.request.zooming
-            if sequence.ended or (zooming is not None and zooming.only_look):
+            if sequence.ended or (zooming is not None and zooming.preview_only):
                 continue
             if sequence.epoch == epoch:
                 sequence.looking = False
             told += self.decide(sequence.group, seen)
         return told
 
-    def decide(self, group: Group, looks: tuple[Look, ...]) -> list[Delta]:
+    def decide(self, group: Group, looks: tuple[RelevanceMaps, ...]) -> list[Delta]:
         """The views of a request are chosen, once: another stay of it may have looked before it gave way."""
         if not group.undecided:
             return []

@@ -22,7 +22,7 @@ from saccade.errors import InvalidValue
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_space import SwapSpace
-from saccade.lod.types import Look
+from saccade.lod.types import RelevanceMaps
 from saccade.metrics import EngineStats
 from saccade.request import Delta, FinishReason, Request
 from saccade.scheduler import failures as failing
@@ -260,7 +260,7 @@ class Scheduler:
         self._totals.sent(plan)
         return plan
 
-    def hear(self, plan: StepPlan, looks: Ordered[tuple[Look, ...]]) -> list[Delta]:
+    def hear(self, plan: StepPlan, looks: Ordered[tuple[RelevanceMaps, ...]]) -> list[Delta]:
         """What a step in flight saw, before the rest of its result is known: the next one goes on from there.
         Once for a step; where it is not called, `apply` does the same."""
         return self._hearing.hear(self._in_flight[plan.number], looks)

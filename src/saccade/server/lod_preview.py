@@ -14,7 +14,7 @@ from starlette.types import Send
 
 from saccade.errors import InvalidValue, Overloaded
 from saccade.inputs.media.cancellation import CancelToken
-from saccade.lod.preview import Preview, preview_of
+from saccade.lod.preview import Preview, make_preview
 from saccade.request import Request
 from saccade.request_timing import RequestTiming
 from saccade.server.asgi import send_body
@@ -56,7 +56,7 @@ class PreviewHandler(ChatHandler):
         body = self._parse_body(PreviewBody, data)
         _refuse_unused(body)
         self._encode = partial(_encode_preview, model=body.model, as_png=body.format == "png", png=body.png)
-        parsed = self._parsed_chat(body, only_look=True)
+        parsed = self._parsed_chat(body, preview_only=True)
         (prepare,) = parsed.prompts
 
         def prepare_and_keep(
@@ -74,7 +74,7 @@ class PreviewHandler(ChatHandler):
         zoomed, request = generation.prompts[0].output.zoomed, self._request
         if zoomed is None or request is None:
             raise Overloaded("the engine ended this preview early; send the request again")
-        encode = partial(self._encode, preview_of(request, zoomed))
+        encode = partial(self._encode, make_preview(request, zoomed))
         loop = asyncio.get_running_loop()
         content_type, body = await loop.run_in_executor(self.state.media_threads, encode)
         headers = self._response_headers(generation, time.monotonic())

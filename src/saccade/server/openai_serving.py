@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from saccade.errors import SaccadeError
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.output_processor import CompletionOutput, DecodedLogprobs, TextDelta, Usage
-from saccade.lod.detail import Wishes
+from saccade.lod.detail import DetailRequest
 from saccade.request import Request
 from saccade.request_timing import RequestTiming
 from saccade.server.asgi import error_body
@@ -43,14 +43,22 @@ class ChatHandler(OpenAIHandler):
     def parse(self, data: object) -> ParsedRequest:
         return self._parsed_chat(self._parse_body(ChatBody, data))
 
-    def _parsed_chat(self, body: ChatBody, *, only_look: bool = False) -> ParsedRequest:
+    def _parsed_chat(self, body: ChatBody, *, preview_only: bool = False) -> ParsedRequest:
         params = body.sampling_params()
 
         def prepare(request_id: str, salt: bytes, *, cancel: CancelToken, timing: RequestTiming) -> Request:
             messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
-            wishes = Wishes(lod=body.lod, visual_tokens=body.visual_tokens, only_look=only_look)
+            detail_req = DetailRequest(
+                lod=body.lod, visual_tokens=body.visual_tokens, preview_only=preview_only
+            )
             return self.state.processor.prepare_chat(
-                messages, params, request_id, salt, cancel=cancel, timing=timing, wishes=wishes
+                messages,
+                params,
+                request_id,
+                salt,
+                cancel=cancel,
+                timing=timing,
+                detail_req=detail_req,
             )
 
         return ParsedRequest(

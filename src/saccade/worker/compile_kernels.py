@@ -23,7 +23,7 @@ from saccade.kernels.dispatch import TORCH, KernelMode
 from saccade.kernels.jit import INTERPRETED, TRITON, compiled_ahead, hash_compiler, little_compiled
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kv_cache.pages import Paged, Pages
-from saccade.lod.scorers import still
+from saccade.lod.scorers import image_maps
 from saccade.lod.texture import texture
 from saccade.models.layers import LanguageModel, VisionTower
 
@@ -122,7 +122,7 @@ def _textures(
     """What looks need to know of pictures by themselves, over global views of `side` tokens along each."""
     for width, height in sizes:
         pixels = torch.zeros(height, width, 3, dtype=torch.uint8, device=device)
-        still(texture(pixels, mode), (side, side), mode=mode)
+        image_maps(texture(pixels, mode), (side, side), mode=mode)
 
 
 def _tower(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
 from saccade.inputs.image_processor import ImageProcessor
 from saccade.lod.allocate import Field, windows
-from saccade.lod.global_view import glance
+from saccade.lod.global_view import plan_global_views
 from saccade.lod.types import Detail, Grid, LodParams, ViewRule
 from saccade.worker.warmup import SIZES
 
@@ -125,10 +125,10 @@ def look_grids(processing: ImageProcessor, rule: ViewRule) -> Counter[Grid]:
 def _looks(frame: Grid, rule: ViewRule, *levels: Detail) -> Iterator[tuple[int, Grid]]:
     """Budgets and grids of the global views that the usual wishes, and these, have of a picture."""
     full = frame[0] * frame[1]
-    wishes = [LodParams(detail=level) for level in ("auto", *levels)]
-    wishes += [LodParams(budget=max(1, int(full * share))) for share in SHARES]
-    for wish in wishes:
-        found = glance([frame], wish, rule)
+    detail_req = [LodParams(detail=level) for level in ("auto", *levels)]
+    detail_req += [LodParams(budget=max(1, int(full * share))) for share in SHARES]
+    for wish in detail_req:
+        found = plan_global_views([frame], wish, rule)
         yield found.budget, found.grids[0]
 
 

@@ -75,7 +75,7 @@ class EncoderCache(Generic[T]):
 
     def count_by_tier(self, content: bytes) -> dict[str, int]:
         """How many views of an image each tier has."""
-        views = self._tiers.views_of(content)
+        views = self._tiers.checkpoint_views(content)
         return {
             "gpu": sum(key in self._device for key in views),
             "host": sum(key in self._host for key in views),
@@ -159,7 +159,7 @@ class EncoderCache(Generic[T]):
     def delete_image(self, content: bytes, then: Callable[[], None] | None = None) -> int:
         """Delete every view of an image in all tiers; gives how many there were. Pinned and held views go on
         release. `then` is called, perhaps by another thread, when the files are gone too."""
-        views = set(self._tiers.views_of(content))
+        views = set(self._tiers.checkpoint_views(content))
         if self._disk is not None:
             views.update(self._disk.views(content))
             self._disk.delete(content, then)

@@ -242,7 +242,7 @@ class CacheTiers(Generic[T]):
         on_disk = self._disk is not None and self._disk.size(key) is not None
         return key not in self.deleted and (key in self.device or key in self.host or on_disk)
 
-    def views_of(self, content: bytes) -> list[bytes]:
+    def checkpoint_views(self, content: bytes) -> list[bytes]:
         """The views of an image that are in memory."""
         return [key for key in self.views.of(content) if key not in self.deleted]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from saccade.inputs.image_processor import ImageProcessor
 from saccade.lod.allocate import Field, allocate, windows
 from saccade.lod.choose import PRICE
-from saccade.lod.global_view import glance
+from saccade.lod.global_view import plan_global_views
 from saccade.lod.global_view import shrink as shrink_grid
 from saccade.lod.scorers import lost, perspectival, propositional
 from saccade.lod.texture import CHANNELS, texture
@@ -82,7 +82,7 @@ class TrialFactory:
         return Trial(example, RESIZE, share, shrink(example.image, size), None, full)
 
     def _zooms(self, example: Example, method: str, frame: Grid, lod: LodParams) -> tuple[Region, ...]:
-        first = glance([frame], lod, self.rule)
+        first = plan_global_views([frame], lod, self.rule)
         grid = first.grids[0]
         left = first.budget - grid[0] * grid[1]
         height, width = example.image.shape[:2]

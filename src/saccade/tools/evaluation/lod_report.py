@@ -265,8 +265,8 @@ def _questions(report: LodReport) -> list[dict[str, Any]]:
         known = {"task": one.task, "index": one.index, "full": one.full_tokens}
         entry = found.setdefault((one.task, one.index), {**known, "answers": {}, "zooms": {}})
         level = FULL if one.method == FULL else level_name(one.share)
-        said = [] if one.right or one.method in WITHOUT_TEXT else [one.text]
-        entry["answers"].setdefault(level, {})[one.method] = [int(one.right), one.visual_tokens, *said]
+        has_content = [] if one.right or one.method in WITHOUT_TEXT else [one.text]
+        entry["answers"].setdefault(level, {})[one.method] = [int(one.right), one.visual_tokens, *has_content]
         if one.method == BALANCED:
             boxes = [[*region.box, *region.grid] for region in one.regions]
             gated = {} if one.gated is None else {"gated": one.gated.partition(",")[0]}
