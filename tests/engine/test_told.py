@@ -54,16 +54,6 @@ def test_nobody_is_told_what_another_sees(
     assert one_behind_the_other(peers, "on", met=met) == ordinary
 
 
-def test_who_was_told_of_a_deleted_picture_is_forgotten(bench: Callable[[str], Bench]) -> None:
-    peers = bench("stock")
-    engine = peers.engine(overlap=True, graphs="on")
-    looked(engine, [peers.request(LOOKS[0])])
-    captured = engine._runner._captured
-    assert captured is not None
-    assert captured[0]._unread is not None, "nobody was told"
-    assert captured[0]._unread() is None
-
-
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_what_a_deleted_picture_says_is_computed_once(
     bench: Callable[[str], Bench], graphs: str, monkeypatch: pytest.MonkeyPatch

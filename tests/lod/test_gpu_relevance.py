@@ -1,6 +1,5 @@
 """Looks on a GPU: captured steps, maps and towers choose and answer as ordinary ones do."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,14 +14,11 @@ from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import DetailRequest
-from saccade.lod.relevance_pass import Lookout
-from saccade.lod.relevance_transfer import HostLooks, Sent
 from saccade.lod.types import LodParams
 from saccade.request import ZoomResult
-from saccade.step_plan import Row
 from tests import checkpoints
 from tests.parity.oracle import picture
-from tests.parity.test_views import TURN, looked
+from tests.parity.test_views import TURN, looked, relevance_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -83,26 +79,18 @@ def test_captured_looks_choose_as_ordinary_ones(tmp_path: Path) -> None:
     assert sum(far == 0 for far in moved) >= 0.75 * len(moved)
 
 
-def test_looks_coupled_in_the_step_see_what_others_see(
+def test_relevance_of_a_graph_step_is_that_of_an_early_exit_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each question looks twice: with its picture to be computed, and briefly, both times coupled by the
-    captured step itself. The question's states are computed anew: they differ by rounding, and so do the
-    maps."""
+    """Each question is asked twice: with its image to be computed, then in an early-exit step. The second
+    time the question's hidden states are computed anew: they differ by rounding, and so do the maps."""
     folder = checkpoints.qwen3_vl(tmp_path / "checkpoint")
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
     config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", num_blocks=512, max_num_seqs=8)
     engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
     while engine.prepare():
         pass
-    coupled: list[int] = []
-    way = Lookout.see_coupled
-
-    def noted(self: Lookout, chunks: Sequence[Row], told: Sent) -> HostLooks:
-        coupled.append(len(chunks))
-        return way(self, chunks, told)
-
-    monkeypatch.setattr(Lookout, "see_coupled", noted)
+    captured = relevance_steps(engine, monkeypatch)
     for number, word in enumerate(WORDS):
         maps = []
         for turn in range(2):
@@ -121,4 +109,4 @@ def test_looks_coupled_in_the_step_see_what_others_see(
         first, second = maps
         assert first.max() > 0
         assert np.abs(first - second).max() < 0.1 * first.max()
-    assert coupled == [1, 1] * len(WORDS)
+    assert captured == [True, True] * len(WORDS)

@@ -12,12 +12,10 @@ from safetensors.torch import load_file
 from saccade import SamplingParams
 from saccade.config import EngineConfig
 from saccade.encoder.prompt_layout import lay_out_prompt
-from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.errors import CheckpointError
 from saccade.lod import relevance_pass as lookout
 from saccade.lod.detail import DetailRequest
-from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
 from saccade.lod.scorers import NUM_IMAGE_MAPS
 from saccade.lod.types import ImageMaps, LodParams, RelevanceMaps
@@ -124,28 +122,6 @@ def test_without_a_head_attention_at_the_middle_layers_counts(bench: Callable[[s
     mixed = (share * (1 - entropy).clamp(min=1e-4).square()[..., None]).sum((0, 1))
     shown = (mixed / mixed.sum()).reshape(span.view.token_grid)
     assert np.allclose(told.looks[0].participatory, shown.numpy(), atol=1e-4)
-
-
-@pytest.mark.parametrize("number", [0, 2])
-def test_a_captured_look_is_coupled_in_the_step(
-    bench: Callable[[str], Bench], number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both looks, the one beside its picture and the brief one. One picture: the step itself has coupled it,
-    and nothing is launched behind it for that; of several pictures it has not."""
-    peers = bench("stock")
-    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
-    ways: list[str] = []
-    for name in ("_couple", "see_coupled"):
-        way = getattr(Lookout, name)
-
-        def noted(self: Lookout, *given: Any, name: str = name, way: Any = way) -> Any:
-            ways.append(name)
-            return way(self, *given)
-
-        monkeypatch.setattr(Lookout, name, noted)
-    request, _, _ = preview_only(peers, number, overlap=True, graphs="on")
-    alone = len(request.media) == 1
-    assert ways == ["see_coupled" if alone else "_couple"] * 2
 
 
 def test_a_head_of_another_shape_is_refused(bench: Callable[[str], Bench], tmp_path: Any) -> None:

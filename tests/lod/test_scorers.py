@@ -54,23 +54,6 @@ def test_looks_together_are_looks_alone() -> None:
             assert torch.allclose(strengths[i], strength, atol=1e-5)
 
 
-def test_tokens_behind_the_real_ones_change_nothing() -> None:
-    """Whatever lies there: keys of others, of any size. Red when padding has a share, or the entropy of a
-    flat map is that of all tokens."""
-    seeded = torch.Generator().manual_seed(4)
-    queries = torch.randn(4, 3, 1, 8, 16, generator=seeded)
-    keys = torch.randn(4, 3, 12, 2, 16, generator=seeded)
-    real = torch.tensor([12, 5, 1, 2])
-    for i, tokens in enumerate(real):
-        keys[i, :, tokens:] *= 100
-    shares, strengths = from_attention(queries, keys, real)
-    for i, tokens in enumerate(real):
-        share, strength = from_attention(queries[i], keys[i, :, :tokens])
-        assert torch.allclose(shares[i, :tokens], share, atol=1e-6)
-        assert torch.equal(shares[i, tokens:], torch.zeros(12 - int(tokens)))
-        assert torch.allclose(strengths[i], strength, atol=1e-5)
-
-
 def test_every_head_asks_the_keys_of_its_group() -> None:
     """Heads follow each other group by group, as attention has them."""
     keys = torch.zeros(1, 6, 2, 4)

@@ -24,12 +24,9 @@ from saccade.engine import builder as build
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
 from saccade.lod.detail import DetailRequest
-from saccade.lod.relevance_pass import Lookout
-from saccade.lod.relevance_transfer import HostLooks
 from saccade.lod.types import LodParams, Region
 from saccade.request import Pixels, Request, ZoomResult
-from saccade.step_plan import Row, StepPlan
-from saccade.worker.buckets import Shape, without_telling
+from saccade.step_plan import StepPlan
 from saccade.worker.model_runner import Launched
 from tests.parity.oracle import Oracle, picture
 from tests.parity.test_engine import IMAGE, SITUATIONS, run
@@ -344,28 +341,13 @@ def test_captured_steps_choose_and_answer_alike(
     that looks without a head takes the ordinary way."""
     peers = bench(mode)
     plain = check_looks(peers, peers.engine(**SITUATIONS[situation]), LOOKS)
-    looked_by: dict[str, int] = {"see": 0, "see_ends": 0, "see_coupled": 0}
-    for name in looked_by:
-
-        def counted(
-            self: Lookout,
-            rows: Sequence[Row],
-            *given: Any,
-            name: str = name,
-            way: Any = getattr(Lookout, name),
-        ) -> HostLooks | None:
-            looked_by[name] += any(row.sights for row in rows)
-            looks: HostLooks | None = way(self, rows, *given)
-            return looks
-
-        monkeypatch.setattr(Lookout, name, counted)
     engine = peers.engine(overlap=True, graphs="on", **SITUATIONS[situation])
+    looking = relevance_steps(engine, monkeypatch)
     for _ in range(2):
         captured = check_looks(peers, engine, LOOKS)
         assert [boxes(one) for one in captured] == [boxes(one) for one in plain]
     assert engine.captured_steps > 0
-    captured_looks = looked_by["see_ends"] + looked_by["see_coupled"]
-    assert (captured_looks > 0, looked_by["see"] > 0) == (mode == "stock", mode != "stock")
+    assert (any(looking), not all(looking)) == (mode == "stock", mode != "stock")
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])
@@ -462,36 +444,18 @@ def test_brief_looks_give_way_and_are_cut_like_all_others(
 def test_questions_may_look_in_the_captured_steps_of_other_prompts(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where none is captured that tells the host what they see: it is made of what the step keeps."""
+    """The relevance is computed from what the step keeps."""
     peers = bench("stock")
     asked = [replace(LOOKS[1], text=TURN.format(text)) for text in ("where is the cat?", "and the tower?")]
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 0)
     plain = [check_looks(peers, peers.engine(), [one])[0] for one in asked]
     engine = peers.engine(overlap=True, graphs="on")
-    captured = engine._runner._captured
-    assert captured is not None
-    _, graphs = captured
-    worth = graphs._capture_if_worth
-    ways: list[str] = []
-
-    def not_yet(shape: Shape) -> Any:
-        if not shape.asks:
-            return worth(shape)
-        other = without_telling(shape, "greedy")
-        return None if other in graphs._graphs.keys or graphs._capture(other) else pytest.fail("not captured")
-
-    monkeypatch.setattr(graphs, "_capture_if_worth", not_yet)
-    for name in ("see", "see_ends", "see_coupled"):
-
-        def noted(*given: Any, way: Any = getattr(Lookout, name), name: str = name) -> Any:
-            ways.append(name)
-            return way(*given)
-
-        monkeypatch.setattr(Lookout, name, noted)
+    looking = relevance_steps(engine, monkeypatch)
     for _ in range(3):
         found = [check_looks(peers, engine, [one])[0] for one in asked]
         assert [boxes(one) for one in found] == [boxes(one) for one in plain]
-    assert set(ways) == {"see_ends"}
+    assert looking
+    assert all(looking)
 
 
 def test_many_questions_at_once_look_in_one_captured_step(
@@ -518,13 +482,24 @@ def test_many_questions_at_once_look_in_one_captured_step(
 
 
 def brief_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of the steps that end before the last layers, as they are launched: whether they run captured."""
+    """Whether the steps that end before the last layers are captured, as they are launched."""
+    return noted_steps(engine, monkeypatch, lambda plan: plan.brief)
+
+
+def relevance_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The same of the steps that compute relevance."""
+    return noted_steps(engine, monkeypatch, lambda plan: any(row.sights for row in plan.rows))
+
+
+def noted_steps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, counts: Callable[[StepPlan], bool]
+) -> list[bool]:
     found: list[bool] = []
     runner, launch = engine._runner, engine._runner.launch
 
     def noted(plan: StepPlan) -> Launched:
         launched = launch(plan)
-        found.extend([launched.captured] * plan.brief)
+        found.extend([launched.captured] * counts(plan))
         return launched
 
     monkeypatch.setattr(runner, "launch", noted)

@@ -107,24 +107,20 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
 
 
 def test_short_questions_look_in_smaller_steps() -> None:
-    def sizes(ending: str, *counts: int, asks: bool = True) -> tuple[int, int]:
-        sights = (1,) if asks else ()
-        divided = divide([row(number, 70, count, sights=sights) for number, count in enumerate(counts)])
+    def sizes(ending: str, *counts: int) -> tuple[int, int]:
+        divided = divide([row(number, 70, count, sights=(1,)) for number, count in enumerate(counts)])
         assert divided is not None
         shape = shape_of(divided, ending, 64, 900)
         assert shape is not None
-        assert shape.asks == asks
         return shape.tokens, shape.chunks
 
     assert [sizes("look", count) for count in (2, 32, 33, 65)] == [(32, 1), (32, 1), (64, 1), (128, 1)]
     assert [sizes("look", *[3] * count) for count in (2, 8, 9)] == [(32, 8), (32, 8), (32, 32)]
-    assert sizes("whole", 20) == (64, 1)
-    assert sizes("greedy", 20, asks=False) == (64, 8)
+    assert sizes("greedy", 20) == (64, 8)
     later = later_shapes(64, 900, vision=True, looks=True)
     looks = [(shape.tokens, shape.chunks) for shape in later if shape.ending == "look"]
     assert looks == [(32, 1), (64, 1), (32, 8), (64, 8)]
-    assert all(shape.asks for shape in later if shape.ending in ("look", "whole"))
-    assert not any(shape.asks for shape in later_shapes(64, 900, vision=True))
+    assert not any(shape.ending == "look" for shape in later_shapes(64, 900, vision=True))
 
 
 def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
@@ -224,7 +220,7 @@ def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
 
 
 def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
-    """Also of sizes that nobody captured for them: those of other prompts do, without telling the host."""
+    """Those of other prompts."""
     script = Script()
     made = graphs(script, sightings=3)
     made.warm(progress=False)
@@ -232,17 +228,11 @@ def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
         pass
     view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
     span = (Span(start=5, view=view, key=b"k"),)
-    told = []
     for spans in ((), span):
         for count in (20, 100, 190, 500):
             found = made.find((row(0, 5, count, sample=False, spans=spans, sights=(1,)),))
             assert found is not None
             assert found[1].tokens >= count
-            told.append(found[1].asks)
-    assert told == [
-        *(True, True, True, False),  # a question, longer ones
-        *(True, True, True, False),  # with a picture to be computed
-    ]
     several = tuple(row(number, 5, 20, sample=False, sights=(1,)) for number in range(9))
     assert made.find(several) is None, "more prompts than are captured before they come"
 

@@ -243,7 +243,6 @@ def _runner(
             early=way.early,
             sees=lookout is None or not lookout.watches_views,
             watched=() if lookout is None else lookout.watched,
-            couple=None if lookout is None or way.mode.deterministic else lookout.couple_ends,
         )
         most, longest = config.max_num_seqs, shares.max_model_len
         if device.type == "cuda":

@@ -37,7 +37,6 @@ from saccade.lod.scorers import from_attention, from_head
 from saccade.models.layers import LanguageModel, Watch
 from saccade.request import Pixels, View
 from saccade.step_plan import Row, Sight
-from saccade.worker.buckets import COUPLED
 
 STILLS = 1 << 18  # tokens of views: 19 maps of each and what is made of them, 40 MB of the host's
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
@@ -157,71 +156,46 @@ class Lookout:
         for sight in [sight for row in rows for sight in row.sights if sight.keep]:
             self._by_itself(sight)
 
-    def watch(self, rows: Sequence[Row]) -> Watch | None:
-        """The hidden states that the forward pass of these rows must hand out."""
-        starts = accumulate((row.count for row in rows), initial=0)
-        asking = [start + row.count - 1 for start, row in zip(starts, rows, strict=False) if row.sights]
-        if self._head is None:
-            if not asking:
-                return None
-            wanted = self._index(asking)
-            return Watch(dict.fromkeys(self._layers, wanted))
-        seen = [np.arange(place, place + count) for _, _, count, place in visual_slices(rows)]
-        if not asking and not seen:
-            return None
-        return Watch(
-            {self._head.layer: self._index(np.concatenate([*seen, np.array(asking, dtype=np.int64)]))}
-        )
+    def concerns(self, rows: Sequence[Row]) -> bool:
+        """Whether a step of these rows needs `watch`. A head needs every token of a view, too."""
+        return any(row.sights or (row.spans and self.watches_views) for row in rows)
 
-    def see(self, rows: Sequence[Row], positions: Tensor, paged: Paged, watch: Watch) -> HostLooks | None:
-        """After the forward pass: keep what its views leave, and look."""
-        asking = [(row, paged.tables[place]) for place, row in enumerate(rows) if row.sights]
-        if self._head is not None:
-            states = self._head.normed(watch.seen[self._head.layer])
-            views = len(states) - len(asking)
-            if views:
-                self._leave(states[:views], watch.wanted[self._head.layer][:views], paged)
-            questions = states[views:] @ self._head.question.T
-        else:
-            at = positions[:, watch.wanted[self._layers[0]]]
-            questions = self._queries([watch.seen[layer] for layer in self._layers], at)
+    def watch(self, rows: Sequence[Row]) -> Watch:
+        """The hidden states the forward pass of these rows must keep: of view tokens (with a head), then of
+        the last token of each question."""
+        starts = accumulate((row.count for row in rows), initial=0)
+        last = [start + row.count - 1 for start, row in zip(starts, rows, strict=False) if row.sights]
+        if self._head is None:
+            return Watch(dict.fromkeys(self._layers, self._index(last)))
+        views = [np.arange(place, place + count) for _, _, count, place in visual_slices(rows)]
+        wanted = self._index(np.concatenate([*views, np.array(last, dtype=np.int64)]))
+        return Watch({self._head.layer: wanted})
+
+    def after_forward(
+        self, rows: Sequence[Row], positions: Tensor, paged: Paged, watch: Watch
+    ) -> HostLooks | None:
+        """After an ordinary forward pass: store vectors of its view tokens, then compute the relevance."""
+        states = [watch.seen[layer] for layer in watch.wanted]
+        tokens = next(iter(watch.wanted.values()))
+        asking = [i for i, row in enumerate(rows) if row.sights]
+        views = len(tokens) - len(asking)
+        if views:
+            self._store_view_vectors(states[0][:views], paged.slots[tokens[:views]])
         if not asking:
             return None
-        return self._looks([(row, table, questions[..., i, :]) for i, (row, table) in enumerate(asking)])
+        ends = [state[views:] for state in states]
+        tables = [paged.tables[i] for i in asking]
+        return self.compute([rows[i] for i in asking], ends, positions[:, tokens[views:]], tables)
 
-    def see_ends(
-        self, chunks: Sequence[Row], ends: Tensor, positions: Tensor, tables: Tensor
-    ) -> HostLooks | None:
-        """After a captured step, which kept the stream at the end of each of its questions: `ends` [watched
-        layers, prompts, hidden] at `positions` [3, prompts]; `tables` are those of all device rows."""
-        if not any(row.sights for row in chunks):
-            return None
-        questions = self._queries(list(ends), positions)
-        asking = [(row, tables[row.row], questions[..., i, :]) for i, row in enumerate(chunks) if row.sights]
-        return self._looks(asking)
-
-    def couple_ends(
-        self, ends: Tensor, positions: Tensor, tables: Tensor, starts: Tensor, tokens: Tensor
-    ) -> Tensor:
-        """For a captured step: how its prompts, whose `ends` are as above, take hold of one view each, which
-        begins at `starts` and has `tokens` tokens (at least 1) by `tables` [prompts, blocks]. Gives shares of
-        COUPLED tokens, then the strength: [prompts, COUPLED + 1]. Nothing here looks at the host."""
-        size = self._pages.block_size
-        place = torch.arange(COUPLED, device=self._device)
-        index = starts[:, None] + torch.minimum(place, tokens[:, None] - 1)
-        slots = tables.gather(1, index // size).long() * size + index % size
-        questions = self._queries(list(ends), positions).permute(2, 0, 1, 3)
-        shares, strengths = from_attention(questions[:, :, None], self._keys(slots), tokens)
-        return torch.cat((shares, strengths[:, None]), 1)
-
-    def see_coupled(self, chunks: Sequence[Row], told: Sent) -> HostLooks:
-        """Of a captured step that couples its prompts, one sight each: `told` is what `couple_ends` gives."""
-        looks = []
-        for place, row in enumerate(chunks):
-            (sight,) = row.sights
-            first, image_maps = place * (COUPLED + 1), self._by_itself(sight)
-            looks.append((Seen(sight.span.view.token_grid, image_maps, first, first + COUPLED),))
-        return HostLooks(told, tuple(looks))
+    def compute(
+        self, rows: Sequence[Row], states: Sequence[Tensor], positions: Tensor, tables: Sequence[Tensor]
+    ) -> HostLooks:
+        """The relevance of the rows with targets, from the KV cache after the step and the hidden states of
+        each row's last token: per watched layer [n, hidden], at positions [3, n]; line i belongs to row i,
+        further lines are padding. `tables`: the rows' block tables."""
+        questions = self._questions(states, positions)
+        lines = enumerate(zip(rows, tables, strict=True))
+        return self._looks([(row, table, questions[..., i, :]) for i, (row, table) in lines if row.sights])
 
     def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
         """Of rows with sights: each with its block table and its question. Views of equally many tokens are
@@ -246,15 +220,17 @@ class Lookout:
         told = Sent(torch.cat(parts))
         return HostLooks(told, tuple(tuple(islice(each, len(row.sights))) for row, _, _ in asking))
 
-    # With a head
-
-    def _leave(self, states: Tensor, tokens: Tensor, paged: Paged) -> None:
+    def _store_view_vectors(self, states: Tensor, slots: Tensor) -> None:
         if self._head is None or self._pages.side is None:
-            raise RuntimeError("there is no head to leave anything for")
+            raise RuntimeError("only a relevance head stores vectors of view tokens")
         side = self._pages.side.flatten(0, 2)  # [slots, width]
-        side.index_copy_(0, paged.slots[tokens], (states @ self._head.place.T).to(side.dtype))
+        side.index_copy_(0, slots, (self._head.normed(states) @ self._head.place.T).to(side.dtype))
 
-    # Without
+    def _questions(self, states: Sequence[Tensor], positions: Tensor) -> Tensor:
+        """[n, width] with a head; [layers, heads, n, dim] without."""
+        if self._head is not None:
+            return self._head.normed(states[0]) @ self._head.question.T
+        return self._queries(states, positions)
 
     def _queries(self, states: Sequence[Tensor], positions: Tensor) -> Tensor:
         """Of the questions' last tokens, from their streams: [layers, heads, questions, dim]. In the
@@ -277,8 +253,6 @@ class Lookout:
                 keys = read_slots(pages.k[layer], k, compact.k_scale, compact.first, slots.flatten())
             found.append(keys.view(*slots.shape, *keys.shape[1:]))
         return torch.stack(found, 1)
-
-    # Both
 
     def _couple(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor]:
         """How questions take hold of views of equally many tokens: [views, tokens], [views]."""

@@ -32,14 +32,6 @@ class Sent:
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record()
 
-    @classmethod
-    def told(cls, numbers: Tensor, done: torch.cuda.Event | None) -> "Sent":
-        """Numbers that a captured step writes into the host's memory, and when; `take` them before the next
-        such step runs."""
-        self = cls.__new__(cls)
-        self._numbers, self._done = numbers, done
-        return self
-
     @property
     def there(self) -> bool:
         """Whether there is nothing to wait for."""
@@ -101,7 +93,7 @@ class HostLooks:
 
     def wait(self) -> tuple[tuple[RelevanceMaps, ...], ...]:
         if self._taken is None:
-            numbers = self._numbers.take().copy()  # a captured step writes over its own
+            numbers = self._numbers.take()
             self._taken = tuple(tuple(one.take(numbers) for one in looks) for looks in self._looks)
         return self._taken
 

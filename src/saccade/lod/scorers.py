@@ -23,7 +23,6 @@ from saccade.lod.types import FINE, Grid, ImageMaps
 
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
 IMAGE_MAP_NAMES = ("propositional", "perspectival", "lost", "fine")  # in the order `image_maps` returns them
-NOTHING = -1e30  # masked score; finite because its zero share is multiplied with it
 NUM_IMAGE_MAPS = len(IMAGE_MAP_NAMES) - 1 + FINE * FINE  # the fine map counts FINE^2 times
 
 
@@ -93,21 +92,16 @@ def from_head(question: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
-def from_attention(queries: Tensor, keys: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def from_attention(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Without training: queries [..., layers, questions, heads, dim], keys [..., layers, tokens, kv_heads,
     dim], both normalised and rotated as attention uses them -> shares [..., tokens], strength [...].
-    `real` [...]: number of tokens that count, at least 1; the others get no share.
 
     Heads are weighted by how concentrated they are: a head that attends everywhere says nothing."""
     *front, _, dim = queries.shape
     grouped = (queries.float() / dim**0.5).reshape(*front, keys.shape[-2], -1, dim)
     # [..., layers, kv_heads, heads of each, questions, tokens]
     scores = torch.einsum("...lqkgd,...ltkd->...lkgqt", grouped, keys.float())
-    flat: float | Tensor = math.log(max(2, keys.shape[-3]))  # entropy of a uniform map
-    if real is not None:
-        behind = torch.arange(keys.shape[-3], device=keys.device) >= real[..., None]
-        scores = scores.masked_fill(behind[..., None, None, None, None, :], NOTHING)
-        flat = real.clamp(min=2).log()[..., None, None, None, None]
+    flat = math.log(max(2, keys.shape[-3]))  # entropy of a uniform map
     logs = scores.log_softmax(-1)  # few kernels: launches dominate on a GPU
     share = logs.exp()
     narrow = 1 + (share * logs).sum(-1) / flat  # 1 - normalised entropy

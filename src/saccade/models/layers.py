@@ -4,7 +4,7 @@ Every module takes a `Place` and makes its parameters there, empty: never elsewh
 explicit; nothing is read from the surroundings.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,17 +53,10 @@ class DeepVisual:
 class Watch:
     """Hidden states to be handed out on the way through a decoder: of some tokens, behind some layers."""
 
-    def __init__(
-        self,
-        wanted: Mapping[int, Tensor],
-        into: Mapping[int, Tensor] | None = None,
-        then: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, wanted: Mapping[int, Tensor], into: Mapping[int, Tensor] | None = None) -> None:
         self.wanted = wanted  # by layers passed: [n] int64, which of the step's tokens
         self.seen: dict[int, Tensor] = {}  # the same: [n, hidden]
         self._into = into  # the same: where those are written
-        # Called once all of them are there, and the layer behind the last has written its keys.
-        self.then = then
 
     def note(self, layers: int, x: Tensor) -> None:
         """The stream behind so many layers is x."""
@@ -71,14 +64,6 @@ class Watch:
         if tokens is not None:
             out = None if self._into is None else self._into[layers]
             self.seen[layers] = torch.index_select(x, 0, tokens, out=out)
-        elif len(self.seen) == len(self.wanted):
-            self.end()
-
-    def end(self) -> None:
-        """All is there, or no layer follows."""
-        then, self.then = self.then, None
-        if then is not None:
-            then()
 
 
 PatchGrid = tuple[int, int]  # rows, columns of patches

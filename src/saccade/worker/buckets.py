@@ -17,11 +17,7 @@ BESIDE = (0, 8, 32, 64, 128, 256)
 TOKENS = (64, 128, 192, 256, 384, 512)
 BRIEF = (32, *TOKENS)  # of steps that only look: a question is short, and is computed once more afterwards
 CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
-ASKING = (1, *CHUNKS)  # the same, of steps that do nothing but ask: most have one question
-COUPLED = 256  # tokens of a view that a step couples with a question
-# Captured ahead of lone questions that look, with views and without: with their picture's global view to be
-# computed, or longer than brief steps are.
-AHEAD = TOKENS[:5]
+BRIEF_CHUNKS = (1, *CHUNKS)  # prompts of early-exit steps: most have one question
 TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
 SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
 MOST = 176  # captured steps
@@ -35,14 +31,8 @@ class Shape(NamedTuple):
     tokens: int  # of prompts
     chunks: int  # rows of prompts
     longest: int
-    # greedy, drawn, logits; whole: questions alone; look: the same, and it ends before the last layers
-    ending: str
+    ending: str  # greedy, drawn, logits; look: early exit, before the last layers, with nothing sampled
     sighted: bool = False  # some tokens of prompts are visual
-
-    @property
-    def asks(self) -> bool:
-        """Whether there is nobody but questions that look: the host is told what they see."""
-        return self.ending in ("look", "whole")
 
 
 class Division(NamedTuple):
@@ -59,11 +49,6 @@ class Division(NamedTuple):
     def looking(self) -> bool:
         """Whether a prompt looks at pictures."""
         return any(row.sights for row in self.chunks)
-
-    @property
-    def asks(self) -> bool:
-        """Whether all do. Beside others the shapes are theirs, and what they see is made of what is kept."""
-        return bool(self.chunks) and not self.decodes and all(row.sights for row in self.chunks)
 
 
 def divide(rows: Sequence[Row]) -> Division | None:
@@ -114,18 +99,11 @@ def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Sh
         return None
     if not chunks:
         return Shape(rows, 0, 0, tier, ending)
-    of_tokens = BRIEF if ending == "look" else TOKENS
-    of_prompts = ASKING if divided.asks else CHUNKS
+    of_tokens, of_prompts = (BRIEF, BRIEF_CHUNKS) if ending == "look" else (TOKENS, CHUNKS)
     padded, prompts = _least(of_tokens, tokens), _least(of_prompts, len(chunks))
     if padded is None or prompts is None:
         return None
     return Shape(rows, padded, prompts, tier, ending, divided.sighted)
-
-
-def without_telling(shape: Shape, ending: str) -> Shape:
-    """The shape of as many prompts like any others: it keeps what looks need, and tells nobody."""
-    chunks = shape.chunks if shape.chunks in CHUNKS else CHUNKS[0]
-    return shape._replace(chunks=chunks, ending=ending)
 
 
 def first_shapes(most_rows: int, longest: int) -> list[Shape]:
@@ -139,10 +117,7 @@ def first_shapes(most_rows: int, longest: int) -> list[Shape]:
 def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
     """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
     tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [Shape(0, tokens, chunks, tier, "look") for chunks in ASKING[:2] for tokens in BRIEF[:2]]
-    asking = brief + [
-        Shape(0, tokens, ASKING[0], tier, "whole", sighted) for sighted in (True, False) for tokens in AHEAD
-    ]
+    brief = [Shape(0, tokens, chunks, tier, "look") for chunks in BRIEF_CHUNKS[:2] for tokens in BRIEF[:2]]
     decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
     beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
     kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
@@ -152,7 +127,7 @@ def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = Fa
         for sizes in sorted(decodes + beside)
         if not sighted or (vision and sizes[1])
     ]
-    return (asking if looks else []) + [shape for shape in shapes if shape not in done]
+    return (brief if looks else []) + [shape for shape in shapes if shape not in done]
 
 
 def unlike(shapes: Sequence[Shape]) -> list[Shape]:

@@ -29,7 +29,6 @@ from saccade.worker.buckets import (
     later_shapes,
     shape_of,
     unlike,
-    without_telling,
 )
 from saccade.worker.graph_step import FixedStep
 
@@ -68,22 +67,12 @@ class Graphs:
         divided = divide(rows)
         if divided is None or not self._step.holds(divided):
             return None
-        ending = self._ending(divided, brief=brief)
+        ending = "look" if brief else self._sampler.ending((*divided.decodes, *divided.chunks))
         shape = shape_of(divided, ending, self._most_rows, self._longest)
         if shape is None:
             return None
         replay = self._graphs.get(shape) or self._capture_if_worth(shape)
-        if replay is None and shape.asks and not brief:  # not yet: that of other prompts does as well
-            shape = without_telling(shape, self._sampler.ending(divided.chunks))
-            replay = self._graphs.get(shape)
         return None if replay is None else (divided, shape, replay)
-
-    def _ending(self, divided: Division, *, brief: bool) -> str:
-        if brief:
-            return "look"
-        if divided.asks:
-            return "whole"
-        return self._sampler.ending((*divided.decodes, *divided.chunks))
 
     def warm(self, progress: bool) -> None:
         """Capture the steps that nearly everybody meets."""

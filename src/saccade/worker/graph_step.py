@@ -6,9 +6,7 @@ owns    those buffers
 never   looks at the host while it runs: the same call does the same work whatever is in the buffers
 """
 
-import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,11 +19,10 @@ from saccade.encoder.merge_embeddings import fill_visual_buffer, merge_visual_bu
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.slot_state import advance_rows, gather_rows
 from saccade.kv_cache.pages import FixedPaged, Pages
-from saccade.lod.relevance_transfer import HostLooks, Sent
 from saccade.models.layers import LanguageModel, Watch
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import Row
-from saccade.worker.buckets import CHUNKS, COUPLED, TOKENS, Division, Shape, most_lines
+from saccade.worker.buckets import CHUNKS, TOKENS, Division, Shape, most_lines
 from saccade.worker.slots import DeviceRows
 
 Ints = NDArray[np.int32]
@@ -44,17 +41,11 @@ class Feed(NamedTuple):
     outputs: Tensor  # [R] output position of what it samples
     last: Tensor  # [R] position of the row's last token, bits of float32
     seen: Tensor  # [T] 1 where the token is visual: its embedding and deeper levels are in `FixedStep.visual`
-    looked: Tensor  # [2 * R] of the view a row looks at: where in the sequence it begins, its tokens or 0
-
-
-# ends [watched layers, R, hidden], positions [3, R], tables [R, blocks], starts [R], tokens [R] -> what looks
-# need of R prompts that look at one view each
-Couple = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def _sizes(tokens: int, chunks: int) -> list[int]:
     lines = [chunks, chunks, chunks + 1, chunks, chunks]
-    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens, 2 * chunks]
+    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens]
 
 
 def pack(rows: Sequence[Row], shape: Shape) -> Ints:
@@ -63,7 +54,7 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
     packed = np.zeros(sum(sizes), dtype=np.int32)
     ends = accumulate(sizes)
     cut = [packed[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen, looked = cut
+    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen = cut
     axes = positions.view(np.float32).reshape(3, -1)
     owners.fill(-1)
     chunks.fill(-1)
@@ -78,9 +69,6 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
         used = some.stop
         ends_at[line + 1 :] = used
         last[line] = positions[used - 1]  # bits of the first axis
-        if len(row.sights) == 1:
-            span = row.sights[0].span
-            looked[line], looked[shape.chunks + line] = span.start, span.view.tokens
     ends_at += shape.decodes
     for _, _, count, place in visual_slices(rows):
         seen[place : place + count] = 1
@@ -100,7 +88,6 @@ class FixedStep:
         early: bool = False,  # kernels are launched while the one before them ends
         sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
         watched: tuple[int, ...] = (),  # layers in order, before which the stream at ends of prompts is kept
-        couple: Couple | None = None,  # what looks need of those streams; None: a step only keeps them
     ) -> None:
         self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
         self._device = device
@@ -124,14 +111,6 @@ class FixedStep:
             len(self._watched), most_chunks, model.hidden_size, dtype=dtype, device=device
         )
         self._ends_at = torch.zeros(3, most_chunks, device=device)
-        self._couple = couple if self._watched else None
-        self._coupled = torch.zeros(most_chunks, COUPLED + 1, device=device)  # what `couple` gave
-        self._told, self._heard, self._beside = self._coupled, None, None  # the same on the host, and when
-        if device.type == "cuda" and self._couple is not None:
-            self._told = torch.zeros(self._coupled.shape, pin_memory=True)
-            self._heard = torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
-            self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._unread: weakref.ref[HostLooks] | None = None  # who was told last, as long as anybody wants it
         self.counters = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
         self._mode = model.mode._replace(pdl=early, counters=self.counters)
         self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
@@ -150,27 +129,6 @@ class FixedStep:
         """Whether it has all that these rows need."""
         return (self.sees or not divided.sighted) and (self.looks or not divided.looking)
 
-    def tells(self, divided: Division, shape: Shape) -> bool:
-        """Whether a step of these rows tells the host of their looks: one view each, none too large."""
-        return self._couples(shape) and all(
-            len(row.sights) == 1 and row.sights[0].span.view.tokens <= COUPLED for row in divided.chunks
-        )
-
-    def _couples(self, shape: Shape) -> bool:
-        return self._couple is not None and shape.asks
-
-    @property
-    def told(self) -> Sent:
-        """Of the step that runs next, or has been launched: [chunks, COUPLED + 1] as `couple` gives it."""
-        return Sent.told(self._told.view(-1), self._heard)
-
-    def await_told(self, reader: HostLooks | None) -> None:
-        """Whoever was told before takes it now, wherever the device is: what runs next tells `reader`."""
-        unread = self._unread() if self._unread is not None else None
-        self._unread = None if reader is None else weakref.ref(reader)
-        if unread is not None:
-            unread.wait()
-
     def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
         """Copy the features of a step's visual tokens where the captured step reads them."""
         if self.visual is None:
@@ -178,9 +136,7 @@ class FixedStep:
         fill_visual_buffer(self.visual[: shape.tokens], chunks, features)
 
     def clear(self, shape: Shape) -> None:
-        """Padding alone: running the shape then touches no row and no page, and tells nobody."""
-        if shape.asks:
-            self.await_told(None)
+        """Padding alone: running the shape then touches no row and no page."""
         self.step_rows.fill_(-1)
         self.held = None
         if shape.chunks:
@@ -206,10 +162,8 @@ class FixedStep:
     def run(self, shape: Shape) -> None:
         """What is recorded."""
         hidden, outputs = self._forward(shape)
-        if shape.ending not in ("look", "whole"):
+        if shape.ending != "look":
             self._sample(shape, hidden, outputs)
-        if self._beside is not None and self._couples(shape):
-            torch.cuda.current_stream(self._device).wait_stream(self._beside)
 
     def _sample(self, shape: Shape, hidden: Tensor, outputs: Tensor) -> None:
         rows = self.all_rows(shape)
@@ -279,45 +233,17 @@ class FixedStep:
         if shape.sighted and self.visual is not None:
             index = self._places[shape.decodes : shape.decodes + shape.tokens]
             deep = merge_visual_buffer(embeds, self.visual[: shape.tokens], feed.seen > 0, index)
-        watch = self._watch(feed, shape, positions, at) if self._watched else None
+        watch = self._watch(shape, positions, at) if self._watched else None
         stop = self._watched[-1] if shape.ending == "look" else None
         hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop, self._mode)
-        if stop is not None and self._couples(shape):  # all keys were there before
-            self._tell(feed, shape)
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 
-    def _watch(self, feed: Feed, shape: Shape, positions: Tensor, at: Tensor) -> Watch:
-        """Keeps the stream at the ends of prompts; couples them with what they look at, beside the layers
-        that follow."""
+    def _watch(self, shape: Shape, positions: Tensor, at: Tensor) -> Watch:
+        """Keeps the hidden states and positions of the last token of each prompt."""
         ends, places = self.ends(shape)
         torch.index_select(positions, 1, at, out=places)
-        into = dict(zip(self._watched, ends, strict=True))
-        then = partial(self._tell, feed, shape) if self._couples(shape) and shape.ending != "look" else None
-        return Watch(dict.fromkeys(self._watched, at), into, then)
-
-    def _tell(self, feed: Feed, shape: Shape) -> None:
-        """Nothing is read here but buffers that stay: what else a step makes may be gone by then."""
-        if self._beside is None:
-            self._couple_ends(feed, shape)
-            return
-        self._beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._beside):
-            self._couple_ends(feed, shape)
-            self._told[: shape.chunks].copy_(self._coupled[: shape.chunks], non_blocking=True)
-            if self._heard is not None:
-                self._heard.record()
-
-    def _couple_ends(self, feed: Feed, shape: Shape) -> None:
-        if self._couple is None:
-            raise RuntimeError("there is nothing to couple questions with views")
-        (ends, places), (starts, seen) = self.ends(shape), feed.looked.view(2, -1).long()
-        rows, real = feed.chunks.clamp(min=0).long(), seen.clamp(min=1, max=COUPLED)
-        for first in range(0, shape.chunks, CHUNKS[0]):  # so that their keys take no more room
-            some = slice(first, min(first + CHUNKS[0], shape.chunks))
-            tables = self._rows.state.tables.index_select(0, rows[some])
-            coupled = self._couple(ends[:, some], places[:, some], tables, starts[some], real[some])
-            self._coupled[some].copy_(coupled)
+        return Watch(dict.fromkeys(self._watched, at), dict(zip(self._watched, ends, strict=True)))
 
     def _enter(self, feed: Feed) -> None:
         """Prompt rows as if their last token were a decode: the end of the step then moves all rows alike."""

@@ -118,7 +118,7 @@ class Runner:
 
     def _expect_looks(self, plan: StepPlan) -> None:
         """For speed alone: whoever looks comes to what failed here again, and others do not end with it."""
-        if self._lookout is None:
+        if self._lookout is None or not any(row.sights for row in plan.rows):
             return
         try:
             self._lookout.expect(plan.rows)
@@ -215,15 +215,13 @@ class Runner:
         lines = self._batch.fill(plan, divided, shape, step)
         if shape.sighted:
             step.look(divided.chunks, shape, self._store.get)
-        looks = None
-        if self._lookout is not None and step.tells(divided, shape):
-            looks = self._lookout.see_coupled(divided.chunks, step.told)
-        if shape.asks:
-            step.await_told(looks)
         replay()
         self.replays += 1
-        if self._lookout is not None and divided.looking and looks is None:
-            looks = self._lookout.see_ends(divided.chunks, *step.ends(shape), self._rows.state.tables)
+        looks = None
+        if self._lookout is not None and divided.looking:
+            tables = [self._rows.state.tables[row.row] for row in divided.chunks]
+            states, positions = step.ends(shape)
+            looks = self._lookout.compute(divided.chunks, list(states), positions, tables)
         sampled = [row for row in plan.rows if row.sample]
         if shape.ending == "logits":
             return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks, captured=True)
@@ -264,12 +262,11 @@ class Runner:
         if model.vision is not None:
             deep = merge_embeddings(embeds, inputs.rows, self._store.get, model.vision.depth_levels)
         lookout = self._lookout
-        watch = None if lookout is None else lookout.watch(inputs.rows)
+        watch = None
+        if lookout is not None and lookout.concerns(inputs.rows):
+            watch = lookout.watch(inputs.rows)
         if lookout is None or watch is None:
             return model(embeds, inputs.positions, inputs.paged, deep), None
-        found: list[HostLooks | None] = []
-        watch.then = lambda: found.append(lookout.see(inputs.rows, inputs.positions, inputs.paged, watch))
         stop = lookout.depth if brief else None
         hidden: Tensor = model(embeds, inputs.positions, inputs.paged, deep, watch, stop)
-        watch.end()
-        return hidden, found[0]
+        return hidden, lookout.after_forward(inputs.rows, inputs.positions, inputs.paged, watch)
