@@ -1,11 +1,10 @@
-"""What `saccade plan` says of some traffic beside what an engine does with it.
+"""`saccade plan` beside a real run of the same traffic.
 
     python -m bench.plan_check [MODEL] [--device cpu] [--seconds 30] [--traffic KIND ...] [--save FILE]
 
-The engine runs the traffic once to learn what its steps cost (and to warm up), then the same kinds again, in
-real time, with other arrivals. The plan plays exactly these arrivals on the virtual clock, with the costs
-learnt in the first round. MODEL is `embedded` unless given. Prints both, and the error of predicted steps.
-"""
+The engine runs the traffic once to warm up and learn its step costs, then the same kinds again, in real time,
+with other arrivals. The plan simulates exactly these arrivals with the learnt costs. Prints both, and the
+error of predicted steps."""
 
 import argparse
 import json
@@ -30,15 +29,15 @@ from saccade.request import Request
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import CHIPS, CPU, Network
 from saccade.scheduler.policy import Limits
-from saccade.tools.planner.play import Machine, Outcome, Player, Waits
-from saccade.tools.planner.traffic import Arrival, Kind, Vision, arrivals, parse_kind
+from saccade.tools.planner.simulator import LatencyRecorder, SimulatedMachine, SimulationResult, Simulator
+from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals, parse_kind
 
 TRAFFIC = ("text:rate=1.5,prompt=64,output=24", "image:rate=0.5,prompt=24,image=224x224,output=16")
 STEP_TOKENS = 512
 
 
-class Asker:
-    """Real requests of the plan's kinds: random words and noise, as long as the plan says."""
+class RequestMaker:
+    """Real requests of the plan's kinds: random words and noise images, as long as the plan says."""
 
     def __init__(self, model: str, max_model_len: int, seed: int) -> None:
         checkpoint = open_checkpoint(model)
@@ -47,57 +46,51 @@ class Asker:
         self._placeholder: int = checkpoint.config.get("image_token_id", 0)
         self._words = range(min(checkpoint.text_config["vocab_size"], 200))
 
-    def arrivals(self, kinds: Sequence[Kind], seed: int, seconds: float) -> list[Arrival]:
-        drawn = arrivals(kinds, Vision(), seed, seconds=seconds)
+    def arrivals(self, kinds: Sequence[TrafficKind], seed: int, seconds: float) -> list[Arrival]:
+        drawn = arrivals(kinds, VisionSizes(), seed, seconds=seconds)
         return [Arrival(at, kind, self._request(kind, request)) for at, kind, request in drawn]
 
-    def _request(self, kind: Kind, drawn: Request) -> Request:
+    def _request(self, kind: TrafficKind, drawn: Request) -> Request:
         ids = [self._draw.choice(self._words) for _ in range(kind.prompt)]
-        pictures = []
+        images = []
         if kind.image is not None:
-            pictures = [self._picture(kind.image) for _ in range(kind.images)]
-            ids = [self._placeholder] * len(pictures) + ids
+            images = [self._image(kind.image) for _ in range(kind.images)]
+            ids = [self._placeholder] * len(images) + ids
         params = SamplingParams(max_tokens=drawn.sampling.max_tokens, temperature=0, ignore_eos=True)
         name = f"{drawn.id} {self._draw.random()}"
-        return self._front.prepare_prompt(ids, params, name, images=pictures, trusted=True)
+        return self._front.prepare_prompt(ids, params, name, images=images, trusted=True)
 
-    def _picture(self, size: tuple[int, int]) -> Image.Image:
+    def _image(self, size: tuple[int, int]) -> Image.Image:
         noise = np.random.default_rng(self._draw.randrange(1 << 32))
         return Image.fromarray(noise.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
 
 
-def run(engine: Engine, traffic: Iterable[Arrival]) -> Outcome:
-    """In real time, as it comes, until everything is answered."""
+def run(engine: Engine, traffic: Iterable[Arrival]) -> SimulationResult:
+    """In real time, until everything is answered."""
     waiting = list(traffic)[::-1]
-    asked = {arrival.request.id: arrival for arrival in waiting}
-    spoke: dict[str, float] = {}
-    outcome = Outcome(kinds={arrival.kind.name: Waits() for arrival in waiting})
-    before, began = engine.stats(), time.perf_counter()
+    recorder = LatencyRecorder()
+    before, start = engine.stats(), time.perf_counter()
     while waiting or not engine.idle:
-        now = time.perf_counter() - began
+        now = time.perf_counter() - start
         while waiting and waiting[-1].at <= now:
+            recorder.submit(waiting[-1])
             engine.submit(waiting.pop().request)
         if engine.idle:
             time.sleep(max(waiting[-1].at - now, 0.0) if waiting else 0.0)
             continue
         deltas = engine.step()
-        now = time.perf_counter() - began
+        now = time.perf_counter() - start
         for delta in deltas:
-            arrival = asked[delta.request_id]
-            waits = outcome.kinds[arrival.kind.name]
-            last = spoke.get(delta.request_id)
-            (waits.first if last is None else waits.between).append(
-                now - (arrival.at if last is None else last)
-            )
-            spoke[delta.request_id] = now
-            if delta.finish:
-                waits.whole.append(now - arrival.at)
-    outcome.seconds, outcome.stats = time.perf_counter() - began, engine.stats()
-    outcome.busy = outcome.stats.step_seconds - before.step_seconds
-    return outcome
+            recorder.record(delta, now)
+    result = recorder.result
+    result.seconds, result.stats = time.perf_counter() - start, engine.stats()
+    result.busy = result.stats.step_seconds - before.step_seconds
+    return result
 
 
-def plan(engine: Engine, network: Network, costs: Coefficients, traffic: Iterable[Arrival]) -> Outcome:
+def plan(
+    engine: Engine, network: Network, costs: Coefficients, traffic: Iterable[Arrival]
+) -> SimulationResult:
     info = engine.info
     limits = Limits(
         max_rows=info.max_num_seqs,
@@ -108,7 +101,7 @@ def plan(engine: Engine, network: Network, costs: Coefficients, traffic: Iterabl
         max_queue=1 << 30,
         encode_layers=max(network.vision_depth, 1),
     )
-    machine = Machine(
+    machine = SimulatedMachine(
         limits=limits,
         blocks=info.num_blocks,
         feature_budget=256 << 20,
@@ -116,18 +109,18 @@ def plan(engine: Engine, network: Network, costs: Coefficients, traffic: Iterabl
         truth=CostModel(costs, learning=False),
         believed=CostModel(costs),
     )
-    return Player(machine).run(traffic)
+    return Simulator(machine).run(traffic)
 
 
-def rows(planned: Outcome, real: Outcome) -> list[tuple[str, float, float]]:
+def rows(planned: SimulationResult, real: SimulationResult) -> list[tuple[str, float, float]]:
     """(what, planned, measured), times in ms."""
     found = []
-    for name, waits in real.kinds.items():
+    for name, latencies in real.kinds.items():
         for part in ("first", "between", "whole"):
             for percentile in (50, 99):
                 values = [
                     float(np.percentile(getattr(one, part), percentile)) * 1e3
-                    for one in (planned.kinds[name], waits)
+                    for one in (planned.kinds[name], latencies)
                 ]
                 found.append((f"{name}: {LABELS[part]}, p{percentile} ms", values[0], values[1]))
     found.append(("device busy, s", planned.busy, real.busy))
@@ -135,7 +128,7 @@ def rows(planned: Outcome, real: Outcome) -> list[tuple[str, float, float]]:
     return found
 
 
-LABELS = {"first": "first token", "between": "between tokens", "whole": "whole answer"}
+LABELS = {"first": "TTFT", "between": "ITL", "whole": "whole answer"}
 
 
 def main() -> int:
@@ -154,26 +147,28 @@ def main() -> int:
         model=options.model, device=options.device, max_num_batched_tokens=STEP_TOKENS, itl_target=0.0
     )
     engine = Engine(config, progress=False)
-    asker = Asker(options.model, engine.info.max_model_len, options.seed)
-    run(engine, asker.arrivals(kinds, options.seed + 1, options.seconds))
+    maker = RequestMaker(options.model, engine.info.max_model_len, options.seed)
+    run(engine, maker.arrivals(kinds, options.seed + 1, options.seconds))
     costs, learnt = engine.costs, engine.stats()
-    traffic = asker.arrivals(kinds, options.seed + 2, options.seconds)
+    traffic = maker.arrivals(kinds, options.seed + 2, options.seconds)
     network = read_network(open_checkpoint(options.model).config, 4 if options.device == "cpu" else 2)
     planned, real = plan(engine, network, costs, traffic), run(engine, traffic)
     steps = real.stats.steps - learnt.steps
     spent = real.stats.step_seconds - learnt.step_seconds
-    said = real.stats.step_seconds_predicted - learnt.step_seconds_predicted
+    predicted = real.stats.step_seconds_predicted - learnt.step_seconds_predicted
     table = [*rows(planned, real), ("steps", planned.stats.steps, steps)]
     show(table, CHIPS.get(options.device, CPU).name, len(traffic))
-    print(f"\nstep time: {spent:.2f} s measured, {said:.2f} s predicted before each step (the model goes on")
-    print(f"learning); recent mean error of a step {real.stats.step_error:.0%}")
+    print(
+        f"\nstep time: {spent:.2f} s measured, {predicted:.2f} s predicted before each step (the cost model"
+    )
+    print(f"keeps learning); recent mean error of a step {real.stats.step_error:.0%}")
     if options.save:
-        saved: dict[str, Any] = {
+        stored: dict[str, Any] = {
             "rows": table,
             "costs_ms": asdict(costs),
             "step_error": real.stats.step_error,
         }
-        options.save.write_text(json.dumps(saved, indent=1))
+        options.save.write_text(json.dumps(stored, indent=1))
     return 0
 
 

@@ -1,14 +1,14 @@
-"""How much of the KV cache in use holds nothing, and what sharing saves: real scheduler, real allocator.
+"""How much of the KV cache in use is empty, and what sharing saves, on the real scheduler and block pool.
 
     python -m bench.waste [--requests 2000] [--block-size 16] [--seed 0]
 
-Chat-like traffic on the virtual clock of the planner: lengths are log-normal with the means published
-for ShareGPT conversations (161 prompt and 338 output tokens; the spreads, 1.2 and 0.8, are ours), Qwen3-VL-8B
-shapes on an H200, requests coming faster than they can be answered, so that the pool is full. Every token of
-every answer is another one. After each step:
+Chat-like traffic on the planner's simulator: lengths are log-normal with the means published for ShareGPT
+conversations (161 prompt and 338 output tokens; the spreads, 1.2 and 0.8, are ours), Qwen3-VL-8B shapes on an
+H200, requests arriving faster than they are answered, so that the pool is full. All tokens are distinct.
+After each step:
 
-    waste   the slots of all blocks in use that hold no token of anybody, over all slots in use
-    saved   with n answers to a prompt: the blocks that would be in use if nobody shared, less those that are
+    waste   share of the token slots of blocks in use that hold no token
+    saved   with n answers to a prompt: share of the blocks that sharing saves
 
 Fails if the waste is 4% or more.
 """
@@ -22,22 +22,18 @@ from itertools import count
 from random import Random
 
 from bench.simulate import QWEN3_VL_8B
-from saccade.encoder.cache.store import EncoderCache
-from saccade.encoder.prompt_layout import lay_out_prompt
-from saccade.kv_cache.block_pool import BlockPool
-from saccade.kv_cache.prefix_cache import PrefixCache
-from saccade.request import Request, Sampling
+from saccade.request import Delta, Request, Sampling
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, coefficients
-from saccade.scheduler.scheduler import Limits, Scheduler
+from saccade.scheduler.policy import Limits
 from saccade.scheduler.sequence import Sequence
-from saccade.step_plan import StepResult
-from saccade.tools.planner.play import work_of
-from saccade.tools.planner.traffic import Arrival, Kind
+from saccade.step_plan import StepPlan, StepResult
+from saccade.tools.planner.simulator import SimulatedMachine, Simulator
+from saccade.tools.planner.traffic import Arrival, TrafficKind
 
 PROMPT, OUTPUT = (161.31, 1.2), (337.99, 0.8)  # mean, and sigma of the logarithm
 LIMIT = 0.04
-KIND = Kind(name="chat")
+KIND = TrafficKind(name="chat")
 
 
 @dataclass
@@ -45,9 +41,9 @@ class Sums:
     """Over all steps."""
 
     slots: int = 0  # of blocks in use
-    tokens: int = 0  # they hold
+    tokens: int = 0  # in those blocks
     blocks: int = 0
-    unshared: int = 0  # blocks there would be
+    unshared: int = 0  # blocks without sharing
     steps: int = 0
     most: int = 0
 
@@ -66,7 +62,7 @@ def length(draw: Random, mean: float, sigma: float) -> int:
 
 
 def traffic(requests: int, choices: int, seed: int) -> Iterator[Arrival]:
-    """Every prompt is another one: nothing is shared but between the choices of a request."""
+    """Prompts are distinct: only the n answers of a request share anything."""
     draw = Random(seed)
     for number in range(requests):
         prompt = (1_000 + number,) * length(draw, *PROMPT)
@@ -74,11 +70,10 @@ def traffic(requests: int, choices: int, seed: int) -> Iterator[Arrival]:
         yield Arrival(number / 200, KIND, Request(id=str(number), prompt=prompt, sampling=sampling))
 
 
-class Player:
-    """The scheduler on a virtual clock, as saccade.tools.planner has it, but no two answers are alike."""
+class WasteSimulator(Simulator):
+    """Every answer token is distinct; sums up the blocks in use after each step."""
 
     def __init__(self, block_size: int, tokens: int) -> None:
-        self.now = 0.0
         costs = coefficients(QWEN3_VL_8B, H200)
         limits = Limits(
             max_rows=256,
@@ -89,30 +84,36 @@ class Player:
             max_queue=1 << 30,
             itl_target=20.0,
         )
-        pool = BlockPool(tokens // block_size)
-        prefix = PrefixCache(pool, block_size)
-        store: EncoderCache[None] = EncoderCache(0)
-        self._truth = CostModel(costs, learning=False)
+        super().__init__(
+            SimulatedMachine(
+                limits=limits,
+                blocks=tokens // block_size,
+                feature_budget=0,
+                feature_bytes=0,
+                truth=CostModel(costs, learning=False),
+                believed=CostModel(costs),
+            )
+        )
+        self._block_size = block_size
         self._drawn = count(2)
-        self.scheduler = Scheduler(limits, pool, prefix, store, CostModel(costs), clock=lambda: self.now)
+        self.sums = Sums()
+
+    def sample(self, plan: StepPlan) -> StepResult:
+        tokens = tuple(next(self._drawn) for row in plan.rows if row.sample)
+        return StepResult(plan.number, tokens, (None,) * len(tokens))
+
+    def record(self, delta: Delta) -> None:
+        """Latencies do not matter here."""
 
     def step(self) -> bool:
-        plan = self.scheduler.plan()
-        if plan is None:
-            return False
-        seconds = self._truth.predict(work_of(plan, 1)) / 1e3
-        self.now += seconds
-        tokens = tuple(next(self._drawn) for row in plan.rows if row.sample)
-        self.scheduler.apply(plan, StepResult(plan.number, tokens, (None,) * len(tokens)), seconds)
-        return True
-
-    @property
-    def running(self) -> Iterable[Sequence]:
-        return self.scheduler._places.running
+        stepped = super().step()
+        if stepped and self.scheduler.stats().blocks_used:
+            measure(self.scheduler._places.running, self._block_size, self.sums)
+        return stepped
 
 
 def measure(running: Iterable[Sequence], block_size: int, sums: Sums) -> None:
-    """The tokens each block in use holds: of whoever has most in it."""
+    """A shared block holds as many tokens as the sequence that has most in it."""
     held: dict[int, int] = {}
     for sequence in running:
         sums.unshared += len(sequence.blocks)
@@ -127,19 +128,10 @@ def measure(running: Iterable[Sequence], block_size: int, sums: Sums) -> None:
 
 
 def run(requests: int, choices: int, block_size: int, seed: int, tokens: int = 65_536) -> Sums:
-    player, sums = Player(block_size, tokens), Sums()
-    coming = traffic(requests, choices, seed)
-    following = next(coming, None)
-    while following is not None or not player.scheduler.idle:
-        while following is not None and following.at <= player.now:
-            player.scheduler.add(following.request, lay_out_prompt(following.request))
-            following = next(coming, None)
-        if not player.step():
-            player.now = following.at if following is not None else player.now
-        elif player.scheduler.stats().blocks_used:
-            measure(player.running, block_size, sums)
-    player.scheduler.check()
-    return sums
+    simulator = WasteSimulator(block_size, tokens)
+    simulator.run(traffic(requests, choices, seed))
+    simulator.scheduler.check()
+    return simulator.sums
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.plan_check import Asker, plan, rows, run
+from bench.plan_check import RequestMaker, plan, rows, run
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
@@ -19,7 +19,7 @@ KINDS = [
 def test_plan_and_engine_answer_the_same_requests(family_folder: Callable[[str], Path]) -> None:
     folder = str(family_folder("qwen3_vl"))
     engine = Engine(EngineConfig(model=folder, device="cpu", num_blocks=256), progress=False)
-    traffic = Asker(folder, engine.info.max_model_len, seed=0).arrivals(KINDS, seed=1, seconds=0.4)
+    traffic = RequestMaker(folder, engine.info.max_model_len, seed=0).arrivals(KINDS, seed=1, seconds=0.4)
     network = read_network(open_checkpoint(folder).config, 4)
     planned, real = plan(engine, network, engine.costs, traffic), run(engine, traffic)
     assert set(planned.kinds) == set(real.kinds) == {"text", "image"}

@@ -7,8 +7,8 @@ from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, Network, coefficients
 from saccade.scheduler.policy import Limits
 from saccade.step_plan import Encode, StepPlan
-from saccade.tools.planner.play import Machine, Player, work_of
-from saccade.tools.planner.traffic import Arrival, Kind, Vision, arrivals
+from saccade.tools.planner.simulator import SimulatedMachine, Simulator, work_of
+from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
 from tests.scheduler.simulated_device import work_of as work_on_device
 
@@ -199,7 +199,7 @@ def test_room_for_another_view_is_made_by_giving_up_the_one_left_lying_longest()
 # At the sizes of Qwen3-VL-8B on an H200, by its ceilings
 
 
-def chip(**changes: Any) -> tuple[Player, Machine]:
+def chip(**changes: Any) -> tuple[Simulator, SimulatedMachine]:
     numbers: dict[str, Any] = {"max_rows": 256, "max_step_tokens": 8192, "max_model_len": 32_768}
     limits = Limits(
         block_size=16,
@@ -212,8 +212,8 @@ def chip(**changes: Any) -> tuple[Player, Machine]:
     )
     costs = coefficients(QWEN3_VL_8B, H200)
     truth, believed = CostModel(costs, learning=False), CostModel(costs)
-    machine = Machine(limits, 48_000, 2 << 30, 32_768, truth, believed)
-    return Player(machine), machine
+    machine = SimulatedMachine(limits, 48_000, 2 << 30, 32_768, truth, believed)
+    return Simulator(machine), machine
 
 
 def test_a_picture_of_1024_beside_streams_is_cut_into_steps_of_20_ms() -> None:
@@ -229,12 +229,12 @@ def test_a_picture_of_1024_beside_streams_is_cut_into_steps_of_20_ms() -> None:
         return made
 
     player.scheduler.plan = plan  # type: ignore[method-assign]
-    text = Kind(name="text", rate=1000, prompt=130, output=400)
-    image = Kind(name="image", rate=1000, prompt=64, output=8, image=(1024, 1024))
-    streams = list(arrivals([text], Vision(), 0, seconds=None, requests=100))
+    text = TrafficKind(name="text", rate=1000, prompt=130, output=400)
+    image = TrafficKind(name="image", rate=1000, prompt=64, output=8, image=(1024, 1024))
+    streams = list(arrivals([text], VisionSizes(), 0, seconds=None, requests=100))
     pictures = [
         Arrival(1.5, image, made.request)
-        for made in arrivals([image], Vision(), 1, seconds=None, requests=300)
+        for made in arrivals([image], VisionSizes(), 1, seconds=None, requests=300)
         if int(made.request.id) >= 297
     ]
     outcome = player.run([*streams, *pictures])
@@ -252,10 +252,10 @@ def test_a_picture_of_1024_beside_streams_is_cut_into_steps_of_20_ms() -> None:
 
 def test_a_view_of_4096_never_takes_more_than_a_layer_beyond_the_target() -> None:
     player, _ = chip(max_model_len=40_000)
-    text = Kind(name="text", rate=1000, prompt=130, output=2000)
-    image = Kind(name="image", rate=1000, prompt=64, output=8, image=(4096, 4096))
-    streams = list(arrivals([text], Vision(), 0, seconds=None, requests=4))
-    (asked,) = arrivals([image], Vision(), 1, seconds=None, requests=1)
+    text = TrafficKind(name="text", rate=1000, prompt=130, output=2000)
+    image = TrafficKind(name="image", rate=1000, prompt=64, output=8, image=(4096, 4096))
+    streams = list(arrivals([text], VisionSizes(), 0, seconds=None, requests=4))
+    (asked,) = arrivals([image], VisionSizes(), 1, seconds=None, requests=1)
     request = Arrival(0.5, image, asked.request.__class__(**{**_fields(asked.request), "id": "huge"}))
     outcome = player.run([*streams, request])
     layer = 65_536 * 2 * 425e6 / 27 / 644e12 + 65_536**2 * 4 * 1152 / 360e12

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from saccade.cli import plan as entry
 from saccade.errors import ConfigError
 from saccade.tools.planner.command import HELP, PlanOptions, make_report, run
-from saccade.tools.planner.report import Report
+from saccade.tools.planner.report import PlanReport
 
 # A 90B model: 80 layers, 8 KV heads of 128, bf16; 50 GB are left for the KV cache.
 BIG: dict[str, Any] = {
@@ -31,7 +31,7 @@ EIGHT: dict[str, Any] = {
 }
 
 
-def big(*traffic: str, **options: Any) -> Report:
+def big(*traffic: str, **options: Any) -> PlanReport:
     return make_report(PlanOptions(**{**BIG, "seconds": 0, "traffic": traffic, **options}))
 
 
@@ -85,10 +85,10 @@ def test_eight_bits_fit_almost_twice_as_many_and_a_pool_for_pictures_binds_alone
 def test_traffic_over_two_pools_is_played_and_all_of_it_answered() -> None:
     options: dict[str, Any] = {"kv_vision_dtype": "fp8", "kv_cache_bytes": 10**9, "kv_vision_share": 0.5}
     report = make_report(PlanOptions(**EIGHT, **options, seconds=5))
-    assert report.outcome is not None
-    assert report.outcome.stats.vision_blocks_cached > 0
-    assert report.outcome.stats.blocks_used == 0
-    assert all(waits.refused == 0 for waits in report.outcome.kinds.values())
+    assert report.result is not None
+    assert report.result.stats.vision_blocks_cached > 0
+    assert report.result.stats.blocks_used == 0
+    assert all(waits.refused == 0 for waits in report.result.kinds.values())
     assert report.as_json()["kv_vision_blocks"] == report.shares.vision
     with pytest.raises(ConfigError, match="kv_vision_share"):
         PlanOptions(**EIGHT, kv_vision_share=2.0)
@@ -105,12 +105,12 @@ def test_the_pool_is_what_weights_features_and_workspace_leave() -> None:
 
 def test_light_traffic_waits_for_nothing_and_takes_what_its_steps_cost() -> None:
     report = make_report(PlanOptions(**EIGHT, traffic=("text:rate=2,prompt=130,output=64",), seconds=20))
-    assert report.outcome is not None
+    assert report.result is not None
     waits = report.as_json()["kinds"]["text"]["waits_ms"]
     assert 3.2 < waits["between_p50"] < 4.0  # reading the weights
     assert waits["first_p50"] < 12
-    assert report.outcome.binds == "nothing"
-    assert report.outcome.stats.preemptions == 0
+    assert report.result.binds == "nothing"
+    assert report.result.stats.preemptions == 0
 
 
 def test_the_target_keeps_streams_going_while_pictures_come() -> None:
@@ -128,13 +128,13 @@ def test_it_names_what_binds() -> None:
     few_rows = make_report(
         PlanOptions(**EIGHT, traffic=("text:rate=60,prompt=64,output=64",), seconds=5, max_num_seqs=4)
     )
-    assert few_rows.outcome is not None
-    assert few_rows.outcome.binds == "rows"
+    assert few_rows.result is not None
+    assert few_rows.result.binds == "rows"
     small_pool = make_report(
         PlanOptions(**EIGHT, traffic=("text:rate=60,prompt=512,output=64",), seconds=5, kv_cache_bytes=10**9)
     )
-    assert small_pool.outcome is not None
-    assert small_pool.outcome.binds == "memory"
+    assert small_pool.result is not None
+    assert small_pool.result.binds == "memory"
 
 
 def test_measured_costs_replace_the_ceilings(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_both_outputs_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert printed["played"]["steps"] > 0
     assert run(PlanOptions(**options)) == 0
     shown = capsys.readouterr().out
-    assert "Waits to expect" in shown
+    assert "Expected latencies" in shown
     assert "KV per token" in shown
 
 
@@ -204,7 +204,7 @@ def test_every_option_has_a_help_text() -> None:
         ({**BIG, "block_size": 0}, "block_size is 0"),
         ({**BIG, "gpu_memory_utilization": 1.5}, "1.5"),
         ({**BIG, "itl_target": -1.0}, "itl_target"),
-        ({"model": ".", "layers": 3}, "MODEL says what its --layers"),
+        ({"model": ".", "layers": 3}, "MODEL already gives --layers"),
     ],
 )
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,9 +1,4 @@
-"""How much fits: memory against what a request of each kind needs. Arithmetic only, no time passes.
-
-takes   a network's sizes, the memory, the kinds of requests
-gives   bytes and numbers of requests
-never   rounds in secret: `concurrent` is a ratio, `whole` counts whole requests in whole blocks
-"""
+"""How many requests of each kind fit into memory."""
 
 from dataclasses import dataclass
 
@@ -12,20 +7,20 @@ from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, PoolSizes, VisionBlocks
 from saccade.scheduler.cost_prior import Network
 from saccade.scheduler.policy import Limits
-from saccade.tools.planner.traffic import Kind, Vision, arrivals
+from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals
 
-WORKSPACE = 2 << 30  # bytes for activations, logits and libraries, where nothing was measured
+WORKSPACE = 2 << 30  # bytes assumed for activations, logits and libraries
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryBudget:
     total: int  # bytes of the device
     utilization: float  # share of it to use
-    features: int  # bytes for vision features
-    kv_bytes: int | None = None  # the KV pool, when its size is given
+    features: int  # bytes of the encoder cache
+    kv_bytes: int | None = None  # of the KV pool, if given
 
     def pool_bytes(self, network: Network) -> int:
-        """What is left for the KV pool beside weights, features and workspace."""
+        """What weights, encoder cache and workspace leave."""
         if self.kv_bytes is not None:
             return self.kv_bytes
         left = int(self.total * self.utilization) - network.weight_bytes - self.features - WORKSPACE
@@ -39,8 +34,8 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How many requests of one kind fit at a time, were there no others."""
+class KindCapacity:
+    """How many requests of one kind fit at a time, without other kinds."""
 
     kind: str
     tokens: int  # prompt, views and answer
@@ -48,18 +43,23 @@ class Fit:
     bytes: int  # of KV
     concurrent: float  # pool bytes / bytes
     whole: int  # in whole blocks
-    binds: str  # what keeps it from being more: memory, rows, or context (then it does not fit at all)
+    binds: str  # the limit: memory, rows, or context (then none fits)
 
 
 def fit_kind(
-    kind: Kind, network: Network, vision: Vision, limits: Limits, pool_bytes: int, wish: KVCacheOptions
-) -> Fit:
+    kind: TrafficKind,
+    network: Network,
+    vision: VisionSizes,
+    limits: Limits,
+    pool_bytes: int,
+    kv: KVCacheOptions,
+) -> KindCapacity:
     tokens = kind.tokens(vision)
-    shares = divide(network, limits, pool_bytes, wish)
+    shares = divide_pool(network, limits, pool_bytes, kv)
     wanted = limits.blocks_for(tokens)
-    views = view_blocks(kind, vision, limits, wish) if shares.vision else 0
+    views = view_blocks(kind, vision, limits, kv) if shares.vision else 0
     text_bytes = (tokens - views * limits.block_size) * network.kv_bytes
-    view_bytes = views * limits.block_size * _bytes(network, wish.vision_format)
+    view_bytes = views * limits.block_size * _bytes(network, kv.vision_format)
     whole, concurrent = shares.text // (wanted - views), pool_bytes / (text_bytes + view_bytes)
     if shares.vision:
         concurrent = shares.text * limits.block_size * network.kv_bytes / text_bytes
@@ -70,7 +70,7 @@ def fit_kind(
         binds, whole = "context", 0
     else:
         binds = "memory" if whole < limits.max_rows else "rows"
-    return Fit(
+    return KindCapacity(
         kind=kind.name,
         tokens=tokens,
         visual_tokens=kind.visual_tokens(vision),
@@ -81,17 +81,17 @@ def fit_kind(
     )
 
 
-def divide(network: Network, limits: Limits, pool_bytes: int, wish: KVCacheOptions) -> PoolSizes:
-    """The blocks of both pools. A network whose KV is all in 8 bits says so itself."""
+def divide_pool(network: Network, limits: Limits, pool_bytes: int, kv: KVCacheOptions) -> PoolSizes:
+    """The blocks of both pools."""
     plain, small = (limits.block_size * per for per in (network.kv_bytes, network.small_kv_bytes))
-    return wish.divide_bytes(pool_bytes, plain, small)
+    return kv.divide_bytes(pool_bytes, plain, small)
 
 
-def view_blocks(kind: Kind, vision: Vision, limits: Limits, wish: KVCacheOptions) -> int:
-    """Blocks of a request of this kind that are nothing but views of the vision pool."""
+def view_blocks(kind: TrafficKind, vision: VisionSizes, limits: Limits, kv: KVCacheOptions) -> int:
+    """Blocks of a request that lie in the pool for views."""
     request = next(arrivals([kind], vision, 0, seconds=None, requests=1)).request
     spans = lay_out_prompt(request).spans
-    return VisionBlocks(spans, limits.block_size, wish.roles).among(0, limits.blocks_for(kind.tokens(vision)))
+    return VisionBlocks(spans, limits.block_size, kv.roles).among(0, limits.blocks_for(kind.tokens(vision)))
 
 
 def _bytes(network: Network, form: str | None) -> int:

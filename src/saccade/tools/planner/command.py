@@ -1,9 +1,5 @@
-"""`saccade plan`: options become a model, a machine and traffic; those become a report.
-
-takes   `PlanOptions`
-gives   a table on stdout, or JSON
-never   imports torch; downloads anything: a model is a folder, a config.json, or explicit numbers
-"""
+"""`saccade plan`: capacity and expected latencies of a model on a machine. It imports no torch and downloads
+nothing: a model is a folder, a config.json, or explicit numbers."""
 
 import json
 import sys
@@ -21,13 +17,13 @@ from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import CHIPS, H200, Network, coefficients
 from saccade.scheduler.policy import ANY, Limits
-from saccade.tools.planner.capacity import Memory, divide, fit_kind
-from saccade.tools.planner.play import Machine, Outcome, Player
-from saccade.tools.planner.report import Report
-from saccade.tools.planner.traffic import Kind, Vision, arrivals, parse_kind
+from saccade.tools.planner.capacity import MemoryBudget, divide_pool, fit_kind
+from saccade.tools.planner.report import PlanReport
+from saccade.tools.planner.simulator import SimulatedMachine, SimulationResult, Simulator
+from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals, parse_kind
 from saccade.worker.buckets import TOKENS
 
-# Table "open-loop load" of the anchors: 16 text requests a second, and six pictures.
+# 16 text requests and 6 images a second, as in `saccade bench mixed_load`.
 DEFAULT_TRAFFIC = (
     "text:rate=16,prompt=130,output=64",
     "image:rate=6,prompt=64,image=1024x1024,output=64",
@@ -37,8 +33,6 @@ EMBEDDED = Path(__file__).parents[2] / "embedded"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Help texts for the command line are in `HELP`, by field."""
-
     model: str | None = None
     layers: int | None = None
     kv_heads: int | None = None
@@ -69,11 +63,11 @@ class PlanOptions:
     json: bool = False
 
     def __post_init__(self) -> None:
-        least = {"head_dim": 1, "value_bytes": 1, "memory": 1, "max_num_seqs": 1}
-        least |= {"max_num_batched_tokens": 1, "max_model_len": 2, "block_size": 1, "seconds": 0}
-        least |= {"swap_bytes": 0}
-        least |= {"layers": 1, "kv_heads": 1, "heads": 1, "hidden": 1, "weight_bytes": 1, "kv_cache_bytes": 1}
-        for name, low in (least | {"itl_target": 0}).items():
+        positive = "layers kv_heads head_dim heads hidden weight_bytes value_bytes memory kv_cache_bytes"
+        positive += " max_num_seqs max_num_batched_tokens block_size"
+        least = dict.fromkeys(positive.split(), 1)
+        least |= {"max_model_len": 2, "seconds": 0, "swap_bytes": 0, "itl_target": 0}
+        for name, low in least.items():
             value = getattr(self, name)
             if value is not None and not low <= value < float("inf"):
                 raise ConfigError(f"{name} is {value}; use {low} or more")
@@ -83,16 +77,16 @@ class PlanOptions:
             )
         cache = VisionCache.parse(self.vision_cache)
         if cache.host or cache.disk or cache.ttl:
-            raise ConfigError(f"vision_cache is {self.vision_cache}; a plan knows gpu=SIZE alone")
-        self.kv_wish()
-        self._refuse_mixture()
+            raise ConfigError(f"vision_cache is {self.vision_cache}; a plan takes gpu=SIZE only")
+        self.kv_options()
+        self._check_model()
 
     @property
     def feature_bytes(self) -> int:
         gpu = VisionCache.parse(self.vision_cache).gpu
         return 2 * GIB if gpu is None else gpu
 
-    def kv_wish(self) -> KVCacheOptions:
+    def kv_options(self) -> KVCacheOptions:
         return KVCacheOptions(
             cache_dtype=cast(KVDtype, self.kv_cache_dtype),
             vision_dtype=cast(KVDtype, self.kv_vision_dtype),
@@ -100,8 +94,8 @@ class PlanOptions:
             vision_views=cast(VisionScope | None, self.kv_vision_views),
         )
 
-    def _refuse_mixture(self) -> None:
-        """A model is named, or described by numbers."""
+    def _check_model(self) -> None:
+        """A model is either named or described by numbers."""
         missing = [name for name in ("layers", "kv_heads", "weight_bytes") if getattr(self, name) is None]
         if self.model is None and missing:
             option = missing[0].replace("_", "-")
@@ -111,7 +105,7 @@ class PlanOptions:
         ]
         if self.model is not None and given:
             option = given[0].replace("_", "-")
-            raise ConfigError(f"MODEL says what its --{option} is; leave out one of them")
+            raise ConfigError(f"MODEL already gives --{option}; leave out one of them")
 
 
 HELP = {
@@ -133,16 +127,17 @@ HELP = {
     "block_size": "Tokens per KV block.",
     "itl_target": "Milliseconds a step may take while answers stream; 0: any.",
     "kv_cache_dtype": "Of K and V: auto (as --value-bytes), fp8 or int8.",
-    "kv_vision_dtype": "The same for the blocks of pictures alone, which get a pool of their own.",
-    "kv_vision_share": "Of the KV cache, for that pool. [default: none, or 0.5]",
-    "kv_vision_views": "Pictures whose blocks go there: all, or global. [default: all]",
-    "prefix_caching": "Reuse the KV of equal prompt beginnings.",
-    "swap_bytes": "Host memory for the KV of requests that give way; 0: they compute again.",
-    "traffic": "A kind of requests, NAME:key=value,... with the keys rate (per second), prompt, output "
-    "(tokens), shared (prompt tokens all of the kind have in common), image=WxH, video=WxH, frames, images "
-    "(per request), view_tokens (instead of a size), distinct (pictures there are), priority. Repeat it.",
-    "seconds": "Of traffic to play on the virtual clock; 0: only count what fits.",
-    "costs": "What a step takes: `cuda` (an H200's ceilings: a lower bound), `cpu`, or a JSON file of "
+    "kv_vision_dtype": "The same for the blocks of images only, which then have their own pool.",
+    "kv_vision_share": "Share of the KV cache for that pool. [default: none, or 0.5]",
+    "kv_vision_views": "Views whose blocks go there: all, or global. [default: all]",
+    "prefix_caching": "Reuse the KV of equal prompt prefixes.",
+    "swap_bytes": "Host memory for the KV of preempted requests; 0: recompute.",
+    "traffic": "A kind of request, NAME:key=value,... with the keys rate (per second), prompt, output "
+    "(tokens), shared (leading prompt tokens that all of the kind share), image=WxH, video=WxH, frames, "
+    "images (per request), view_tokens (instead of a size), distinct (number of different images), priority. "
+    "Repeat the option.",
+    "seconds": "Of simulated traffic; 0: only compute what fits.",
+    "costs": "What a step takes: `cuda` (peak rates of an H200: a lower bound), `cpu`, or a JSON file of "
     "measured coefficients in ms, as `--json` prints them under costs_ms.",
     "seed": "Of the arrivals.",
     "json": "Print everything as JSON.",
@@ -150,7 +145,7 @@ HELP = {
 
 
 def run(options: PlanOptions) -> int:
-    """Plays the plan and prints it; the exit code."""
+    """Returns the exit status."""
     report = make_report(options)
     if options.json:
         json.dump(report.as_json(), sys.stdout, indent=2)
@@ -160,61 +155,59 @@ def run(options: PlanOptions) -> int:
     return 0
 
 
-def make_report(options: PlanOptions) -> Report:
+def make_report(options: PlanOptions) -> PlanReport:
     network, vision = _model(options)
     kinds = tuple(parse_kind(text) for text in options.traffic)
-    _refuse_doubles(kinds)
-    padded = () if options.costs == "cpu" else TOKENS  # as an engine captures its steps
+    _check_names(kinds)
+    padded = () if options.costs == "cpu" else TOKENS  # sizes of the captured steps
     limits = Limits(
         max_rows=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         block_size=options.block_size,
-        max_encode_patches=4 * max(options.max_num_batched_tokens, 4096),  # as engine/memory.py has it
+        max_encode_patches=4 * max(options.max_num_batched_tokens, 4096),  # as in engine/memory.py
         max_queue=1 << 30,
         itl_target=options.itl_target or None,
         encode_layers=max(network.vision_depth, 1),
         encode_unit=segment_layers(network.vision_depth),
         stream_tokens=padded[-1] if padded else ANY,
     )
-    memory = Memory(
+    memory = MemoryBudget(
         options.memory, options.gpu_memory_utilization, options.feature_bytes, options.kv_cache_bytes
     )
     pool_bytes = memory.pool_bytes(network)
     block_bytes = network.kv_bytes * limits.block_size
-    wish = options.kv_wish()
-    shares = divide(network, limits, pool_bytes, wish)
+    kv = options.kv_options()
+    shares = divide_pool(network, limits, pool_bytes, kv)
     costs, source = _costs(options, network)
-    fits = [fit_kind(kind, network, vision, limits, pool_bytes, wish) for kind in kinds]
-    outcome: Outcome | None = None
+    fits = [fit_kind(kind, network, vision, limits, pool_bytes, kv) for kind in kinds]
+    result: SimulationResult | None = None
     if options.seconds:
-        machine = Machine(
+        machine = SimulatedMachine(
             limits=limits,
             blocks=shares.blocks,
             vision=shares.vision,
-            roles=wish.roles,
+            roles=kv.roles,
             feature_budget=options.feature_bytes,
-            feature_bytes=4
-            * network.hidden
-            * network.value_bytes,  # a view's tokens, and three deeper levels
+            feature_bytes=4 * network.hidden * network.value_bytes,  # an embedding and 3 deepstack levels
             truth=CostModel(costs, learning=False, sizes=padded),
             believed=CostModel(costs, sizes=padded),
             prefix_caching=options.prefix_caching,
             swap_slots=options.swap_bytes // block_bytes,
             swap_seconds=block_bytes / CHIPS.get(options.costs, H200).link,
         )
-        outcome = Player(machine).run(arrivals(kinds, vision, options.seed, seconds=options.seconds))
-    return Report(network, pool_bytes, shares, costs, source, fits, outcome)
+        result = Simulator(machine).run(arrivals(kinds, vision, options.seed, seconds=options.seconds))
+    return PlanReport(network, pool_bytes, shares, costs, source, fits, result)
 
 
-def _refuse_doubles(kinds: tuple[Kind, ...]) -> None:
+def _check_names(kinds: tuple[TrafficKind, ...]) -> None:
     names = [kind.name for kind in kinds]
     if len(set(names)) != len(names):
         raise ConfigError(f"two kinds of traffic have the same name; they are {', '.join(names)}")
 
 
-def _model(options: PlanOptions) -> tuple[Network, Vision]:
-    """From the folder's config, or from the numbers given."""
+def _model(options: PlanOptions) -> tuple[Network, VisionSizes]:
+    """From the config of MODEL, or from the given numbers."""
     if options.model is not None:
         config = _read_config(options.model)
         network = read_network(config, options.value_bytes, small=options.kv_cache_dtype != "auto")
@@ -223,7 +216,7 @@ def _model(options: PlanOptions) -> tuple[Network, Vision]:
             network = replace(network, parameters=max(decoder, 1))
         tower = config.get("vision_config") or {}
         sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "frames": "temporal_patch_size"}
-        return network, Vision(**{name: tower[key] for name, key in sizes.items() if key in tower})
+        return network, VisionSizes(**{name: tower[key] for name, key in sizes.items() if key in tower})
     layers, kv_heads = options.layers or 0, options.kv_heads or 0
     heads, head_dim = options.heads or 8 * kv_heads, options.head_dim or 128
     network = Network(
@@ -235,12 +228,12 @@ def _model(options: PlanOptions) -> tuple[Network, Vision]:
         vocab=128_000,
         parameters=(options.weight_bytes or 0) // options.value_bytes,
         value_bytes=options.value_bytes,
-        vision_depth=27,  # the tower of Qwen3-VL, for want of a MODEL that says
+        vision_depth=27,  # the tower of Qwen3-VL
         vision_hidden=1152,
         vision_parameters=27 * (4 * 1152 * 1152 + 2 * 1152 * 4304),
         small=options.kv_cache_dtype != "auto",
     )
-    return network, Vision()
+    return network, VisionSizes()
 
 
 def _read_config(model: str) -> dict[str, Any]:
@@ -261,7 +254,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _costs(options: PlanOptions, network: Network) -> tuple[Coefficients, str]:
     if options.costs in CHIPS:
         chip = CHIPS[options.costs]
-        note = "'s ceilings, a lower bound" if chip is H200 else ", an order of magnitude"
+        note = "'s peak rates, a lower bound" if chip is H200 else ", an order of magnitude"
         return coefficients(network, chip), chip.name + note
     value = _read_json(Path(options.costs).expanduser())
     given = value.get("costs_ms", value)

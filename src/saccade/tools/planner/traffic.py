@@ -1,9 +1,5 @@
-"""The traffic of a plan: kinds of requests, how often they come, and the requests themselves.
-
-takes   descriptions such as `image:rate=6,prompt=64,image=1024x1024,output=64`
-gives   `Kind`s, and arrivals drawn from them (Poisson, seeded)
-never   makes a pixel: a simulated view has its sizes and an identity
-"""
+"""Simulated traffic: kinds of requests such as `image:rate=6,prompt=64,image=1024x1024,output=64`, and
+Poisson arrivals of requests. A simulated view has sizes and an identity, no pixels."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -24,8 +20,8 @@ SYNTAX = "NAME:key=value,... with the keys " + (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vision:
-    """How a picture becomes tokens; the numbers of the Qwen3-VL processors unless a checkpoint says else."""
+class VisionSizes:
+    """How an image becomes tokens. Defaults are those of the Qwen3-VL processors."""
 
     patch: int = 16
     merge: int = 2
@@ -34,28 +30,26 @@ class Vision:
     most_pixels: int = 16_777_216
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of patches of a picture of (width, height)."""
+        """Rows and columns of patches of an image of (width, height)."""
         check_size(*size)
         rows, columns = smart_resize(*size, self.patch * self.merge, self.least_pixels, self.most_pixels)
         return rows // self.patch, columns // self.patch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """Requests of one sort."""
-
+class TrafficKind:
     name: str
     rate: float = 1.0  # per second
     prompt: int = 128  # text tokens
-    output: int = 128  # tokens of an answer on average; drawn between half and one and a half of it
-    shared: int = 0  # of the prompt tokens, those at its beginning that all requests of the kind share
+    output: int = 128  # mean tokens of an answer, drawn from half to one and a half of it
+    shared: int = 0  # leading prompt tokens that all requests of the kind share
     priority: int = 0
     image: tuple[int, int] | None = None  # width, height
     video: tuple[int, int] | None = None
     frames: int = 32  # of a video, after sampling
-    images: int = 1  # pictures of a request, where there are any
-    view_tokens: int | None = None  # of each view, instead of what width and height give
-    distinct: int | None = None  # pictures there are to ask about; None: each is a new one
+    images: int = 1  # per request, if there are any
+    view_tokens: int | None = None  # of each view, instead of width and height
+    distinct: int | None = None  # number of distinct images; None: each is new
 
     def __post_init__(self) -> None:
         whole = {"prompt": 1, "output": 1, "frames": 1, "images": 1, "shared": 0}
@@ -77,7 +71,7 @@ class Kind:
             if value is not None and value < 1:
                 raise ConfigError(f"{self.name}: {key} is {value}; use 1 or more")
 
-    def grids(self, vision: Vision) -> list[tuple[int, int]]:
+    def grids(self, vision: VisionSizes) -> list[tuple[int, int]]:
         """The patch grid of every view of a request."""
         size = self.image or self.video
         if size is None and self.view_tokens is None:
@@ -87,18 +81,18 @@ class Kind:
             return [(vision.merge, vision.merge * self.view_tokens)] * count
         return [vision.grid(size or (0, 0))] * count
 
-    def visual_tokens(self, vision: Vision) -> int:
+    def visual_tokens(self, vision: VisionSizes) -> int:
         return sum(rows * columns // vision.merge**2 for rows, columns in self.grids(vision))
 
-    def tokens(self, vision: Vision) -> int:
-        """Of a request when its answer is complete."""
+    def tokens(self, vision: VisionSizes) -> int:
+        """Of a request with its complete answer."""
         return self.prompt + self.visual_tokens(vision) + self.output
 
 
-def parse_kind(text: str) -> Kind:
-    """Reads `NAME:key=value,...`; ConfigError says what is wrong and lists the keys."""
+def parse_kind(text: str) -> TrafficKind:
+    """Parses `NAME:key=value,...`."""
     name, colon, rest = text.partition(":")
-    known = {field.name for field in fields(Kind)} - {"name"}
+    known = {field.name for field in fields(TrafficKind)} - {"name"}
     values: dict[str, int | float | tuple[int, int]] = {}
     for part in rest.split(",") if rest else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -110,7 +104,7 @@ def parse_kind(text: str) -> Kind:
             raise ConfigError(f"{key} is {value!r} in the traffic {text!r}; write {SYNTAX}") from None
     if not name or not colon:
         raise ConfigError(f"the traffic {text!r} is not understood; write {SYNTAX}")
-    return Kind(name=name, **values)  # type: ignore[arg-type]  # the keys are its fields
+    return TrafficKind(name=name, **values)  # type: ignore[arg-type]  # the keys are its fields
 
 
 def _value(key: str, value: str) -> int | float | tuple[int, int]:
@@ -122,14 +116,19 @@ def _value(key: str, value: str) -> int | float | tuple[int, int]:
 
 class Arrival(NamedTuple):
     at: float  # seconds
-    kind: Kind
+    kind: TrafficKind
     request: Request
 
 
 def arrivals(
-    kinds: Sequence[Kind], vision: Vision, seed: int, *, seconds: float | None, requests: int | None = None
+    kinds: Sequence[TrafficKind],
+    vision: VisionSizes,
+    seed: int,
+    *,
+    seconds: float | None,
+    requests: int | None = None,
 ) -> Iterator[Arrival]:
-    """In order of time, until `seconds` have passed or as many `requests` have come."""
+    """In order of time, for `seconds` or until there are `requests`."""
     draw = Random(seed)
     due = [(draw.expovariate(kind.rate), index) for index, kind in enumerate(kinds)]
     heapq.heapify(due)
@@ -144,8 +143,10 @@ def arrivals(
         number += 1
 
 
-def _request(kind: Kind, index: int, number: int, vision: Vision, draw: Random, at: float) -> Request:
-    """Token ids name the request (or the kind, where shared), so that only what is meant to be equal is."""
+def _request(
+    kind: TrafficKind, index: int, number: int, vision: VisionSizes, draw: Random, at: float
+) -> Request:
+    """Token ids are those of the request (or of the kind, if shared), so that nothing else is equal."""
     grids = kind.grids(vision)
     chosen = number if kind.distinct is None else draw.randrange(kind.distinct)
     media = tuple(
@@ -168,7 +169,9 @@ def _request(kind: Kind, index: int, number: int, vision: Vision, draw: Random, 
 _NO_PIXELS = np.zeros((1, 1, 1, 3), dtype=np.uint8)
 
 
-def _medium(slot: int, kind: int, chosen: int, which: int, grid: tuple[int, int], vision: Vision) -> Media:
+def _medium(
+    slot: int, kind: int, chosen: int, which: int, grid: tuple[int, int], vision: VisionSizes
+) -> Media:
     content = b"".join(part.to_bytes(8, "little") for part in (kind, chosen, which))
     box = (0, 0, grid[1] * vision.patch, grid[0] * vision.patch)
     return Media(slot, View(content, box, grid, vision.merge, b"simulated"), _NO_PIXELS)

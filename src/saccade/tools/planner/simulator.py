@@ -1,10 +1,6 @@
-"""Traffic on the real scheduler and a virtual clock: a step takes what its work costs.
+"""Runs traffic on the real scheduler with a virtual clock: a step takes what the cost model says.
 
-takes   arrivals, the limits of an engine, what a step costs
-gives   an `Outcome`: the waits of every kind, and what the engine was short of
-owns    the clock
-never   sleeps; computes a token (all are alike: only their number matters)
-"""
+It computes no tokens: all are alike, only their number matters."""
 
 from array import array
 from collections import Counter
@@ -27,27 +23,27 @@ from saccade.scheduler.scheduler import Limits, Scheduler
 from saccade.step_plan import Encode, Role, StepPlan, StepResult
 from saccade.tools.planner.traffic import Arrival
 
-TOKEN = 2  # every answer consists of it
+TOKEN = 2  # of every answer
 
 
 @dataclass(frozen=True)
-class Machine:
+class SimulatedMachine:
     limits: Limits
     blocks: int
     feature_budget: int  # bytes
     feature_bytes: int  # per visual token
     truth: CostModel  # what steps take; it does not learn
-    believed: CostModel  # what the scheduler thinks they take
+    believed: CostModel  # what the scheduler predicts
     prefix_caching: bool = True
-    vision: int = 0  # of the blocks, those of a pool for views
-    roles: frozenset[Role] = VISION_SCOPES["all"]  # of these views
+    vision: int = 0  # of the blocks, those of the pool for views
+    roles: frozenset[Role] = VISION_SCOPES["all"]  # views of that pool
     swap_slots: int = 0  # KV blocks of host memory
-    swap_seconds: float = 0.0  # to copy a block there, or back
+    swap_seconds: float = 0.0  # to copy a block in either direction
 
 
 @dataclass
-class Waits:
-    """Of one kind of requests, in seconds."""
+class Latencies:
+    """Of one kind of request, in seconds."""
 
     first: "array[float]" = field(default_factory=lambda: array("d"))  # arrival to first token
     between: "array[float]" = field(default_factory=lambda: array("d"))  # two successive tokens of one answer
@@ -56,42 +52,73 @@ class Waits:
 
 
 @dataclass
-class Outcome:
-    kinds: dict[str, Waits] = field(default_factory=dict)
+class SimulationResult:
+    kinds: dict[str, Latencies] = field(default_factory=dict)
     seconds: float = 0.0  # on the virtual clock
-    busy: float = 0.0  # of those, a step ran
+    busy: float = 0.0  # of those, while a step ran
     peak_rows: int = 0
     peak_blocks: int = 0
-    short_of: Counter[str] = field(default_factory=Counter)  # steps, by what kept somebody waiting in them
+    short_of: Counter[str] = field(default_factory=Counter)  # steps by the resource that requests waited for
     stats: EngineStats = field(default_factory=EngineStats)  # at the end
 
     @property
     def binds(self) -> str:
-        """What requests waited for in more than a tenth of the steps, most often first; else nothing."""
+        """The resource that requests waited for most often, if in more than a tenth of the steps."""
         often = [what for what, steps in self.short_of.most_common() if steps > self.stats.steps / 10]
         return often[0] if often else "nothing"
 
 
-class Link:
-    """Between the device's memory and the host's: one copy after the other, beside the steps."""
+class SwapLink:
+    """Copies of KV blocks between device and host, one after the other, overlapping the steps."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds  # of a block
-        self._free = 0.0  # when it has done what it was asked to
-        self._needed = 0.0  # when the blocks are there that the next step may read
+        self._free = 0.0  # when the last copy ends
+        self._needed = 0.0  # when the blocks that the next step may read have arrived
 
     def swap(self, now: float, outs: int, ins: int, *, wait: bool) -> float:
-        """How long the step that begins now waits for blocks to come in, of steps before or its own."""
-        begins = max(now, self._needed)
+        """Seconds that the step starting now waits for blocks to arrive."""
+        start = max(now, self._needed)
         if outs or ins:
-            self._free = max(self._free, begins) + (outs + ins) * self._seconds
+            self._free = max(self._free, start) + (outs + ins) * self._seconds
         if ins:
             self._needed = self._free
-        return max(begins, self._needed if wait else 0.0) - now
+        return max(start, self._needed if wait else 0.0) - now
 
 
-class Player:
-    def __init__(self, machine: Machine) -> None:
+class LatencyRecorder:
+    """Turns deltas of requests into the latencies of their kinds."""
+
+    def __init__(self) -> None:
+        self.result = SimulationResult()
+        self._arrivals: dict[str, Arrival] = {}
+        self._last_token: dict[str, float] = {}  # time of each running request's last token
+
+    def submit(self, arrival: Arrival) -> None:
+        self.result.kinds.setdefault(arrival.kind.name, Latencies())
+        self._arrivals[arrival.request.id] = arrival
+
+    def refuse(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival.request.id]
+        self.result.kinds[arrival.kind.name].refused += 1
+
+    def record(self, delta: Delta, now: float) -> None:
+        name = delta.request_id
+        arrival = self._arrivals[name]
+        latencies = self.result.kinds[arrival.kind.name]
+        last = self._last_token.get(name)
+        if last is None:
+            latencies.first.append(now - arrival.at)
+        else:
+            latencies.between.append(now - last)
+        self._last_token[name] = now
+        if delta.finish:
+            latencies.whole.append(now - arrival.at)
+            del self._arrivals[name], self._last_token[name]
+
+
+class Simulator:
+    def __init__(self, machine: SimulatedMachine) -> None:
         self.now = 0.0
         self._machine = machine
         self._pool = BlockPool(machine.blocks, machine.vision, machine.roles)
@@ -109,92 +136,77 @@ class Player:
             unfinished=self._unfinished,
             swap=SwapSpace(machine.swap_slots, 2e3 * machine.swap_seconds),
         )
-        self._link = Link(machine.swap_seconds)
-        self._asked: dict[str, Arrival] = {}
-        self._spoke: dict[str, float] = {}  # when each running answer's last token came
-        self.outcome = Outcome()
+        self._link = SwapLink(machine.swap_seconds)
+        self._recorder = LatencyRecorder()
+        self.result = self._recorder.result
 
-    def run(self, traffic: Iterable[Arrival]) -> Outcome:
-        """Until everything that comes is answered."""
+    def run(self, traffic: Iterable[Arrival]) -> SimulationResult:
+        """Runs until every request is answered."""
         coming = iter(traffic)
         following = next(coming, None)
         while following is not None or not self.scheduler.idle:
             while following is not None and following.at <= self.now:
-                self._ask(following)
+                self._submit(following)
                 following = next(coming, None)
             if not self.step() and following is not None:
                 self.now = following.at
         return self.finish()
 
-    def finish(self) -> Outcome:
-        self.outcome.seconds, self.outcome.stats = self.now, self.scheduler.stats()
-        return self.outcome
+    def finish(self) -> SimulationResult:
+        self.result.seconds, self.result.stats = self.now, self.scheduler.stats()
+        return self.result
 
-    def _ask(self, arrival: Arrival) -> None:
-        waits = self.outcome.kinds.setdefault(arrival.kind.name, Waits())
+    def _submit(self, arrival: Arrival) -> None:
+        self._recorder.submit(arrival)
         try:
             self.scheduler.add(arrival.request, lay_out_prompt(arrival.request))
         except RequestError:
-            waits.refused += 1
-        else:
-            self._asked[arrival.request.id] = arrival
+            self._recorder.refuse(arrival)
 
     def step(self) -> bool:
-        """One step, if there is anything to compute."""
+        """Runs one step; False if there was nothing to compute."""
         plan = self.scheduler.plan()
         if plan is None:
             return False
-        outcome = self.outcome
+        result = self.result
         for encode in plan.encodes:
             self._encode(encode)
         if shortage := self.scheduler.short_of:
-            outcome.short_of[shortage] += 1
-        outcome.peak_rows = max(outcome.peak_rows, len(plan.rows))
-        outcome.peak_blocks = max(outcome.peak_blocks, self._pool.used)
+            result.short_of[shortage] += 1
+        result.peak_rows = max(result.peak_rows, len(plan.rows))
+        result.peak_blocks = max(result.peak_blocks, self._pool.used)
         work = work_of(plan, self._machine.limits.encode_layers)
         seconds = self._machine.truth.predict(work) / 1e3
         seconds += self._link.swap(self.now, len(plan.swap_outs), len(plan.swap_ins), wait=plan.await_swaps)
         self.now += seconds
-        outcome.busy += seconds
-        for delta in self.scheduler.apply(plan, sampled(plan), seconds):
-            self._hear(delta)
+        result.busy += seconds
+        for delta in self.scheduler.apply(plan, self.sample(plan), seconds):
+            self.record(delta)
         return True
 
     def _encode(self, encode: Encode) -> None:
-        """The simulated tower has nothing to keep of a view but how many of its layers are done."""
+        """All that is kept of a partly encoded view is how many of its layers are done."""
         if encode.first and self._unfinished.take(encode.key) != encode.first:
-            raise RuntimeError(f"a slice from layer {encode.first} on does not follow the one before")
+            raise RuntimeError(f"the slice from layer {encode.first} does not follow the previous one")
         if encode.stop is None:
             self._store.put(encode.key, None, encode.view.tokens * self._machine.feature_bytes)
         else:
             self._unfinished.keep(encode.key, encode.stop)
 
-    def _hear(self, delta: Delta) -> None:
-        name = delta.request_id
-        arrival = self._asked[name]
-        waits = self.outcome.kinds[arrival.kind.name]
-        spoke = self._spoke.get(name)
-        if spoke is None:
-            waits.first.append(self.now - arrival.at)
-        else:
-            waits.between.append(self.now - spoke)
-        self._spoke[name] = self.now
-        if delta.finish:
-            waits.whole.append(self.now - arrival.at)
-            del self._asked[name], self._spoke[name]
+    def record(self, delta: Delta) -> None:
+        self._recorder.record(delta, self.now)
+
+    def sample(self, plan: StepPlan) -> StepResult:
+        tokens = sum(row.sample for row in plan.rows)
+        no_logprobs: Any = (None,) * tokens
+        return StepResult(plan.number, (TOKEN,) * tokens, no_logprobs)
 
 
 def work_of(plan: StepPlan, layers: int) -> Work:
-    """`layers`: of the vision tower."""
+    """What the cost model needs of a plan; `layers` of the vision tower."""
     work = Work()
     for row in plan.rows:
         work.add_row(row.start, row.count)
     for encode in plan.encodes:
         work.add_view(encode.patches, encode.share(layers))
     return work
-
-
-def sampled(plan: StepPlan) -> StepResult:
-    tokens = sum(row.sample for row in plan.rows)
-    nothing: Any = (None,) * tokens
-    return StepResult(plan.number, (TOKEN,) * tokens, nothing)

@@ -3,18 +3,18 @@
 import pytest
 
 from saccade.tools.planner.command import PlanOptions, make_report
-from saccade.tools.planner.play import Link
+from saccade.tools.planner.simulator import SwapLink
 
 
 def test_blocks_that_come_in_beside_a_step_delay_only_the_next_and_only_by_what_is_left() -> None:
-    link = Link(2.0)
+    link = SwapLink(2.0)
     assert link.swap(10.0, 0, 3, wait=False) == 0.0  # there at 16
     assert link.swap(11.0, 0, 0, wait=False) == 5.0
     assert link.swap(17.0, 0, 0, wait=False) == 0.0
 
 
 def test_a_step_that_reads_what_it_swaps_in_waits_for_it_behind_what_goes_out() -> None:
-    link = Link(2.0)
+    link = SwapLink(2.0)
     assert link.swap(10.0, 1, 2, wait=True) == 6.0
     assert link.swap(16.0, 4, 0, wait=False) == 0.0  # nobody waits for what goes out
     assert link.swap(17.0, 0, 1, wait=True) == 9.0  # but for the link
