@@ -32,6 +32,7 @@ from saccade.kernels import jit
 from saccade.kernels.compile_pool import Workers
 from saccade.kernels.cuda_graph import PlainRecorder
 from saccade.kernels.dispatch import DEFAULT_MODE
+from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Pages
 from saccade.models.layers import LanguageModel, Place
 from saccade.models.registry import find_family
@@ -61,7 +62,7 @@ def rooms(shapes: str) -> Rooms:
     config = json.loads(json.dumps(checkpoint.config))
     config["text_config"]["num_hidden_layers"] = LAYERS
     model = find_family(checkpoint.architecture).build(config, Place(META, torch.bfloat16)).eval()
-    pages = Pages.allocate(model.kv_shape, 2 * ROWS, BLOCK, torch.bfloat16, META)
+    pages = Pages.allocate(single_group(model.kv_cache_groups, BLOCK), 2 * ROWS, META)
     rows = DeviceRows(ROWS, -(-LONGEST // BLOCK), META)
     sampler = Sampler(ROWS, model.vocab_size, META)
     step = FixedStep(model, pages, rows, sampler, ROWS, META, early=True, watched=(1, 2))

@@ -34,7 +34,8 @@ from saccade.kernels.sampling import slot_state as device_rows
 from saccade.kernels.sampling import top_k_top_p as draw
 from saccade.kernels.vision import patchify
 from saccade.kernels.vision.texture import channels_triton, means_triton, shrink_triton
-from saccade.kv_cache.pages import KVShape, Pages
+from saccade.kv_cache.groups import full_attention
+from saccade.kv_cache.pages import Pages
 from saccade.lod.scorers import SALIENT, pool_channels
 from saccade.lod.texture import EDGE, ENTROPY, LONGEST, channels, shades, to_working_size, working_size
 from saccade.sampling import rng as noise
@@ -234,7 +235,8 @@ def small_paged(form: str, share: float, counts: list[int], contexts: list[int],
     plain = paged(counts, contexts, device, seed)
     blocks = plain.k.shape[0]
     compact = round(blocks * share)
-    pages = Pages.allocate(KVShape(1, KV_HEADS, DIM), blocks, BLOCK, BF16, device, compact, FORMATS[form])
+    (group,) = full_attention(1, KV_HEADS, DIM, "bfloat16", BLOCK)
+    pages = Pages.allocate(group, blocks, device, compact, FORMATS[form])
     small = pages.layer(0)
     if small is None:
         raise ValueError(f"no block of {blocks} is compact at a share of {share}")

@@ -34,7 +34,8 @@ from saccade.kernels.sampling.slot_state import (
 )
 from saccade.kernels.vision import patchify
 from saccade.kernels.vision.texture import channels_triton, means_triton, shrink_triton
-from saccade.kv_cache.pages import KVShape, Pages
+from saccade.kv_cache.groups import full_attention
+from saccade.kv_cache.pages import Pages
 from saccade.lod import scorers as relevance
 from saccade.lod import texture
 from saccade.sampling import rng as noise
@@ -245,8 +246,9 @@ def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterat
             work += [(count, count + dice.randint(0, 900)) for count in (1, 70, 333)]
             rows, blocks, slots = make_rows(dice, device, work, 5, block)
             small = blocks if dice.random() < 0.3 else blocks // 2
-            shape = KVShape(2, kv_heads, dim)  # one layer the kernels', one the twins'
-            pages = Pages.allocate(shape, blocks, block, dtype, device, small, form)
+            # One layer for the kernels, one for the reference implementation.
+            (group,) = full_attention(2, kv_heads, dim, str(dtype).removeprefix("torch."), block)
+            pages = Pages.allocate(group, blocks, device, small, form)
             made, true = pages.layer(0), pages.layer(1)
             if made is None or true is None:
                 raise RuntimeError("pages without compact blocks")

@@ -95,12 +95,16 @@ class Encode(msgspec.Struct, frozen=True):
         return ((layers if self.stop is None else self.stop) - self.first) / layers
 
 
+# (row, index, block, KV cache group)
+BlockTableEntry = tuple[int, int, int, int]
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """Everything one step does, in this order: swaps out, swaps in, encodes, enter, table, copies, rows."""
 
     number: int
     enter: tuple[Enter, ...]
-    table: tuple[tuple[int, int, int], ...]  # (row, index, block): block-table entries that changed
+    table: tuple[BlockTableEntry, ...]  # entries that changed
     copies: tuple[tuple[int, int], ...]  # (source block, target block): copy-on-write
     encodes: tuple[Encode, ...]
     rows: tuple[Row, ...]  # at least one; those of a single token first

@@ -14,9 +14,14 @@ from saccade.kernels.attention.quantized_kv import (
     quantise,
     read_slots,
 )
-from saccade.kv_cache.pages import KVShape, Pages
+from saccade.kv_cache.groups import KVCacheGroup, full_attention
+from saccade.kv_cache.pages import Pages
 
-SHAPE = KVShape(layers=1, kv_heads=3, head_dim=8)
+
+def group(block_size: int, dtype: str = "float32") -> KVCacheGroup:
+    return full_attention(1, 3, 8, dtype, block_size)[0]
+
+
 ERROR = {torch.int8: 0.5 / 127, torch.float8_e4m3fn: 2**-4}  # of the largest, of the value
 
 
@@ -48,7 +53,7 @@ def test_zeros_stay_zeros_and_no_number_stays_none(form: torch.dtype) -> None:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 @pytest.mark.parametrize("compact_blocks", [4, 9])
 def test_each_token_is_written_and_read_in_its_blocks_kind(form: torch.dtype, compact_blocks: int) -> None:
-    pages = Pages.allocate(SHAPE, 9, 4, torch.float32, "cpu", compact_blocks, form)
+    pages = Pages.allocate(group(4), 9, "cpu", compact_blocks, form)
     compact = pages.layer(0)
     assert compact is not None
     torch.manual_seed(1)
@@ -68,7 +73,7 @@ def test_each_token_is_written_and_read_in_its_blocks_kind(form: torch.dtype, co
 
 
 def test_compact_pages_that_do_not_fit_the_plain_ones_are_refused() -> None:
-    pages = Pages.allocate(SHAPE, 6, 4, torch.float32, "cpu", 2, torch.int8)
+    pages = Pages.allocate(group(4), 6, "cpu", 2, torch.int8)
     compact = pages.layer(0)
     assert compact is not None
     check_compact(compact, pages.k[0])
@@ -85,7 +90,7 @@ def test_compact_pages_that_do_not_fit_the_plain_ones_are_refused() -> None:
 
 
 def test_writing_leaves_other_slots_alone() -> None:
-    pages = Pages.allocate(SHAPE, 4, 2, torch.float32, "cpu", 2, torch.int8)
+    pages = Pages.allocate(group(2), 4, "cpu", 2, torch.int8)
     compact = pages.layer(0)
     assert compact is not None
     values = compact.k

@@ -19,7 +19,8 @@ from saccade.kernels.norm_rope.qk_norm_rope import (
     qkv_finish_reference,
     qkv_finish_triton,
 )
-from saccade.kv_cache.pages import KVShape, Pages
+from saccade.kv_cache.groups import full_attention
+from saccade.kv_cache.pages import Pages
 from tests.kernels.buffers import CUDA, EXACT, PLACES, Place, assert_near, poison
 from tests.kernels.test_attention import make_rows
 from tests.kernels.test_triton_attention import on
@@ -34,7 +35,9 @@ def make_pages(
     place: Place, blocks: int, compact: int, form: torch.dtype, kv_heads: int, dim: int, slots: list[int]
 ) -> tuple[Tensor, Tensor, Compact]:
     """Written where a row owns the slot; elsewhere no numbers, or scales that are none."""
-    pages = Pages.allocate(KVShape(1, kv_heads, dim), blocks, BLOCK, place.dtype, place.device, compact, form)
+    dtype = str(place.dtype).removeprefix("torch.")
+    (group,) = full_attention(1, kv_heads, dim, dtype, BLOCK)
+    pages = Pages.allocate(group, blocks, place.device, compact, form)
     small = pages.layer(0)
     assert small is not None
     for tensor in (pages.k, pages.v, small.k_scale, small.v_scale):

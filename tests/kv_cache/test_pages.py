@@ -4,21 +4,24 @@ import pytest
 import torch
 
 from saccade.kernels.attention.quantized_kv import FORMATS
-from saccade.kv_cache.pages import KVShape, Paged, Pages
+from saccade.kv_cache.groups import KVCacheGroup, full_attention
+from saccade.kv_cache.pages import Paged, Pages
 
-SHAPE = KVShape(layers=3, kv_heads=2, head_dim=4)
+
+def group(block_size: int, dtype: str = "float32") -> KVCacheGroup:
+    return full_attention(3, 2, 4, dtype, block_size)[0]
 
 
 def test_pages_take_exactly_the_bytes_they_announce() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        pages = Pages.allocate(SHAPE, 7, 16, dtype, "cpu")
+    for dtype in ("float32", "bfloat16"):
+        pages = Pages.allocate(group(16, dtype), 7, "cpu")
         assert pages.k.shape == pages.v.shape == (3, 7, 16, 2, 4)
-        assert pages.nbytes == 7 * Pages.bytes_per_block(SHAPE, 16, dtype)
-        assert (pages.shape, pages.blocks, pages.block_size) == (SHAPE, 7, 16)
+        assert pages.nbytes == 7 * Pages.bytes_per_block(group(16, dtype))
+        assert (pages.group, pages.blocks, pages.block_size) == (group(16, dtype), 7, 16)
 
 
 def test_copied_blocks_equal_their_sources_in_every_layer_and_others_stay() -> None:
-    pages = Pages.allocate(SHAPE, 6, 2, torch.float32, "cpu")
+    pages = Pages.allocate(group(2), 6, "cpu")
     for tensor in (pages.k, pages.v):
         tensor.copy_(torch.rand_like(tensor))
     before = pages.k.clone(), pages.v.clone()
@@ -31,7 +34,7 @@ def test_copied_blocks_equal_their_sources_in_every_layer_and_others_stay() -> N
 
 
 def test_copying_nothing_is_allowed_and_uneven_pairs_are_not() -> None:
-    pages = Pages.allocate(SHAPE, 2, 2, torch.float32, "cpu")
+    pages = Pages.allocate(group(2), 2, "cpu")
     pages.copy_blocks(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"\(2,\) sources with \(1,\) targets"):
         pages.copy_blocks(torch.tensor([0, 1]), torch.tensor([0]))
@@ -42,10 +45,10 @@ def test_copying_nothing_is_allowed_and_uneven_pairs_are_not() -> None:
 def test_compact_pages_take_the_bytes_they_announce_and_a_spare_block_of_each_kind(
     form: torch.dtype, compact: int
 ) -> None:
-    pages = Pages.allocate(SHAPE, 7, 16, torch.bfloat16, "cpu", compact, form)
-    assert (pages.shape, pages.blocks, pages.block_size, pages.border) == (SHAPE, 7, 16, 7 - compact)
-    plain = Pages.bytes_per_block(SHAPE, 16, torch.bfloat16)
-    small = Pages.bytes_per_block(SHAPE, 16, form)
+    pages = Pages.allocate(group(16, "bfloat16"), 7, "cpu", compact, form)
+    assert (pages.blocks, pages.block_size, pages.border) == (7, 16, 7 - compact)
+    plain = Pages.bytes_per_block(group(16, "bfloat16"))
+    small = Pages.bytes_per_block(group(16, "bfloat16"), form)
     assert small == 2 * 3 * 16 * 2 * (4 + 4)
     spare = 1 if compact < 7 else 0
     assert pages.nbytes == (7 - compact + spare) * plain + (compact + spare) * small
@@ -54,7 +57,7 @@ def test_compact_pages_take_the_bytes_they_announce_and_a_spare_block_of_each_ki
 @pytest.mark.parametrize("compact", [0, 3, 7])
 def test_every_block_is_in_one_part_and_all_of_it_in_there(compact: int) -> None:
     dtype = torch.int8 if compact else None
-    pages = Pages.allocate(SHAPE, 7, 2, torch.float32, "cpu", compact, dtype, side_width=5)
+    pages = Pages.allocate(group(2), 7, "cpu", compact, dtype, side_width=5)
     parts = pages.parts()
     assert [block for part in parts for block in range(part.first, part.first + part.blocks)] == list(
         range(7)
@@ -67,7 +70,7 @@ def test_every_block_is_in_one_part_and_all_of_it_in_there(compact: int) -> None
 
 @pytest.mark.parametrize("together", [True, False])
 def test_every_byte_of_a_block_is_copied_whatever_its_kind(together: bool) -> None:
-    pages = Pages.allocate(SHAPE, 8, 2, torch.float32, "cpu", 4, torch.float8_e4m3fn)
+    pages = Pages.allocate(group(2), 8, "cpu", 4, torch.float8_e4m3fn)
     tensors = [tensor for part in pages.parts() for tensor in part.tensors]
     assert len(tensors) == 6
     for tensor in tensors:
@@ -90,7 +93,7 @@ def test_every_byte_of_a_block_is_copied_whatever_its_kind(together: bool) -> No
 
 
 def test_a_block_is_never_copied_into_one_of_the_other_kind() -> None:
-    pages = Pages.allocate(SHAPE, 4, 2, torch.float32, "cpu", 2, torch.int8)
+    pages = Pages.allocate(group(2), 4, "cpu", 2, torch.int8)
     with pytest.raises(ValueError, match="between plain and compact"):
         pages.in_order([(0, 3)])
     with pytest.raises(ValueError, match="two kinds"):
@@ -102,11 +105,11 @@ def test_a_block_is_never_copied_into_one_of_the_other_kind() -> None:
 
 def test_no_pages_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one block"):
-        Pages.allocate(SHAPE, 0, 16, torch.float32, "cpu")
+        Pages.allocate(group(16), 0, "cpu")
 
 
 def test_rows_that_do_not_match_are_refused() -> None:
-    pages = Pages.allocate(SHAPE, 2, 2, torch.float32, "cpu")
+    pages = Pages.allocate(group(2), 2, "cpu")
 
     def paged(slots: int = 2, decodes: int = 0) -> Paged:
         return Paged(

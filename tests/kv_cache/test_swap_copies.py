@@ -4,16 +4,19 @@ import pytest
 import torch
 
 from saccade.errors import ConfigError
-from saccade.kv_cache.pages import KVShape, Pages
+from saccade.kv_cache.groups import KVCacheGroup, full_attention
+from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.swap_copies import HostPages, bytes_of_block
 
-SHAPE = KVShape(layers=3, kv_heads=2, head_dim=8)
+
+def group(block_size: int, dtype: str = "float32") -> KVCacheGroup:
+    return full_attention(3, 2, 8, dtype, block_size)[0]
 
 
 def filled(compact: int, side: int = 0) -> Pages:
     """Twelve blocks of four tokens, the last `compact` of them in 8 bits, all of noise."""
     dtype = torch.int8 if compact else None
-    pages = Pages.allocate(SHAPE, 12, 4, torch.bfloat16, "cpu", compact, dtype, side)
+    pages = Pages.allocate(group(4, "bfloat16"), 12, "cpu", compact, dtype, side)
     for part in pages.parts():
         for tensor in part.tensors:
             noise = torch.randint(-100, 100, tensor.shape)
@@ -68,7 +71,7 @@ def test_a_step_sends_before_it_brings_back_so_a_block_and_a_slot_may_be_in_both
 
 
 def test_more_blocks_than_a_staging_buffer_holds() -> None:
-    pages = Pages.allocate(SHAPE, 200, 4, torch.float32, "cpu")
+    pages = Pages.allocate(group(4), 200, "cpu")
     pages.k.copy_(torch.randn_like(pages.k))
     pages.v.copy_(torch.randn_like(pages.v))
     k, v = pages.k.clone(), pages.v.clone()
@@ -81,7 +84,7 @@ def test_more_blocks_than_a_staging_buffer_holds() -> None:
 
 def test_a_slot_has_the_size_of_the_largest_kind_of_block_and_the_rate_is_measured() -> None:
     pages = filled(5)
-    assert bytes_of_block(pages) == Pages.bytes_per_block(SHAPE, 4, torch.bfloat16)
+    assert bytes_of_block(pages) == Pages.bytes_per_block(group(4, "bfloat16"))
     before = [content(pages, block) for block in range(12)]
     assert HostPages(pages, 4).measure_rate() > 0
     assert all(same(content(pages, block), before[block]) for block in range(12))

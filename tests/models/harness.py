@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.models.layers import DeepVisual, LanguageModel
 
@@ -42,7 +43,8 @@ class Walker:
         self.model = model
         self.block_size = block_size
         self.device = parameter.device
-        self.pages = Pages.allocate(model.kv_shape, blocks, block_size, parameter.dtype, parameter.device)
+        group = single_group(model.kv_cache_groups, block_size)
+        self.pages = Pages.allocate(group, blocks, parameter.device)
         # A stray read must be seen: whatever was not written is not a number.
         self.pages.k.fill_(torch.nan)
         self.pages.v.fill_(torch.nan)

@@ -74,7 +74,7 @@ def test_a_captured_step_has_a_counter_for_every_row_and_kv_head(
         counters = step._mode.counters
         assert counters is not None
         assert not counters.any()
-        assert counters.numel() >= shape.decodes * step._model.kv_shape.kv_heads
+        assert counters.numel() >= shape.decodes * step._pages.group.kv_heads
         rows.append(shape.decodes)
         forward(step, shape)
 

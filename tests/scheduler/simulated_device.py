@@ -277,7 +277,7 @@ class Device:
         take out what needs a view that failed."""
         for enter in plan.enter:
             self.entered[enter.row] = enter
-        for row_number, index, block in plan.table:
+        for row_number, index, block, _ in plan.table:
             self.tables[row_number, index] = block
         self.copy(plan)
         # Every context is read before anything is written: a row may not lean on another row of its step.

@@ -376,7 +376,9 @@ def test_a_crowd_over_two_pools_gets_what_each_would_get_alone() -> None:
         stats = engine.scheduler.stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hit_tokens
-        pictures += sum(engine.pool.in_vision(block) for plan in engine.plans for _, _, block in plan.table)
+        pictures += sum(
+            engine.pool.in_vision(block) for plan in engine.plans for _, _, block, _ in plan.table
+        )
     assert preemptions > 30
     assert hits > 200
     assert pictures > 300

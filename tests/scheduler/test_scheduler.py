@@ -97,7 +97,7 @@ def test_the_device_is_told_of_a_block_once() -> None:
     engine = Engine()
     engine.add(question("a", TEXT[:6], max_tokens=8, **ENDLESS))
     engine.run()
-    assert [[index for _, index, _ in plan.table] for plan in engine.plans] == [
+    assert [[index for _, index, _, _ in plan.table] for plan in engine.plans] == [
         [0, 1],
         [],
         [],

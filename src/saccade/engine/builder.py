@@ -27,6 +27,7 @@ from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
 from saccade.kernels.dispatch import TORCH
 from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS
 from saccade.kv_cache.block_pool import BlockPool
+from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.pinned_prefixes import PinnedPrefixes, validate_pinned_prefixes
 from saccade.kv_cache.prefix_cache import PrefixCache
@@ -307,10 +308,8 @@ def _pages(
     dtype: torch.dtype,
 ) -> Pages:
     return Pages.allocate(
-        model.kv_shape,
+        single_group(model.kv_cache_groups, config.block_size),
         shares.blocks,
-        config.block_size,
-        dtype,
         device,
         shares.kv.compact,
         _compact_dtype(config) if shares.kv.compact else None,

@@ -16,6 +16,7 @@ from saccade.errors import ConfigError
 from saccade.kernels.attention.decode import DecodeTuning, default_splits
 from saccade.kernels.attention.metadata import MOST_GATHERED
 from saccade.kernels.dispatch import use_triton
+from saccade.kv_cache.groups import resolve_groups
 from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.kv_cache.swap_copies import HostPages
@@ -105,7 +106,7 @@ def budget(
     reserve = features + pictures.kept
     reserve += graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0
     free = _kv_bytes(config, model, device, step_tokens, reserve, pictures.peak)
-    bytes_of = _block_bytes(config, model, dtype, side_width(checkpoint, model))
+    bytes_of = _block_bytes(config, model, side_width(checkpoint, model))
     shares = _divide(config, model, bytes_of, free)
     if not sized:
         # Nobody asked for more than every row at its longest, twice over for the prefix cache.
@@ -143,14 +144,17 @@ def _divide(config: EngineConfig, model: LanguageModel, bytes_of: tuple[int, int
     return wish.divide_bytes(free, *bytes_of)
 
 
-def _block_bytes(
-    config: EngineConfig, model: LanguageModel, dtype: torch.dtype, beside: int
-) -> tuple[int, int]:
-    """Of a block in the model's dtype, and in 8 bits; `beside`: numbers per token that neither changes."""
-    plain, small = (
-        Pages.bytes_per_block(model.kv_shape, config.block_size, kind, beside) for kind in (dtype, torch.int8)
-    )
-    return plain, small
+def _block_bytes(config: EngineConfig, model: LanguageModel, side: int = 0) -> tuple[int, int]:
+    """Bytes of a block in every KV cache group, in the groups' dtypes and in 8 bits; `side`: numbers per
+    token beside K and V, which are not quantized."""
+    groups = resolve_groups(model.kv_cache_groups, config.block_size)
+    plain = sum(Pages.bytes_per_block(group, None, side) for group in groups)
+    return plain, sum(Pages.bytes_per_block(group, torch.int8, side) for group in groups)
+
+
+def _kv_width(model: LanguageModel) -> int:
+    """Numbers of K of one token in the widest layer."""
+    return max(group.kv_heads * group.head_dim for group in model.kv_cache_groups)
 
 
 def side_width(checkpoint: Checkpoint, model: LanguageModel) -> int:
@@ -175,12 +179,10 @@ def _kv_bytes(
     workspace = max(workspace, largest_view)
     if config.kv_wish().format and not use_triton("decode_attention", next(model.parameters()), model.mode):
         # What the twin makes of 8 bits on the way: bytes, twice float32, both kinds of block side by side.
-        workspace += 13 * MOST_GATHERED * model.kv_shape.kv_heads * model.kv_shape.head_dim
+        workspace += 13 * MOST_GATHERED * _kv_width(model)
     free, total = torch.cuda.mem_get_info(device)
     if _swap_bytes(config, device):
-        dtype = next(model.parameters()).dtype
-        per_block = Pages.bytes_per_block(model.kv_shape, config.block_size, dtype)
-        workspace += HostPages.staging_bytes(per_block)
+        workspace += HostPages.staging_bytes(_block_bytes(config, model)[0])
     left = int(total * config.gpu_memory_utilization) - (total - free) - workspace - reserve
     if left <= 0:
         raise ConfigError(
@@ -194,8 +196,8 @@ def _kv_bytes(
 def graph_bytes(model: LanguageModel, rows: int, longest: int, dtype: torch.dtype) -> int:
     """What captured steps hold: they share one pool as large as the largest needs, long contexts included,
     and the driver keeps each one's list of kernels."""
-    kv, rows = model.kv_shape, most_lines(rows)
-    splits = default_splits(rows, kv.kv_heads, longest, DecodeTuning().chunk)
+    rows, kv_heads = most_lines(rows), min(group.kv_heads for group in model.kv_cache_groups)
+    splits = default_splits(rows, kv_heads, longest, DecodeTuning().chunk)
     attention = rows * splits * model.hidden_size * 4 * 2  # float32 sums; heads may be wider than the stream
     activations = 16 * (rows + TOKENS[-1]) * model.hidden_size * dtype.itemsize
     logits = (
@@ -217,8 +219,8 @@ def _measure_workspace(
         hidden = hidden + logits.mean() * 0
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    kv, dtype = model.kv_shape, next(model.parameters()).dtype
-    gathered = 2 * MOST_GATHERED * kv.kv_heads * kv.head_dim * dtype.itemsize  # of a decode step, one layer
+    dtype = next(model.parameters()).dtype
+    gathered = 2 * MOST_GATHERED * _kv_width(model) * dtype.itemsize  # of a decode step, one layer
     penalties = 5 * rows * model.vocab_size  # token counts and prompt marks, should every row ask for them
     slack = 512 * MIB  # the allocator's, and library handles
     return max(peak, gathered) + 3 * rows * model.vocab_size * 4 + penalties + slack

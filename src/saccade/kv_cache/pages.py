@@ -1,10 +1,4 @@
-"""The K and V tensors, cut into pages, and one step's view of them.
-
-takes   a shape, a number of blocks and a device; block numbers from the pool's owner
-gives   `Pages` (the storage) and `Paged` (what one step's rows read and write of it)
-owns    their tensors
-never   decides which block belongs to whom; that is `cache.blocks`
-"""
+"""Paged KV storage: the K and V tensors of a KV cache group, and one step's view of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,40 +10,36 @@ from torch import Tensor
 from saccade.kernels.attention.copy_blocks import copy_block
 from saccade.kernels.attention.quantized_kv import LARGEST, SCALE_BYTES, Compact
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
+from saccade.kv_cache.groups import KVCacheGroup
 
 SIDE_DTYPE = torch.float32
-
-
-class KVShape(NamedTuple):
-    """What one token leaves behind: two vectors of kv_heads * head_dim in each layer."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class BlockStorage(NamedTuple):
-    """Tensors that hold something of the blocks first .. first + blocks: block b is at [:, b - first]."""
+    """The tensors of blocks first .. first + blocks: block b is at [:, b - first]."""
 
     first: int
     blocks: int
-    pairs: tuple[tuple[Tensor, Tensor], ...]  # of K and of V, [layers, at least `blocks`, ...] each
-    beside: Tensor | None = None  # the same, of what stands beside them
+    pairs: tuple[tuple[Tensor, Tensor], ...]  # K and V, [layers, at least `blocks`, ...] each
+    side: Tensor | None = None  # [1, blocks, ...]: `Pages.side` of these blocks
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        single = () if self.beside is None else (self.beside,)
-        return (*(tensor for pair in self.pairs for tensor in pair), *single)
+        side = () if self.side is None else (self.side,)
+        return (*(tensor for pair in self.pairs for tensor in pair), *side)
 
 
 @dataclass(frozen=True)
 class Pages:
-    """K and V of all layers, [layers, blocks, block_size, kv_heads, head_dim] each.
+    """K and V of a group's layers, [layers, blocks, block_size, kv_heads, head_dim] each.
 
-    The blocks from `compact.first` on, where there is a `compact`, are in 8 bits and in tensors of their own
-    (kernels/attention/quantized_kv.py); beside plain ones both kinds have a spare block behind their last.
+    The blocks from `compact.first` on, where there is a `compact`, are quantized to 8 bits, in tensors of
+    their own (kernels/attention/quantized_kv.py). With both kinds of block, each storage has a padding block
+    behind its last.
     """
 
+    group: KVCacheGroup
     k: Tensor
     v: Tensor
     compact: Compact | None = None
@@ -59,54 +49,50 @@ class Pages:
     @classmethod
     def allocate(
         cls,
-        shape: KVShape,
+        group: KVCacheGroup,
         blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
         device: torch.device | str,
-        compact_blocks: int = 0,  # of them, the last ones
+        compact_blocks: int = 0,  # how many of them, the last ones, are quantized
         compact_dtype: torch.dtype | None = None,
         side_width: int = 0,  # 0: nothing beside K and V
         mode: KernelMode = DEFAULT_MODE,
     ) -> "Pages":
+        layers, block_size = len(group.layers), group.block_size
         if blocks < 1 or block_size < 1:
             raise ValueError(f"pages need at least one block of one token, not {blocks} of {block_size}")
         if not 0 <= compact_blocks <= blocks or bool(compact_blocks) != (compact_dtype is not None):
-            raise ValueError(f"{compact_blocks} of {blocks} blocks are to be compact, in {compact_dtype}")
+            raise ValueError(f"{compact_blocks} of {blocks} blocks are to be quantized, to {compact_dtype}")
 
-        # Zeros, not empty: a padded read may touch a slot nobody wrote, and 0 * NaN is NaN.
+        # Zeros, not empty: a padded read may touch an unwritten slot, and 0 * NaN is NaN.
         def zeros(blocks: int, dtype: torch.dtype, *inner: int) -> Tensor:
-            return torch.zeros(shape.layers, blocks, *inner, dtype=dtype, device=device)
+            return torch.zeros(layers, blocks, *inner, dtype=dtype, device=device)
 
         plain = blocks - compact_blocks
-        spare = 1 if plain and compact_blocks else 0
-        inner = (block_size, shape.kv_heads, shape.head_dim)
-        k, v = (zeros(plain + spare, dtype, *inner) for _ in "kv")
+        padding = 1 if plain and compact_blocks else 0
+        inner = (block_size, group.kv_heads, group.head_dim)
+        k, v = (zeros(plain + padding, DTYPES[group.dtype], *inner) for _ in "kv")
         side = None
         if side_width:
             side = torch.zeros(1, blocks, block_size, side_width, dtype=SIDE_DTYPE, device=device)
         if compact_dtype is None:
-            return cls(k, v, None, side, mode)
-        small = compact_blocks + spare
+            return cls(group, k, v, None, side, mode)
+        small = compact_blocks + padding
         compact = Compact(
             zeros(small, compact_dtype, *inner),
             zeros(small, compact_dtype, *inner),
-            zeros(small, torch.float32, shape.kv_heads, block_size),
-            zeros(small, torch.float32, shape.kv_heads, block_size),
+            zeros(small, torch.float32, group.kv_heads, block_size),
+            zeros(small, torch.float32, group.kv_heads, block_size),
             plain,
         )
-        return cls(k, v, compact, side, mode)
+        return cls(group, k, v, compact, side, mode)
 
     @staticmethod
-    def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype, side_width: int = 0) -> int:
-        """Of a plain block, or of a compact one where `dtype` is an 8-bit one: its scales are counted."""
-        vector = shape.head_dim * dtype.itemsize + (SCALE_BYTES if dtype in LARGEST else 0)
-        beside = block_size * side_width * SIDE_DTYPE.itemsize
-        return 2 * shape.layers * block_size * shape.kv_heads * vector + beside
-
-    @property
-    def shape(self) -> KVShape:
-        return KVShape(self.k.shape[0], self.k.shape[3], self.k.shape[4])
+    def bytes_per_block(group: KVCacheGroup, dtype: torch.dtype | None = None, side_width: int = 0) -> int:
+        """Of a block in the group's dtype, or of one quantized to the 8-bit `dtype`, its scales included."""
+        stored = DTYPES[group.dtype] if dtype is None else dtype
+        vector = group.head_dim * stored.itemsize + (SCALE_BYTES if stored in LARGEST else 0)
+        side = group.block_size * side_width * SIDE_DTYPE.itemsize
+        return 2 * len(group.layers) * group.block_size * group.kv_heads * vector + side
 
     @property
     def blocks(self) -> int:
@@ -117,44 +103,44 @@ class Pages:
 
     @property
     def border(self) -> int:
-        """The blocks below are plain, those from it on compact."""
+        """The first quantized block; the number of blocks if there is none."""
         return self.blocks if self.compact is None else self.compact.first
 
     @property
     def block_size(self) -> int:
-        return self.k.shape[2]
+        return self.group.block_size
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for part in self.parts() for tensor in part.tensors)
 
     def layer(self, index: int) -> Compact | None:
-        """The compact blocks of one layer."""
+        """The quantized blocks of one layer."""
         return None if self.compact is None else self.compact.layer(index)
 
     def parts(self) -> tuple[BlockStorage, ...]:
-        """Everything blocks consist of. A block is in one part: copying it, or moving it elsewhere, means all
-        tensors of that part."""
+        """All storage of the blocks. A block is in one part; copying it means copying all tensors of that
+        part."""
         border, blocks = self.border, self.blocks
         below, above = (None, None) if self.side is None else (self.side[:, :border], self.side[:, border:])
         plain = (BlockStorage(0, border, ((self.k, self.v),), below),) if border else ()
         if self.compact is None:
             return plain
         k, v, k_scale, v_scale, _ = self.compact
-        # As bytes: not every device can index 8-bit floats.
+        # As bytes, since not every device can index 8-bit floats.
         small = (k.view(torch.uint8), v.view(torch.uint8)), (k_scale, v_scale)
         return (*plain, BlockStorage(border, blocks - border, small, above))
 
     def in_order(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
-        """(source, target) pairs of blocks, those of plain blocks first; and how many these are."""
+        """(source, target) pairs with those of unquantized blocks first, and how many these are."""
         border = self.border
         if any((source < border) != (target < border) for source, target in pairs):
-            raise ValueError(f"a block is to be copied between plain and compact ones: {pairs}")
+            raise ValueError(f"a block cannot be copied between plain and compact blocks: {pairs}")
         ordered = sorted(pairs, key=lambda pair: pair[1] >= border)
         return ordered, sum(target < border for _, target in pairs)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy a whole block in every layer, to one of its own kind."""
+        """Copy a block in every layer, to one of the same storage."""
         for part in self.parts():
             last = part.first + part.blocks
             inside = [part.first <= block < last for block in (source, target)]
@@ -162,21 +148,21 @@ class Pages:
                 at, to = source - part.first, target - part.first
                 for k, v in part.pairs:
                     copy_block(k, v, at, to, self.mode)
-                if part.beside is not None:
-                    part.beside[:, to].copy_(part.beside[:, at])
+                if part.side is not None:
+                    part.side[:, to].copy_(part.side[:, at])
             elif any(inside):
-                raise ValueError(f"block {source} is to be copied to {target}, which is of another kind")
+                raise ValueError(f"block {source} cannot be copied to {target}, which is of another kind")
 
     def copy_blocks(self, sources: Tensor, targets: Tensor, plain: int | None = None) -> None:
-        """Copy whole blocks in every layer: [n] int64 each. Sources are read before targets are written. The
-        first `plain` pairs are of plain blocks, the others of compact ones, as `in_order` puts them."""
+        """Copy blocks in every layer: [n] int64 each. Sources are read before targets are written. The first
+        `plain` pairs are of unquantized blocks, the others of quantized ones, as `in_order` orders them."""
         if sources.shape != targets.shape or sources.dim() != 1:
             raise ValueError(
                 f"copy_blocks pairs {tuple(sources.shape)} sources with {tuple(targets.shape)} targets"
             )
         if plain is None:
             if 0 < self.border < self.blocks:
-                raise ValueError("blocks are of two kinds here: say how many of the pairs are of plain ones")
+                raise ValueError("blocks are of two kinds: give `plain`, the number of unquantized pairs")
             plain = len(sources) if self.border else 0
         for part in self.parts():
             begin = plain if part.first else 0
@@ -190,14 +176,14 @@ class Pages:
 
 @dataclass(frozen=True)
 class Paged:
-    """One step's rows over the pages: the explicit input that stands for a KV cache.
+    """A step's rows over the pages: slot mapping, block tables and lengths.
 
-    Row r computes tokens offsets[r] .. offsets[r+1] of the step's T tokens, which are the last ones of a
-    sequence of lengths[r] tokens, and attends to that whole sequence through tables[r].
+    Row r computes tokens offsets[r] .. offsets[r+1] of the step's T tokens, the last ones of a sequence of
+    lengths[r] tokens, and attends to that whole sequence through tables[r].
     """
 
     pages: Pages
-    slots: Tensor  # [T] int64: block * block_size + offset where each token's K and V go
+    slots: Tensor  # [T] int64 slot mapping: block * block_size + offset of each token
     tables: Tensor  # [R, W] int32; the first ceil(length / block_size) entries of a row are valid
     lengths: Tensor  # [R] int32, this step's tokens included
     offsets: Tensor  # [R + 1] int32
@@ -223,17 +209,17 @@ class Paged:
 
 @dataclass(frozen=True)
 class FixedPaged:
-    """The same for a step whose sizes are fixed and whose numbers only the device knows (a captured one).
+    """The same for a captured step, whose sizes are fixed and whose numbers only the device knows.
 
     The first `decodes` of R rows compute one token each, the others those of their `offsets`. Rows of length
-    0 or without tokens are padding, and so are tokens of no row: their slots are negative.
+    0 or without tokens are padding, and so are tokens of no row, whose slots are negative.
     """
 
     pages: Pages
     slots: Tensor  # [T] int64
-    tables: Tensor  # [any, W] int32: those of all device rows
-    index: Tensor  # [R] int32: row r's line of the tables
+    tables: Tensor  # [any, W] int32: those of all slots
+    index: Tensor  # [R] int32: row r's line in the tables
     lengths: Tensor  # [R] int32, this step's tokens included
-    offsets: Tensor | None  # [R - decodes + 1] int32 into the T tokens; None: there are no other rows
+    offsets: Tensor | None  # [R - decodes + 1] int32 into the T tokens; None: decodes only
     decodes: int
     longest: int  # no row of one token is longer

@@ -320,3 +320,10 @@ class PrefixCache:
                 faults.append(f"block {parent} would be evicted before its child {block}")
         if faults:
             raise RuntimeError("prefix cache: " + "; ".join(faults))
+
+
+def match_groups(caches: Sequence[PrefixCache], chain: HashChain) -> list[list[int]]:
+    """The cached blocks of a chain's beginning in each group: as many as the group with the fewest has."""
+    found = [cache.match(chain) for cache in caches]
+    shared = min(map(len, found))
+    return [blocks[:shared] for blocks in found]

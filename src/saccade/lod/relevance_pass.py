@@ -122,7 +122,7 @@ class Lookout:
         upload: Callable[[Pixels, bytes], Tensor],  # pixels, and of which picture
         stills: Stills | None = None,
     ) -> None:
-        depth = model.kv_shape.layers
+        depth = len(pages.group.layers)
         if head is not None and (head.layer > depth or pages.side is None):
             raise CheckpointError(
                 f"config.json: saccade.relevance has layer {head.layer}; the decoder has {depth} layers"

@@ -12,7 +12,8 @@ from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm.skinny import skinny_linear
 from saccade.kernels.jit import compiling
 from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
-from saccade.kv_cache.pages import FixedPaged, KVShape, Paged
+from saccade.kv_cache.groups import full_attention
+from saccade.kv_cache.pages import FixedPaged, Paged
 from saccade.models.config import DecoderDims, RopeDims
 from saccade.models.layers import (
     Attention,
@@ -53,7 +54,8 @@ class Layer(nn.Module):
         self.attention = Attention(
             dims.hidden,
             dims.heads,
-            KVShape(dims.layers, dims.kv_heads, dims.head_dim),
+            dims.kv_heads,
+            dims.head_dim,
             place,
             bias=dims.attention_bias,
             norm_eps=dims.eps if dims.qk_norm else None,
@@ -85,7 +87,8 @@ class Decoder(LanguageModel):
 
     def __init__(self, dims: DecoderDims, place: Place, vision: VisionTower | None = None) -> None:
         super().__init__()
-        self.kv_shape = KVShape(dims.layers, dims.kv_heads, dims.head_dim)
+        dtype = str(place.dtype).removeprefix("torch.")
+        self.kv_cache_groups = full_attention(dims.layers, dims.kv_heads, dims.head_dim, dtype)
         self.vocab_size, self.hidden_size = dims.vocab, dims.hidden
         self.max_positions = dims.max_positions
         self.vision = vision

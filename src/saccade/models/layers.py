@@ -27,7 +27,8 @@ from saccade.kernels.norm_rope.activation import silu_mul
 from saccade.kernels.norm_rope.add_norm import add_layer_norm, add_rms_norm
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qkv_finish
 from saccade.kernels.norm_rope.rope import apply_rotary
-from saccade.kv_cache.pages import FixedPaged, KVShape, Paged
+from saccade.kv_cache.groups import KVCacheGroup
+from saccade.kv_cache.pages import FixedPaged, Paged
 
 
 class Place(NamedTuple):
@@ -147,7 +148,7 @@ class VisionTower(nn.Module):
 class LanguageModel(nn.Module):
     """A causal language model over paged keys and values."""
 
-    kv_shape: KVShape
+    kv_cache_groups: tuple[KVCacheGroup, ...]
     vocab_size: int
     hidden_size: int
     max_positions: int
@@ -276,7 +277,8 @@ class Attention(nn.Module):
         self,
         width: int,
         heads: int,
-        kv: KVShape,
+        kv_heads: int,
+        head_dim: int,
         place: Place,
         *,
         bias: bool,
@@ -284,15 +286,15 @@ class Attention(nn.Module):
         window: int | None,
     ) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = heads, kv.kv_heads, kv.head_dim
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.window = window
-        self.scale = kv.head_dim**-0.5
-        inner = heads * kv.head_dim
-        kv_inner = kv.kv_heads * kv.head_dim
+        self.scale = head_dim**-0.5
+        inner = heads * head_dim
+        kv_inner = kv_heads * head_dim
         self.qkv = Linear(width, (inner, kv_inner, kv_inner), place, bias)
         self.out = Linear(inner, (width,), place, bias)
-        self.q_norm = RMSNorm(kv.head_dim, norm_eps, place) if norm_eps is not None else None
-        self.k_norm = RMSNorm(kv.head_dim, norm_eps, place) if norm_eps is not None else None
+        self.q_norm = RMSNorm(head_dim, norm_eps, place) if norm_eps is not None else None
+        self.k_norm = RMSNorm(head_dim, norm_eps, place) if norm_eps is not None else None
 
     def forward(
         self,

@@ -22,7 +22,7 @@ from saccade.encoder.partial_views import PartialViews
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.kv_cache.pool_sizing import VisionBlocks
-from saccade.kv_cache.prefix_cache import HashChain, PrefixCache
+from saccade.kv_cache.prefix_cache import HashChain, PrefixCache, match_groups
 from saccade.request import Pixels
 from saccade.scheduler.encoder_pins import Pinning
 from saccade.scheduler.encoder_scheduler import Making
@@ -205,7 +205,7 @@ class Holdings:
 
     def _find(self, prefix: PrefixCache, sequence: Sequence, chain: HashChain) -> tuple[list[int], int]:
         chain.extend(sequence.tokens)
-        blocks = prefix.match(chain)
+        (blocks,) = match_groups((prefix,), chain)
         shared = len(blocks) * self._size
         part = prefix.match_partial(chain, len(blocks), sequence.tokens)
         if part and self._pool.has_vision_pool:  # the other pool's blocks may be of another precision

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from saccade.scheduler.cost_model import CostModel, Work
 from saccade.scheduler.policy import Brief
 from saccade.scheduler.sequence import Group, Sequence
-from saccade.step_plan import Encode, Enter, Row, StepPlan, StepResult
+from saccade.step_plan import BlockTableEntry, Encode, Enter, Row, StepPlan, StepResult
 
 # A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row.
 Planned = tuple[Sequence, int, Row]
@@ -31,7 +31,7 @@ class Step:
     work: Work = field(default_factory=Work)
     enter: list[Enter] = field(default_factory=list)
     arriving: list[Sequence] = field(default_factory=list)  # whose rows those are
-    table: list[tuple[int, int, int]] = field(default_factory=list)  # (row, index, block)
+    table: list[BlockTableEntry] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     swap_outs: tuple[tuple[int, int], ...] = ()  # (block, slot)
     swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
@@ -77,7 +77,7 @@ class Step:
             self.enter.append(sequence.enter())
             sequence.renewed = False
         if sequence.stale:
-            self.table += [(row.row, index, sequence.blocks[index]) for index in sequence.stale]
+            self.table += [(row.row, index, sequence.blocks[index], 0) for index in sequence.stale]
             sequence.stale = []
         (self.singles if row.count == 1 else self.longer).append((sequence, sequence.epoch, row))
         self.tokens_left -= row.count

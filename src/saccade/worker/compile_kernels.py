@@ -22,6 +22,7 @@ from saccade.kernels.compile_pool import Workers, worth_having
 from saccade.kernels.dispatch import TORCH, KernelMode
 from saccade.kernels.jit import INTERPRETED, TRITON, compiled_ahead, hash_compiler, little_compiled
 from saccade.kernels.sampling.greedy import greedy
+from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.lod.scorers import image_maps
 from saccade.lod.texture import texture
@@ -76,7 +77,7 @@ def compile_first(
 
 def lone_prompt(model: LanguageModel, device: torch.device, tokens: int, block_size: int) -> Tensor:
     """The hidden states of a prompt of so many tokens in a step of its own, whose pages nobody reads."""
-    pages = Pages.allocate(model.kv_shape, 1, block_size, next(model.parameters()).dtype, device)
+    pages = Pages.allocate(single_group(model.kv_cache_groups, block_size), 1, device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
     paged = Paged(
         pages=pages,
@@ -94,10 +95,8 @@ def lone_prompt(model: LanguageModel, device: torch.device, tokens: int, block_s
 
 def _copies(model: LanguageModel, device: torch.device, block_size: int, compact: torch.dtype | None) -> None:
     """Of blocks of every kind, each onto itself."""
-    small, dtype = int(compact is not None), next(model.parameters()).dtype
-    pages = Pages.allocate(
-        model.kv_shape, 1 + small, block_size, dtype, device, small, compact, mode=model.mode
-    )
+    small, group = int(compact is not None), single_group(model.kv_cache_groups, block_size)
+    pages = Pages.allocate(group, 1 + small, device, small, compact, mode=model.mode)
     for block in range(1 + small):
         pages.copy_block(block, block)
 

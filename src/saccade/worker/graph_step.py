@@ -111,7 +111,7 @@ class FixedStep:
             len(self._watched), most_chunks, model.hidden_size, dtype=dtype, device=device
         )
         self._ends_at = torch.zeros(3, most_chunks, device=device)
-        self.counters = torch.zeros(lines * model.kv_shape.kv_heads, dtype=torch.int32, device=device)
+        self.counters = torch.zeros(lines * pages.group.kv_heads, dtype=torch.int32, device=device)
         self._mode = model.mode._replace(pdl=early, counters=self.counters)
         self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
 

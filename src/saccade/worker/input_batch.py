@@ -126,9 +126,9 @@ class Batch:
     def _send(self, plan: StepPlan, arrays: dict[str, Sequence[int] | Ints]) -> dict[str, Tensor]:
         """The arrays on the device, in one copy with the plan's table changes and block copies, made here."""
         upload = Upload()
-        width = self._rows.width
-        places = upload.add([row * width + index for row, index, _ in plan.table])
-        blocks = upload.add([block for _, _, block in plan.table])
+        lines, width = self._rows.lines, self._rows.width
+        places = upload.add([(group * lines + row) * width + index for row, index, _, group in plan.table])
+        blocks = upload.add([block for _, _, block, _ in plan.table])
         few = len(plan.copies) <= FEW_COPIES
         ordered, plain = self._pages.in_order(() if few else plan.copies)
         copies = upload.add([block for pair in ordered for block in pair])

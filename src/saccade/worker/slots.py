@@ -19,11 +19,13 @@ UNKNOWN = -1  # no place: whatever the row is to do next must be told to the dev
 
 
 class DeviceRows:
-    def __init__(self, rows: int, blocks_per_row: int, device: torch.device) -> None:
-        lines = rows + 1  # the last is nobody's: padding writes there
+    def __init__(self, rows: int, blocks_per_row: int, device: torch.device, groups: int = 1) -> None:
+        self.lines = lines = rows + 1  # the last is nobody's: padding writes there
         self.width = blocks_per_row
+        # Block tables of all KV cache groups; `state` has those of group 0.
+        self._tables = torch.zeros(groups * lines, blocks_per_row, dtype=torch.int32, device=device)
         self.state = RowState(
-            tables=torch.zeros(lines, blocks_per_row, dtype=torch.int32, device=device),
+            tables=self.tables(0),
             last=torch.zeros(lines, dtype=torch.int64, device=device),
             lengths=torch.zeros(lines, dtype=torch.int32, device=device),
             positions=torch.zeros(lines, dtype=torch.float32, device=device),
@@ -77,10 +79,14 @@ class DeviceRows:
         tokens = entries[:, 4].long()
         state.last[rows] = torch.where(tokens < 0, state.last[rows], tokens)
 
+    def tables(self, group: int) -> Tensor:
+        """The block tables of a KV cache group, [rows + 1, blocks]."""
+        return self._tables[group * self.lines : (group + 1) * self.lines]
+
     def change_tables(self, places: Tensor, blocks: Tensor) -> None:
-        """[n] int32 each; block `index` of a row is at row * width + index."""
+        """[n] int32 each; block `index` of a row is at (group * lines + row) * width + index."""
         if len(places):
-            self.state.tables.view(-1).index_copy_(0, places.long(), blocks)
+            self._tables.view(-1).index_copy_(0, places.long(), blocks)
 
     def settle(self, rows: Tensor, tokens: Tensor, ahead: Tensor) -> None:
         """After an ordinary step: tokens [S] int64 sampled for rows [S] int64, and what comes next there,
