@@ -71,19 +71,19 @@ def test_one_eight_bit_format_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("8GiB", "no part of a vision cache"),
-        ("gpu", "no part"),
-        ("gpu=", "no part"),
-        ("gpu=8GiB,ram=2GiB", "'ram=2GiB' is no part"),
+        ("8GiB", "not a part of a vision cache"),
+        ("gpu", "not a part"),
+        ("gpu=", "not a part"),
+        ("gpu=8GiB,ram=2GiB", "'ram=2GiB' is not a part"),
         ("gpu=much", "'much' is not a size"),
         ("gpu=-1", "gpu is -1"),
         ("host=nan", "'nan' is not a size"),
         ("gpu=1,gpu=2", "gpu is given twice"),
-        ("disk=1GiB", "no dir"),
+        ("disk=1GiB", "give a dir"),
         ("dir=/tmp", "disk is 0"),
         ("ttl=soon", "ttl is 'soon'"),
         ("ttl=0", "ttl is 0.0"),
-        ("", "no part"),
+        ("", "not a part"),
     ],
 )
 def test_a_vision_cache_that_makes_no_sense_is_refused_with_what_to_write(text: str, complaint: str) -> None:

@@ -1,24 +1,20 @@
-"""Where the time of one request goes, from its first byte to its last token.
-
-takes   stamps, as the request passes them on its way
-gives   seconds by stage (the names are metrics.STAGES); the same as a Server-Timing header
-never   reads the request: it knows times alone
+"""The time of one request by stage, from its first byte to its last token.
 
     receive      reading the body
     prepare      parsing it, waiting for a thread
     tokenise     chat template and tokenizer
-    fetch        getting pictures from where they are, reading their sizes
-    unpack       decoding pictures; getting and decoding videos
-    send         to the engine
-    queue        waiting for a device row
-    look         steps up to the choice of its zoomed views, where those are chosen
-    encode       steps of the vision tower for its pictures
+    fetch        fetching images and reading their sizes
+    unpack       decoding images; fetching and decoding videos
+    send         to the engine core
+    queue        waiting for a slot
+    look         steps up to the choice of its zoomed views (LOD only)
+    encode       steps of the vision encoder for its images
     prefill      the other steps up to its first token
-    first_token  from the engine to the front
+    first_token  from the engine core to the API server
     decode       from the first token to the last
     total        from the first byte to the end
 
-A stage that was not reached is left out; all but `total` add up to it, but for what writing the answer takes.
+Stages that were not reached are left out. The others add up to `total`, less the time to encode the response.
 """
 
 import time
@@ -29,35 +25,35 @@ from typing import Literal
 
 from saccade.request import EngineTimes
 
-Spent = Literal["tokenise", "fetch", "unpack"]
+MeasuredStage = Literal["tokenise", "fetch", "unpack"]
 
 
 @dataclass(slots=True)
 class RequestTiming:
-    """The stamps (time.monotonic()) and sums (seconds) of one prompt."""
+    """Timestamps (time.monotonic()) and durations (seconds) of one prompt."""
 
     arrived: float = 0.0
-    read: float | None = None  # its body was there
+    read: float | None = None  # body complete
     tokenise: float = 0.0
     fetch: float = 0.0
     unpack: float = 0.0
-    sent: float | None = None  # to the engine
+    sent: float | None = None  # to the engine core
     engine: EngineTimes | None = None
-    first: float | None = None  # its first token was here
-    last: float | None = None  # and its latest
+    first: float | None = None  # first token received
+    last: float | None = None  # latest token received
 
     @contextmanager
-    def measure(self, on: Spent) -> Iterator[None]:
-        """Adds the time of what is done inside."""
-        began = time.monotonic()
+    def measure(self, stage: MeasuredStage) -> Iterator[None]:
+        """Adds the time spent inside to `stage`."""
+        start = time.monotonic()
         try:
             yield
         finally:
-            setattr(self, on, getattr(self, on) + time.monotonic() - began)
+            setattr(self, stage, getattr(self, stage) + time.monotonic() - start)
 
     @property
     def reached(self) -> str:
-        """The stage it is in. The engine tells nothing before the first token: until then it is queued."""
+        """The current stage. The engine reports nothing before the first token: until then it is `queue`."""
         if self.read is None:
             return "receive"
         if self.sent is None:
@@ -65,7 +61,7 @@ class RequestTiming:
         return "queue" if self.first is None else "decode"
 
     def seconds(self, end: float | None = None) -> dict[str, float]:
-        """Seconds by stage, in order; with `end` the total too."""
+        """Seconds by stage, in order; with `end`, the total too."""
         known: dict[str, float | None] = {}
         prepared = self.tokenise + self.fetch + self.unpack
         known["receive"] = _between(self.arrived, self.read)

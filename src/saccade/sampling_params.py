@@ -1,8 +1,4 @@
-"""What a user may ask of sampling, checked; and what it comes to for the engine.
-
-`SamplingParams` is the user's side (silence is allowed, stop strings are text); `Sampling` in request.py
-is the engine's side (everything is resolved, only token ids are left).
-"""
+"""`SamplingParams`: the user's sampling options and their limits; `resolve` makes the engine's `Sampling`."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +7,7 @@ from dataclasses import dataclass
 from saccade.errors import InvalidValue
 from saccade.request import Sampling
 
-# The least and the most of each number, for the library and over HTTP alike.
+# Range of each number, in the library and over HTTP.
 LIMITS: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -29,9 +25,9 @@ MAX_SEED = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample. `None` takes the checkpoint's own default, or the neutral value."""
+    """How to sample. None takes the checkpoint's default, or the neutral value."""
 
-    max_tokens: int | None = 16  # None: what the context leaves
+    max_tokens: int | None = 16  # None: the rest of the context
     min_tokens: int = 0
     temperature: float | None = None  # 0 is greedy
     top_k: int | None = None  # 0 or -1 is off
@@ -42,7 +38,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: Mapping[int, float] | None = None
-    logprobs: int | None = None  # how many alternatives to report with each token
+    logprobs: int | None = None  # alternatives to report with each token
     stop: tuple[str, ...] | list[str] | str | None = None
     stop_token_ids: tuple[int, ...] | list[int] | None = None
     include_stop_str_in_output: bool = False
@@ -51,7 +47,7 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        whole = {
+        integers = {
             "max_tokens": (self.max_tokens, 1, None),
             "min_tokens": (self.min_tokens, 0, None),
             "top_k": (self.top_k, -1, None),
@@ -59,11 +55,11 @@ class SamplingParams:
             "logprobs": (self.logprobs, 0, MAX_LOGPROBS),
             "n": (self.n, 1, MAX_CHOICES),
         }
-        for name, (value, low, high) in whole.items():
-            _check(name, value, low, high, whole=True)
-        for name, (least, most) in LIMITS.items():
+        for name, (value, low, high) in integers.items():
+            _check(name, value, low, high, integer=True)
+        for name, limits in LIMITS.items():
             if name != "logit_bias":
-                _check(name, getattr(self, name), least, most, whole=False)
+                _check(name, getattr(self, name), *limits, integer=False)
         if self.top_p == 0:
             raise InvalidValue(
                 "top_p is 0, which leaves no token; use temperature 0 for greedy", param="top_p"
@@ -73,10 +69,10 @@ class SamplingParams:
             raise InvalidValue(message, param="min_tokens")
         self._check_stops()
         for token, bias in (self.logit_bias or {}).items():
-            _check("logit_bias", token, None, None, whole=True)
-            _check(f"logit_bias[{token}]", bias, *LIMITS["logit_bias"], whole=False)
+            _check("logit_bias", token, None, None, integer=True)
+            _check(f"logit_bias[{token}]", bias, *LIMITS["logit_bias"], integer=False)
         for token in self.stop_token_ids or ():
-            _check("stop_token_ids", token, None, None, whole=True)
+            _check("stop_token_ids", token, None, None, integer=True)
 
     def _check_stops(self) -> None:
         if len(self.stop_strings) > MAX_STOPS:
@@ -85,7 +81,9 @@ class SamplingParams:
         given: tuple[object, ...] = self.stop_strings
         for text in given:
             if not text or not isinstance(text, str):
-                raise InvalidValue(f"the stop string {text!r} is empty or no text; remove it", param="stop")
+                raise InvalidValue(
+                    f"the stop string {text!r} is empty or not a string; remove it", param="stop"
+                )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -94,21 +92,21 @@ class SamplingParams:
     def resolve(
         self, *, room: int, vocab_size: int, end_tokens: tuple[int, ...], defaults: Mapping[str, float]
     ) -> Sampling:
-        """The engine's version: `room` is how many tokens the context still holds after the prompt."""
+        """The engine's form; `room` is the number of tokens the context has left after the prompt."""
         bias, stops = dict(self.logit_bias or {}), tuple(self.stop_token_ids or ())
         for name, ids in (("logit_bias", tuple(bias)), ("stop_token_ids", stops)):
             for token in ids:
                 if not 0 <= token < vocab_size:
-                    message = f"{name} names token {token}; the vocabulary has ids 0 to {vocab_size - 1}"
+                    message = f"{name} contains token {token}; the vocabulary has ids 0 to {vocab_size - 1}"
                     raise InvalidValue(message, param=name)
 
         def choose(name: str, value: float | None, neutral: float) -> float:
             return value if value is not None else float(defaults.get(name, neutral))
 
-        most = room if self.max_tokens is None else min(self.max_tokens, room)
+        limit = room if self.max_tokens is None else min(self.max_tokens, room)
         return Sampling(
-            max_tokens=most,
-            min_tokens=min(self.min_tokens, most),
+            max_tokens=limit,
+            min_tokens=min(self.min_tokens, limit),
             temperature=choose("temperature", self.temperature, 1.0),
             top_k=max(int(choose("top_k", self.top_k, 0)), 0),
             top_p=choose("top_p", self.top_p, 1.0),
@@ -124,12 +122,12 @@ class SamplingParams:
         )
 
 
-def _check(name: str, value: object, low: float | None, high: float | None, *, whole: bool) -> None:
+def _check(name: str, value: object, low: float | None, high: float | None, *, integer: bool) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidValue(f"{name} is {value!r}; it must be a number", param=name)
-    if whole and not isinstance(value, int):
+    if integer and not isinstance(value, int):
         raise InvalidValue(f"{name} is {value!r}; it must be an integer", param=name)
     if (low is not None and value < low) or (high is not None and value > high):
         span = f"at least {low}" if high is None else f"{low} to {high}"
