@@ -144,7 +144,7 @@ class EngineConfig:
         """All options but the model, as `LLM` and `AsyncEngine` take them."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
 
-    def kv_wish(self) -> KVCacheOptions:
+    def kv_cache_options(self) -> KVCacheOptions:
         return KVCacheOptions(
             cache_dtype=self.kv_cache_dtype,
             vision_dtype=self.kv_vision_dtype,
@@ -178,7 +178,7 @@ class EngineConfig:
             _require(value in (True, False, None), f"{name} is {value!r}; it is true or false")
         target = self.itl_target
         _require(target is None or 0 <= target < float("inf"), f"itl_target is {target} ms; use 0 or more")
-        self.kv_wish()
+        self.kv_cache_options()
         blocks, kv = self.num_blocks, self.kv_cache_bytes
         _require(
             blocks is None or kv is None,

@@ -163,7 +163,7 @@ def _scheduler(
         stream_tokens=sizes[-1] if sizes else ANY,
         brief=_brief(checkpoint, network, chip),
     )
-    pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_wish().roles)
+    pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_cache_options().roles)
     prefix = None
     if config.prefix_caching:
         prefix = PrefixCache(pool, config.block_size, _pins(config, checkpoint, shares, network))
@@ -295,7 +295,7 @@ def _head(
 
 def _compact_dtype(config: EngineConfig) -> torch.dtype | None:
     """Of the blocks in 8 bits, if any are wished for."""
-    form = config.kv_wish().format
+    form = config.kv_cache_options().format
     return FORMATS[form] if form else None
 
 

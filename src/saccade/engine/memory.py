@@ -111,7 +111,7 @@ def budget(
     if not sized:
         # Nobody asked for more than every row at its longest, twice over for the prefix cache.
         most = 2 * config.max_num_seqs * -(-wanted_len // config.block_size)
-        shares = config.kv_wish().cap(shares, most)
+        shares = config.kv_cache_options().cap(shares, most)
     longest = min(wanted_len, shares.text * config.block_size)  # a prompt may be nothing but text
     if longest < 2 or (config.max_model_len is not None and longest < config.max_model_len):
         raise ConfigError(
@@ -136,7 +136,7 @@ def _swap_bytes(config: EngineConfig, device: torch.device) -> int:
 
 def _divide(config: EngineConfig, model: LanguageModel, bytes_of: tuple[int, int], free: int) -> PoolSizes:
     """The KV blocks of both pools."""
-    wish = config.kv_wish()
+    wish = config.kv_cache_options()
     if wish.split and model.vision is None:
         raise ConfigError("the model sees no pictures; leave out the options --kv-vision-...")
     if config.num_blocks is not None:
@@ -177,7 +177,7 @@ def _kv_bytes(
         return GIB
     workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
     workspace = max(workspace, largest_view)
-    if config.kv_wish().format and not use_triton("decode_attention", next(model.parameters()), model.mode):
+    if config.kv_cache_options().format and not use_triton("decode_attention", next(model.parameters()), model.mode):
         # What the twin makes of 8 bits on the way: bytes, twice float32, both kinds of block side by side.
         workspace += 13 * MOST_GATHERED * _kv_width(model)
     free, total = torch.cuda.mem_get_info(device)
