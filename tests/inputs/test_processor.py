@@ -3,8 +3,10 @@
 import base64
 import io
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -349,3 +351,43 @@ def test_a_model_that_sees_nothing_refuses_what_only_pictures_could_fulfil(tmp_p
         with pytest.raises(InvalidValue, match="image"):
             blind.prepare_prompt([1, 2], ASK, "r", detail_req=detail_req)
     assert blind.prepare_prompt([1, 2], ASK, "r", detail_req=DetailRequest(lod=True)).zooming is None
+
+
+def executed_files(work: Callable[[], object]) -> set[str]:
+    """Files of the package in which a function runs, this thread's alone."""
+    found: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and "saccade" in frame.f_code.co_filename:
+            found.add(frame.f_code.co_filename.rsplit("saccade/", 1)[-1])
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_plain_image_request_runs_no_code_of_lod_named_images_or_video(front: InputProcessor) -> None:
+    messages = [{"role": "user", "content": [part(picture(64, 64)), {"type": "text", "text": "what?"}]}]
+    front.prepare_chat(messages, ASK, "r")  # fills caches
+    files = executed_files(lambda: front.prepare_chat(messages, ASK, "r"))
+    assert "inputs/media/decode.py" in files
+    assert not [file for file in files if file.startswith("lod/")]
+    assert not files & {"inputs/media/image_names.py", "inputs/media/video.py", "inputs/media/ssrf.py"}
+
+
+def test_a_text_request_runs_no_code_for_media(front: InputProcessor) -> None:
+    messages = [{"role": "user", "content": "what?"}]
+    files = executed_files(lambda: front.prepare_chat(messages, ASK, "r"))
+    assert files <= {
+        "inputs/processor.py",
+        "inputs/chat_template.py",
+        "inputs/tokenizer.py",
+        "inputs/media/cancellation.py",
+        "checkpoint.py",
+        "request.py",
+        "request_timing.py",
+        "sampling_params.py",
+    }
