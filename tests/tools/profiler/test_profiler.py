@@ -23,9 +23,16 @@ from saccade.step_plan import StepPlan
 from saccade.tools.bench.ceilings import Floors
 from saccade.tools.profiler import trace
 from saccade.tools.profiler.options import ProfileOptions
-from saccade.tools.profiler.report import Profile, Timed, show
-from saccade.tools.profiler.sections import ENCODE, PREPROCESS, Ran, Section, Workbench, watched
-from saccade.tools.profiler.trace import Found, Kernel
+from saccade.tools.profiler.report import Profile, SectionTime, show
+from saccade.tools.profiler.sections import (
+    ENCODE,
+    PREPROCESS,
+    Section,
+    SectionFactory,
+    SectionRun,
+    instrumented,
+)
+from saccade.tools.profiler.trace import KernelTime, SectionTrace
 from saccade.worker.model_runner import Launched, Runner
 
 
@@ -96,7 +103,7 @@ def test_kernels_beside_a_copy_count_in_full() -> None:
 def test_kernels_of_a_graph_belong_to_the_range_that_launched_it() -> None:
     """They run when the host has long left it, and their ids are those of operators too."""
     host = [
-        Event("saccade.picture", 0, 1000, "CPU"),
+        Event("saccade.image", 0, 1000, "CPU"),
         Event("saccade.encode", 10, 40, "CPU"),
         Event("saccade.preprocess", 12, 18, "CPU"),
         Event("cuLaunchKernelEx", 13, 14, "CPU", 5),
@@ -112,7 +119,7 @@ def test_kernels_of_a_graph_belong_to_the_range_that_launched_it() -> None:
         Event("step", 420, 500, id=9),
         Event("step", 500, 600, id=9),
     ]
-    found = trace.read(host + device, ["picture"])["picture"]
+    found = trace.read(host + device, ["image"])["image"]
     assert found.ranges == {"saccade.encode": 0.31, "saccade.preprocess": 0.01}
     assert (found.elsewhere, found.busy, found.lost) == (0.18, 0.49, 0)
 
@@ -153,16 +160,16 @@ def test_steps_are_told_apart_by_their_launches_and_copies_do_not_fill_the_gap_b
 
 
 def test_without_a_device_ranges_are_times_of_the_host() -> None:
-    section = Event("saccade.picture", 0, 100, "CPU")
+    section = Event("saccade.image", 0, 100, "CPU")
     inner = Event("saccade.encode", 10, 40, "CPU")
-    host = trace.read([section, inner, Event("aten::mm", 1, 3, "CPU")], ["picture"])["picture"]
+    host = trace.read([section, inner, Event("aten::mm", 1, 3, "CPU")], ["image"])["image"]
     assert (host.ranges, host.elsewhere) == ({"saccade.encode": 0.03}, 0.07)
     assert (host.busy, host.gaps, host.kernels[0].name) == (None, (), "aten::mm")
 
 
 def test_watching_leaves_everything_as_it_was() -> None:
     before = Launched.wait, EncoderRunner.try_encode
-    with pytest.raises(RuntimeError), watched():
+    with pytest.raises(RuntimeError), instrumented():
         raise RuntimeError
     assert (Launched.wait, EncoderRunner.try_encode) == before
 
@@ -184,7 +191,7 @@ def test_decode_runs_steps_of_all_sequences_and_of_nothing_else(
     settings: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 24, "overlap": overlap}
     with contextlib.closing(LLM(str(vl_folder), device="cpu", progress=False, **settings)) as llm:
         network = read_network(llm.processor.checkpoint.config, 4)
-        section = Workbench(llm, options, Floors(network, H200)).sections()[-1]
+        section = SectionFactory(llm, options, Floors(network, H200)).sections()[-1]
         for _ in range(2):
             section.prepare()
             prompts = len(sent)
@@ -209,22 +216,25 @@ def test_sequences_that_cannot_decode_together_are_refused(vl_folder: Path) -> N
 
 
 def test_the_tables_divide_by_the_steps_and_tell_the_gaps_between_them() -> None:
-    def nothing() -> Ran:
+    def nothing() -> SectionRun:
         raise AssertionError
 
-    kernels = (Kernel("nvjet", "products", 8, 20_000.0), Kernel("_split_kernel", "attention", 4, 4_000.0))
-    step = Ran(4, "one step", 5.0, {"products": 4.0, "attention": 0.5})
-    look = Ran(1, "a picture", 20.0, {PREPROCESS: 0.01, ENCODE: 8.0})
+    kernels = (
+        KernelTime("nvjet", "products", 8, 20_000.0),
+        KernelTime("_split_kernel", "attention", 4, 4_000.0),
+    )
+    step = SectionRun(4, "one step", 5.0, {"products": 4.0, "attention": 0.5})
+    look = SectionRun(1, "an image", 20.0, {PREPROCESS: 0.01, ENCODE: 8.0})
     done = Profile(
         where="here",
         ceilings="high",
-        sections=tuple(Section(name, lambda: None, nothing) for name in ("picture", "decode")),
-        timed={"picture": Timed(40.0, 30.0, look), "decode": Timed(6.25, 6.0, step)},
-        found={
-            "picture": Found(kernels, 24.0, 1.0, (80.0,), {PREPROCESS: 0.2, ENCODE: 10.2}, 13.8, (), 2),
-            "decode": Found(kernels, 24.0, 0.8, (60.0, 9.0), {}, 0.0, (9.0, 60.0, 0.0)),
+        sections=tuple(Section(name, lambda: None, nothing) for name in ("image", "decode")),
+        timed={"image": SectionTime(40.0, 30.0, look), "decode": SectionTime(6.25, 6.0, step)},
+        traces={
+            "image": SectionTrace(kernels, 24.0, 1.0, (80.0,), {PREPROCESS: 0.2, ENCODE: 10.2}, 13.8, (), 2),
+            "decode": SectionTrace(kernels, 24.0, 0.8, (60.0, 9.0), {}, 0.0, (9.0, 60.0, 0.0)),
         },
-        traced={"picture": look, "decode": step},
+        runs={"image": look, "decode": step},
     )
     console = Console(file=io.StringIO())
     show(done, 12, console)
@@ -254,22 +264,22 @@ def test_the_command_writes_a_table_a_trace_and_json(vl_folder: Path, tmp_path: 
     words += f" --steps 2 --repeat 1 --trace {tmp_path}/t.json.gz --json {tmp_path}/p.json"
     done = CliRunner().invoke(cli.app, words.split())
     assert done.exit_code == 0, done.output
-    for stage in ("picture", "preprocess", "vision tower", "prefill", "decode", "attention"):
+    for stage in ("image", "preprocess", "vision tower", "prefill", "decode", "attention"):
         assert stage in done.output
     told = json.loads((tmp_path / "p.json").read_text())["sections"]
-    assert list(told) == ["picture", "prefill", "decode"]
+    assert list(told) == ["image", "prefill", "decode"]
     assert told["decode"]["traced"] == 2
     assert (
         0
-        < told["picture"]["found"]["ranges"]["saccade.preprocess"]
-        < told["picture"]["found"]["ranges"]["saccade.encode"]
+        < told["image"]["found"]["ranges"]["saccade.preprocess"]
+        < told["image"]["found"]["ranges"]["saccade.encode"]
     )
     products = {one["name"]: one["calls"] for one in told["prefill"]["found"]["kernels"]}
     again = {one["name"]: one["calls"] for one in told["decode"]["found"]["kernels"]}
     assert again["aten::mm"] == 2 * products["aten::mm"]  # two steps, and nothing else runs beside them
     with gzip.open(tmp_path / "t.json.gz") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
-    assert {"saccade.picture", "saccade.encode", "saccade.decode"} <= names
+    assert {"saccade.image", "saccade.encode", "saccade.decode"} <= names
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(vl_folder: Path) -> None:

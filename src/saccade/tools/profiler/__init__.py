@@ -1,5 +1,1 @@
-"""`saccade profile`: where the time of a picture, a prompt and a decode step goes, kernel by kernel.
-
-`options.py` what to look at; `sections.py` runs it; `trace.py` reads what torch's profiler recorded;
-`report.py` the tables; `command.py` the order of it all.
-"""
+"""`saccade profile`: where the time of a new image, a prompt and a decode step goes, kernel by kernel."""

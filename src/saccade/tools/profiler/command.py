@@ -1,4 +1,4 @@
-"""Runs a profile: every section warmed up, timed without the profiler, then traced once, all in one trace."""
+"""`saccade profile`: warms up every section, times it without the profiler, then traces all of them once."""
 
 import contextlib
 import time
@@ -15,12 +15,12 @@ from saccade.llm import LLM
 from saccade.tools.bench.ceilings import floors
 from saccade.tools.environment import device_name
 from saccade.tools.profiler.options import ProfileOptions
-from saccade.tools.profiler.report import Profile, Timed, show, write_json
-from saccade.tools.profiler.sections import Ran, Section, Workbench, watched
+from saccade.tools.profiler.report import Profile, SectionTime, show, write_json
+from saccade.tools.profiler.sections import Section, SectionFactory, SectionRun, instrumented
 from saccade.tools.profiler.trace import RANGE, read
 from saccade.tools.report import median
 
-WARM = 2  # runs of each section before it is timed: kernels are compiled, steps captured
+WARMUP_RUNS = 2  # per section: kernels are compiled, CUDA graphs captured
 
 
 def run(engine: EngineConfig, options: ProfileOptions) -> int:
@@ -37,49 +37,49 @@ def run(engine: EngineConfig, options: ProfileOptions) -> int:
 def _profile(llm: LLM, options: ProfileOptions) -> Profile:
     info = llm.engine.info
     dtype, device = DTYPES[info.dtype], torch.device(info.device)
-    least = floors(read_network(llm.processor.checkpoint.config, dtype.itemsize), device, dtype)
-    sections = Workbench(llm, options, least).sections()
+    bounds = floors(read_network(llm.processor.checkpoint.config, dtype.itemsize), device, dtype)
+    sections = SectionFactory(llm, options, bounds).sections()
     timed = {section.name: _time(section, options.repeat, device) for section in sections}
     traced, recorded = _trace(sections, options, device)
-    chip = least.chip
+    chip = bounds.chip
     rates = f"{chip.name}, {chip.bandwidth / 1e9:,.0f} GB/s, {chip.matrix / 1e12:,.2f} TFLOP/s"
     return Profile(
         where=f"{info.model} ({info.dtype}) on {device_name(info.device)}",
         ceilings=rates,
         sections=tuple(sections),
         timed=timed,
-        found=read(cast(Any, recorded).events() or (), [section.name for section in sections]),
-        traced=traced,
+        traces=read(cast(Any, recorded).events() or (), [section.name for section in sections]),
+        runs=traced,
     )
 
 
-def _time(section: Section, repeat: int, device: torch.device) -> Timed:
+def _time(section: Section, repeat: int, device: torch.device) -> SectionTime:
     walls, waits = [], []
-    for number in range(WARM + repeat):
+    for number in range(WARMUP_RUNS + repeat):
         _prepare(section, device)
-        with watched() as clock:
-            began = time.perf_counter()
+        with instrumented() as clock:
+            start = time.perf_counter()
             ran = section.run()
-            wall = time.perf_counter() - began
-        if number >= WARM:
+            wall = time.perf_counter() - start
+        if number >= WARMUP_RUNS:
             walls.append(wall / ran.times * 1e3)
             waits.append(clock.waited / ran.times * 1e3)
-    return Timed(median(walls), median(waits), ran)
+    return SectionTime(median(walls), median(waits), ran)
 
 
 def _trace(
     sections: Sequence[Section], options: ProfileOptions, device: torch.device
-) -> tuple[dict[str, Ran], profile]:
+) -> tuple[dict[str, SectionRun], profile]:
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     traced = {}
-    with profile(activities=activities, acc_events=True) as recorded, watched():
+    with profile(activities=activities, acc_events=True) as recorded, instrumented():
         for section in sections:
             _prepare(section, device)
             with record_function(RANGE + section.name):
                 traced[section.name] = section.run()
-                _settle(device)
+                _synchronize(device)
     if options.trace is not None:
         recorded.export_chrome_trace(str(options.trace))
     return traced, recorded
@@ -88,9 +88,9 @@ def _trace(
 def _prepare(section: Section, device: torch.device) -> None:
     section.prepare()
     if not section.steady:
-        _settle(device)
+        _synchronize(device)
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What to profile; checked once. No torch: the command line imports this for its help."""
+"""Options of `saccade profile`. The command line imports this module, so it imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ class ProfileOptions:
     context: int = 512  # tokens of each, and of the prompt
     image_size: tuple[int, int] = (1024, 1024)  # width, height
     steps: int = 8  # decode steps in the trace
-    repeat: int = 3  # timed runs without the profiler; the median is told
-    top: int = 12  # kernels shown of each section
+    repeat: int = 3  # timed runs without the profiler; the median is reported
+    top: int = 12  # kernels shown per section
     trace: Path | None = None  # for Perfetto; .gz packs it
     json: Path | None = None
 

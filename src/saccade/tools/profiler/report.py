@@ -1,4 +1,4 @@
-"""The profile as tables for people and as JSON for programs."""
+"""The report of `saccade profile`: tables, and JSON."""
 
 import json
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from saccade.tools.profiler.sections import ENCODE, PREPROCESS, Ran, Section
-from saccade.tools.profiler.trace import LONG_GAP, Found
-from saccade.tools.report import figure
+from saccade.tools.profiler.sections import ENCODE, PREPROCESS, Section, SectionRun
+from saccade.tools.profiler.trace import LONG_GAP, SectionTrace
+from saccade.tools.report import figure, table
 
 TABLE_WIDTH = 130  # where stdout is no terminal
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A section without the profiler: medians, ms of one."""
+class SectionTime:
+    """Medians of a section without the profiler, ms per repetition."""
 
     wall: float
-    waiting: float  # of it, for the device
-    ran: Ran  # the last time
+    waiting: float  # of it, waiting for the device
+    run: SectionRun  # the last run
 
     @property
     def host(self) -> float:
@@ -34,9 +34,9 @@ class Profile:
     where: str
     ceilings: str
     sections: tuple[Section, ...]
-    timed: dict[str, Timed]
-    found: dict[str, Found]
-    traced: dict[str, Ran]
+    timed: dict[str, SectionTime]
+    traces: dict[str, SectionTrace]
+    runs: dict[str, SectionRun]  # under the profiler
 
 
 def show(profile: Profile, top: int, console: Console | None = None) -> None:
@@ -47,39 +47,38 @@ def show(profile: Profile, top: int, console: Console | None = None) -> None:
     for section in profile.sections:
         console.print(_kernels(profile, section, top))
     for section in profile.sections:
-        console.print(_gap_line(section.name, profile.found[section.name], profile.traced[section.name]))
-    console.print(f"Ceilings: {profile.ceilings}. A floor is what bytes and operations take at them alone.")
+        console.print(_gap_line(section.name, profile.traces[section.name], profile.runs[section.name]))
+    console.print(
+        f"Peak rates: {profile.ceilings}. A floor is the time of bytes and operations at those rates."
+    )
 
 
 def _stages(profile: Profile) -> Table:
-    table = Table(title=profile.where, title_justify="left")
-    table.add_column("stage")
-    for name in ("wall ms", "waiting", "host", "floor", "of the ceiling"):
-        table.add_column(name, justify="right")
-    table.add_column("what")
+    rows: list[list[str]] = []
     for section in profile.sections:
         timed = profile.timed[section.name]
-        floor = timed.ran.floor
+        floor = timed.run.floor
         cells = [figure(value) for value in (timed.wall, timed.waiting, timed.host, floor)]
-        table.add_row(section.name, *cells, f"{floor / timed.wall:.0%}", timed.ran.what)
+        rows.append([section.name, *cells, f"{floor / timed.wall:.0%}", timed.run.what])
         for part in _parts(profile, section):
             least, share = "", ""
             if part.floor is not None:
                 least, share = figure(part.floor), f"{part.floor / part.spent:.0%}" if part.spent else "-"
-            table.add_row(f"  {part.name}", figure(part.spent), "", "", least, share, part.what)
-    return table
+            rows.append([f"  {part.name}", figure(part.spent), "", "", least, share, part.what])
+    heads = ("stage", "wall ms", "waiting", "host", "floor", "of the peak", "what")
+    return table(profile.where, heads, rows, left=("stage", "what"))
 
 
 class Part(NamedTuple):
     name: str
-    spent: float  # ms of one
+    spent: float  # ms per repetition
     floor: float | None
     what: str = "in the trace"
 
 
 def _parts(profile: Profile, section: Section) -> list[Part]:
-    """The tower is what encoding takes less preprocessing."""
-    found, ran = profile.found[section.name], profile.traced[section.name]
+    """The vision tower takes the time of encoding less preprocessing."""
+    found, ran = profile.traces[section.name], profile.runs[section.name]
     rows = []
     for name, floor in ran.parts.items():
         if name == ENCODE:
@@ -98,38 +97,29 @@ def _parts(profile: Profile, section: Section) -> list[Part]:
 
 
 def _kernels(profile: Profile, section: Section, top: int) -> Table:
-    found, times = profile.found[section.name], profile.traced[section.name].times
+    found, times = profile.traces[section.name], profile.runs[section.name].times
     what = "kernels" if found.busy is not None else "operators, by their own time on the host"
-    table = Table(title=f"{section.name}: {what}, {_one(times)}", title_justify="left")
-    table.add_column("name")
-    table.add_column("kind")
-    for name in ("calls", "us", "share"):
-        table.add_column(name, justify="right")
     total = sum(one.microseconds for one in found.kernels) or 1.0
-    for one in found.kernels[:top]:
-        table.add_row(
-            one.name,
-            one.kind,
-            figure(one.calls / times),
-            figure(one.microseconds / times),
-            f"{one.microseconds / total:.1%}",
-        )
+
+    def cells(calls: float, spent: float) -> list[str]:
+        return [figure(calls / times), figure(spent / times), f"{spent / total:.1%}"]
+
+    rows = [[one.name, one.kind, *cells(one.calls, one.microseconds)] for one in found.kernels[:top]]
     others = found.kernels[top:]
     if others:
-        spent = sum(one.microseconds for one in others)
-        calls = sum(one.calls for one in others)
-        cells = (figure(calls / times), figure(spent / times), f"{spent / total:.1%}")
-        table.add_row(f"{len(others)} others", "", *cells)
-    return table
+        calls, spent = sum(one.calls for one in others), sum(one.microseconds for one in others)
+        rows.append([f"{len(others)} others", "", *cells(calls, spent)])
+    heads = ("name", "kind", "calls", "us", "share")
+    return table(f"{section.name}: {what}, {_one(times)}", heads, rows, left=("name", "kind"))
 
 
 def _one(times: int) -> str:
     return "of one" if times == 1 else f"of one, the mean of {times}"
 
 
-def _gap_line(name: str, found: Found, ran: Ran) -> str:
+def _gap_line(name: str, found: SectionTrace, ran: SectionRun) -> str:
     if found.busy is None or found.idle is None:
-        return f"{name}: no kernel events on this device, so no gaps to tell."
+        return f"{name}: no kernel events on this device, so no gaps are known."
     line = (
         f"{name}, {_one(ran.times)}: kernels ran for {found.busy / ran.times:.2f} ms,"
         f" none for {found.idle / ran.times:.2f} ms between them. In all {_gaps(found.gaps)}."
@@ -139,7 +129,7 @@ def _gap_line(name: str, found: Found, ran: Ran) -> str:
         steps = f"From a step to the next, {len(found.between)} times"
         line += f" {steps}: {_gaps(found.between)}, {mean:.0f} us the mean."
     if found.lost:
-        line += f" {found.lost} kernels have no launch in the trace, and are placed by when they began."
+        line += f" {found.lost} kernels have no launch in the trace; their start time places them."
     return line
 
 
@@ -156,13 +146,13 @@ def write_json(profile: Profile, path: Path) -> None:
         "ceilings": profile.ceilings,
         "sections": {
             one.name: {
-                "what": profile.timed[one.name].ran.what,
-                "floor_ms": profile.timed[one.name].ran.floor,
-                "parts_floor_ms": profile.traced[one.name].parts,
+                "what": profile.timed[one.name].run.what,
+                "floor_ms": profile.timed[one.name].run.floor,
+                "parts_floor_ms": profile.runs[one.name].parts,
                 "wall_ms": profile.timed[one.name].wall,
                 "waiting_ms": profile.timed[one.name].waiting,
-                "traced": profile.traced[one.name].times,
-                "found": asdict(profile.found[one.name]),
+                "traced": profile.runs[one.name].times,
+                "found": asdict(profile.traces[one.name]),
             }
             for one in sections
         },

@@ -1,10 +1,7 @@
-"""The three things that are profiled: a new picture, a prompt, decode steps; each can be run again and again.
+"""The sections that are profiled: a new image, a prompt, decode steps. Each can run repeatedly.
 
-takes   an engine in this process
-gives   sections: what to prepare, what to run, and the least it could take (saccade/tools/bench/ceilings.py)
-never   lets anything be found in a cache: every prompt and picture is new; counts a decode step in which
-        anything else happens, a prompt or an end
-"""
+Every prompt and image is new, so no cache helps; a decode step that does anything else (prefill, an ending
+sequence) is an error."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,31 +26,32 @@ from saccade.tools.profiler.options import ProfileOptions
 from saccade.tools.profiler.trace import STEP
 from saccade.worker.model_runner import Launched
 
-TEXT_TOKENS = 64  # beside the picture
-PREPROCESS, ENCODE = "saccade.preprocess", "saccade.encode"  # ranges inside the picture's section
-# Tokens a sequence can say while others' prompts are computed: so many, and one for every so many of theirs.
-SPARE, PIECE = 64, 256
+TEXT_TOKENS = 64  # beside the image
+PREPROCESS, ENCODE = "saccade.preprocess", "saccade.encode"  # ranges inside the image's section
+# Tokens that a sequence may decode during the prefill of others: SPARE, and one per CHUNK of their prompt
+# tokens.
+SPARE, CHUNK = 64, 256
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What was done, and the least it could have taken."""
+class SectionRun:
+    """What a section did, and the lower bound of its time."""
 
-    times: int  # to divide by
+    times: int  # repetitions to divide by
     what: str  # in words
-    floor: float  # ms of one
-    parts: dict[str, float] = field(default_factory=dict)  # ms at least of kinds of kernels and ranges
+    floor: float  # ms per repetition
+    parts: dict[str, float] = field(default_factory=dict)  # floors of kinds of kernels and ranges, ms
 
 
 @dataclass(frozen=True)
 class Section:
     name: str
     prepare: Callable[[], None]  # not timed
-    run: Callable[[], Ran]
-    steady: bool = False  # goes on in a loop that runs: the device is not waited for before
+    run: Callable[[], SectionRun]
+    steady: bool = False  # continues a running loop: no synchronisation before
 
 
-class Workbench:
+class SectionFactory:
     def __init__(self, llm: LLM, options: ProfileOptions, floors: Floors) -> None:
         self._llm = llm
         self._options = options
@@ -65,33 +63,33 @@ class Workbench:
 
     def sections(self) -> list[Section]:
         checkpoint = self._llm.processor.checkpoint
-        sees = checkpoint.image is not None and checkpoint.image_token_id is not None
-        return [*([self._picture()] if sees else []), self._prompt(), self._decode()]
+        vision = checkpoint.image is not None and checkpoint.image_token_id is not None
+        return [*([self._image()] if vision else []), self._prompt(), self._decode()]
 
-    def _ask(self, prompt: list[int], tokens: int, **media: Any) -> Request:
+    def _request(self, prompt: list[int], tokens: int, **media: Any) -> Request:
         name = next(self._names)
         return self._llm.processor.prepare_prompt(prompt, greedy(tokens), name, trusted=True, **media)
 
     def _clear(self) -> None:
-        """Nothing runs: what was left decoding would be part of what is timed next."""
+        """Cancels sequences of the section before, so that they are not timed."""
         engine = self._llm.engine
         engine.cancel(self._running)
         while not engine.idle:
             engine.step()
 
-    def _answer(self) -> None:
-        """From the request to its only token, as the engine does it."""
+    def _run_requests(self) -> None:
+        """Runs the prepared requests to their only token."""
         engine = self._llm.engine
         for request in self._next:
             engine.submit(request)
         while not engine.idle:
             engine.step()
 
-    def _picture(self) -> Section:
+    def _image(self) -> Section:
         size = self._options.image_size
         processing = self._llm.processor.checkpoint.image
         if processing is None:
-            raise ConfigError("this model takes no pictures")
+            raise ConfigError("this model takes no images")
         rows, columns = processing.grid(*size)
         patches = rows * columns
         tokens = patches // processing.merge_size**2 + TEXT_TOKENS + 2
@@ -100,7 +98,7 @@ class Workbench:
         def prepare() -> None:
             self._clear()
             inputs = self._inputs
-            self._next = [self._ask(inputs.about_image(TEXT_TOKENS), 1, images=[inputs.image(size)])]
+            self._next = [self._request(inputs.about_image(TEXT_TOKENS), 1, images=[inputs.image(size)])]
 
         floors, patch = self._floors, 3 * processing.temporal_patch_size * processing.patch_size**2
         moved = 3 * size[0] * size[1] + patches * patch * floors.network.value_bytes
@@ -109,13 +107,13 @@ class Workbench:
             ENCODE: floors.encode(patches),
         }
         what = f"{size[0]} x {size[1]}, {patches} patches, {tokens} tokens, to the first token"
-        done = Ran(1, what, floors.encode(patches) + floors.prefill(tokens), parts)
+        result = SectionRun(1, what, floors.encode(patches) + floors.prefill(tokens), parts)
 
-        def run() -> Ran:
-            self._answer()
-            return done
+        def run() -> SectionRun:
+            self._run_requests()
+            return result
 
-        return Section("picture", prepare, run)
+        return Section("image", prepare, run)
 
     def _prompt(self) -> Section:
         tokens = self._options.context
@@ -123,13 +121,13 @@ class Workbench:
 
         def prepare() -> None:
             self._clear()
-            self._next = [self._ask(self._inputs.text(tokens), 1)]
+            self._next = [self._request(self._inputs.text(tokens), 1)]
 
-        done = Ran(1, f"{tokens} tokens, to the first token", self._floors.prefill(tokens))
+        result = SectionRun(1, f"{tokens} tokens, to the first token", self._floors.prefill(tokens))
 
-        def run() -> Ran:
-            self._answer()
-            return done
+        def run() -> SectionRun:
+            self._run_requests()
+            return result
 
         return Section("prefill", prepare, run)
 
@@ -138,50 +136,50 @@ class Workbench:
         steps, rows = options.steps, options.batch
         self._require(options.context + steps + 2, rows)
         room = min(info.max_model_len, info.num_blocks * info.block_size) - options.context
-        most = min(room, steps + 2 + SPARE + rows * options.context // PIECE)
-        told: dict[str, int] = {}  # tokens of each sequence so far
+        most = min(room, steps + 2 + SPARE + rows * options.context // CHUNK)
+        decoded: dict[str, int] = {}  # tokens of each sequence so far
 
         def prepare() -> None:
-            """Every sequence has its first token, and the step in flight, if any, is one of all of them."""
+            """Runs until every sequence has its first token and the step in flight decodes all of them."""
             self._clear()
-            asked = [self._ask(self._inputs.text(options.context), most) for _ in range(rows)]
-            self._running = [request.id for request in asked]
-            told.clear()
-            told.update(dict.fromkeys(self._running, 0))
-            for request in asked:
+            requests = [self._request(self._inputs.text(options.context), most) for _ in range(rows)]
+            self._running = [request.id for request in requests]
+            decoded.clear()
+            decoded.update(dict.fromkeys(self._running, 0))
+            for request in requests:
                 self._llm.engine.submit(request)
-            while not self._all_decode(told):
+            while not self._all_decode(decoded):
                 pass
-            if max(told.values()) + steps + 1 > most:  # 1: the step in flight afterwards
-                raise ConfigError(_apart(rows))
+            if max(decoded.values()) + steps + 1 > most:  # 1: the step in flight
+                raise ConfigError(_not_together(rows))
 
-        def run() -> Ran:
-            before = sum(told.values())
+        def run() -> SectionRun:
+            before = sum(decoded.values())
             for _ in range(steps):
                 with record_function(STEP):
-                    whole = self._all_decode(told)
+                    whole = self._all_decode(decoded)
                 if not whole:
-                    raise ConfigError(_apart(rows))
-            return self._steps_of(rows, options.context + before / rows + (steps - 1) / 2)
+                    raise ConfigError(_not_together(rows))
+            return self._decode_run(rows, options.context + before / rows + (steps - 1) / 2)
 
         return Section("decode", prepare, run, steady=True)
 
-    def _all_decode(self, told: dict[str, int]) -> bool:
-        """One step; whether the one just learnt gave every sequence a token. Then the next, which may be in
-        flight, does that and nothing else: no prompt waits, and no answer ends yet."""
-        deltas = [delta for delta in self._llm.engine.step() if delta.request_id in told]
+    def _all_decode(self, decoded: dict[str, int]) -> bool:
+        """Runs one step; whether its output has a token of every sequence. Then the next step, which may be
+        in flight, does the same: no prompt waits and no answer ends."""
+        deltas = [delta for delta in self._llm.engine.step() if delta.request_id in decoded]
         if any(delta.finish is not None for delta in deltas):
-            raise ConfigError(_apart(len(told)))
+            raise ConfigError(_not_together(len(decoded)))
         for delta in deltas:
-            told[delta.request_id] += len(delta.tokens)
-        return sum(1 for delta in deltas if delta.tokens) == len(told)
+            decoded[delta.request_id] += len(delta.tokens)
+        return sum(1 for delta in deltas if delta.tokens) == len(decoded)
 
-    def _steps_of(self, rows: int, context: float) -> Ran:
-        """Decode steps of so many sequences, each of so many tokens on average."""
+    def _decode_run(self, rows: int, context: float) -> SectionRun:
+        """The result of decode steps; `context` is the mean length of a sequence."""
         floors, tokens = self._floors, round(context)
         parts = {"products": floors.products(rows), "attention": floors.reading(rows * tokens)}
         what = f"{rows} sequences of {tokens} tokens on average, one step"
-        return Ran(self._options.steps, what, floors.decode(rows, tokens), parts)
+        return SectionRun(self._options.steps, what, floors.decode(rows, tokens), parts)
 
     def _require(self, tokens: int, rows: int) -> None:
         info = self._llm.engine.info
@@ -194,32 +192,32 @@ class Workbench:
             )
 
 
-def _apart(rows: int) -> str:
+def _not_together(rows: int) -> str:
     return (
-        f"{rows} sequences did not decode all in one step, step after step: some ended or gave way before the"
-        " last had begun; lower --batch or --context, or give the engine more blocks"
+        f"{rows} sequences did not decode all in one step, step after step: some ended or were preempted"
+        " before the last had started; lower --batch or --context, or give the engine more blocks"
     )
 
 
-class Clock:
-    """Seconds the host waited for results, of the time it was looked at."""
+class WaitClock:
+    """Seconds that the host waited for results."""
 
     waited = 0.0
 
 
 @contextmanager
-def watched() -> Iterator[Clock]:
-    """While inside: waiting for results is timed, and preprocessing and encoding are ranges of the trace."""
-    clock = Clock()
+def instrumented() -> Iterator[WaitClock]:
+    """Times the waits for results, and makes preprocessing and encoding ranges of the trace."""
+    clock = WaitClock()
     wait, patches, encode = Launched.wait, Preprocessor.patches, EncoderRunner.try_encode
 
     @wraps(wait)
     def timed(self: Launched) -> StepResult:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             return wait(self)
         finally:
-            clock.waited += time.perf_counter() - began
+            clock.waited += time.perf_counter() - start
 
     def named(name: str, method: Any) -> Any:
         @wraps(method)

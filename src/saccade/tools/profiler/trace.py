@@ -1,10 +1,7 @@
-"""What torch's profiler recorded, section by section: kernels, gaps between them, ranges.
+"""Reads what torch's profiler recorded: kernels, gaps and ranges of each section.
 
-takes   the profiler's events
-gives   `Found` of each section; a kernel belongs to where it was launched, not to what the host did when it
-        ran: a captured step runs long after its launch
-never   guesses: on a device without kernel events (a CPU) it tells operators by their own time, and no gaps
-"""
+A kernel belongs to the section that launched it: a CUDA graph runs long after its launch. Without kernel
+events (on a CPU) it gives operators by their own time, and no gaps."""
 
 import math
 import re
@@ -14,11 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-LONG_GAP = 50.0  # us the device may stand between two kernels of a steady loop
+LONG_GAP = 50.0  # us without a kernel in a steady loop that count as long
 RANGE = "saccade."
-STEP = "saccade.step"  # the range of one call of the engine's step
-LAUNCH = re.compile(r"cu(da)?[A-Z]")  # the host's calls of CUDA: cudaGraphLaunch, cuLaunchKernelEx, ...
-# What a kernel does, by its name; the first that fits.
+STEP = "saccade.step"  # the range of one engine step
+LAUNCH = re.compile(r"cu(da)?[A-Z]")  # cudaGraphLaunch, cuLaunchKernelEx, ...
+# Kind of a kernel by its name; the first match counts.
 KINDS = {
     "products": r"gemm|gemv|cutlass|nvjet|skinny|many_kernel|^reduce_kernel|splitk|matmul"
     r"|aten::(mm|addmm|bmm|linear)|mkldnn|onednn",
@@ -28,27 +25,25 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelTime:
     name: str
     kind: str
     calls: int
-    microseconds: float  # beside a kernel that began before only what it ran beyond that one's end
+    microseconds: float  # without the overlap with a kernel that started before
 
 
 @dataclass(frozen=True)
-class Found:
-    """One section of the trace: what was launched in it, whenever it ran. Times are of the whole section."""
+class SectionTrace:
+    """What one section launched, whenever it ran. Times are of the whole section."""
 
-    kernels: tuple[Kernel, ...]  # longest first
+    kernels: tuple[KernelTime, ...]  # longest first
     busy: float | None  # ms in which any kernel ran; None without kernel events
     idle: float | None  # ms between the first kernel and the last in which none ran
     gaps: tuple[float, ...]  # us, longest first
-    ranges: dict[
-        str, float
-    ]  # ms of named ranges: of what they launched, or of the host without kernel events
-    elsewhere: float  # the same of what is in no range
-    between: tuple[float, ...] = ()  # us from the last kernel of a step to the first of the next, in order
-    lost: int = 0  # kernels whose launch is not in the trace: placed by when they began
+    ranges: dict[str, float]  # ms of what named ranges launched, or of the host without kernel events
+    elsewhere: float  # ms of what is in no range
+    between: tuple[float, ...] = ()  # us from a step's last kernel to the next step's first
+    lost: int = 0  # kernels whose launch is not in the trace; their start time places them
 
     def of_kind(self, kind: str) -> float:
         """Milliseconds."""
@@ -63,13 +58,13 @@ def kind_of(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """Without what only a compiler wants to know."""
+    """Without template arguments and parameters."""
     name = re.sub(r"^void ", "", name)
     name = re.sub(r"<.*", "", name) if len(name) > 60 else name
     return re.sub(r"\(.*", "", name)[:60]
 
 
-def read(events: Iterable[Any], sections: Sequence[str]) -> dict[str, Found]:
+def read(events: Iterable[Any], sections: Sequence[str]) -> dict[str, SectionTrace]:
     """`events`: of torch.profiler, after it has stopped."""
     every = list(events)
     hosts = [event for event in every if _on_host(event)]
@@ -93,13 +88,13 @@ class _Run:
     name: str
     start: float
     end: float
-    launched: float  # when the host began to launch it, or the graph it is of
-    lost: bool  # no launch is known: `launched` is `start`
+    launched: float  # start of the launch of it or of its CUDA graph
+    lost: bool  # no known launch: `launched` is `start`
 
 
 def _runs(every: Sequence[Any], hosts: Sequence[Any]) -> list[_Run]:
-    """All kernels with their launches. Their events share an id, one launch of a graph with all its kernels;
-    only those of launches: operators are numbered by themselves."""
+    """All kernels with their launches. A launch and its kernels share an id; operators have ids of their
+    own, so only launches are looked up."""
     launches = {event.id: event.time_range.start for event in hosts if LAUNCH.match(event.name)}
     runs = []
     for event in every:
@@ -114,48 +109,50 @@ def _on_host(event: Any) -> bool:
     return bool(event.device_type.name == "CPU")
 
 
-def _on_cpu(events: Sequence[Any], whole: float) -> Found:
+def _on_cpu(events: Sequence[Any], whole: float) -> SectionTrace:
     ranges: dict[str, float] = {}
     for event in events:
         if event.name.startswith(RANGE):
             ranges[event.name] = ranges.get(event.name, 0.0) + event.cpu_time_total / 1e3
     named = [(event.name, event.self_cpu_time_total) for event in events if not event.name.startswith(RANGE)]
     covered, _ = _busy_and_gaps(sorted(_span(event) for event in events if event.name.startswith(RANGE)))
-    return Found(_gathered(named), None, None, (), ranges, (whole - covered) / 1e3)
+    return SectionTrace(_gathered(named), None, None, (), ranges, (whole - covered) / 1e3)
 
 
 def _span(event: Any) -> tuple[float, float]:
     return event.time_range.start, event.time_range.end
 
 
-def _on_device(runs: Sequence[_Run], hosts: Sequence[Any]) -> Found:
+def _on_device(runs: Sequence[_Run], hosts: Sequence[Any]) -> SectionTrace:
     spans: dict[str, list[tuple[float, float]]] = {}
     for event in hosts:
         if event.name.startswith(RANGE):
             spans.setdefault(event.name, []).append(_span(event))
-    places = {name: [_place(sorted(each), one.launched) for one in runs] for name, each in spans.items()}
-    ranges = {
-        name: _busy([one for one, place in zip(runs, where, strict=True) if place is not None])
-        for name, where in places.items()
+    indices = {
+        name: [_span_index(sorted(each), one.launched) for one in runs] for name, each in spans.items()
     }
-    outside = [one for index, one in enumerate(runs) if all(at[index] is None for at in places.values())]
+    ranges = {
+        name: _busy([one for one, span in zip(runs, where, strict=True) if span is not None])
+        for name, where in indices.items()
+    }
+    outside = [one for index, one in enumerate(runs) if all(at[index] is None for at in indices.values())]
     busy, gaps = _busy_and_gaps([(one.start, one.end) for one in runs])
-    return Found(
+    return SectionTrace(
         kernels=_gathered(_own_times(runs)),
         busy=busy / 1e3,
         idle=sum(gaps) / 1e3,
         gaps=tuple(sorted(gaps, reverse=True)),
         ranges=ranges,
         elsewhere=_busy(outside),
-        between=_between(runs, places.get(STEP, ())),
+        between=_between(runs, indices.get(STEP, ())),
         lost=sum(one.lost for one in runs),
     )
 
 
 def _own_times(runs: Sequence[_Run]) -> Iterator[tuple[str, float]]:
-    """Names and us. A kernel launched early stands on the device before the one ahead of it has ended and
-    waits there: it counts from that end on, and all together are as long as any of them ran. Copies, which
-    run beside them, count in full; of kernels on several streams the later ones count too little."""
+    """Names and us. A kernel that starts before the previous one has ended counts from that end, so that the
+    sum is the time in which any ran. Copies run beside kernels and count in full; with several streams the
+    later kernels count too little."""
     reached = -math.inf
     for one in runs:
         if kind_of(one.name) == "copies":
@@ -165,19 +162,19 @@ def _own_times(runs: Sequence[_Run]) -> Iterator[tuple[str, float]]:
             reached = max(reached, one.end)
 
 
-def _place(spans: Sequence[tuple[float, float]], moment: float) -> int | None:
-    """Which of the spans, sorted and disjoint, a moment lies in."""
+def _span_index(spans: Sequence[tuple[float, float]], moment: float) -> int | None:
+    """Which of the sorted, disjoint spans contains a moment."""
     index = bisect_right(spans, moment, key=lambda span: span[0]) - 1
     return index if index >= 0 and moment <= spans[index][1] else None
 
 
 def _busy(runs: Sequence[_Run]) -> float:
-    """Milliseconds in which any of them ran."""
+    """Milliseconds in which any ran."""
     return _busy_and_gaps([(one.start, one.end) for one in runs])[0] / 1e3
 
 
 def _between(runs: Sequence[_Run], steps: Sequence[int | None]) -> tuple[float, ...]:
-    """Copies are not counted: those of the next step may run beside this one."""
+    """Copies do not count: those of the next step may overlap this one."""
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     for one, step in zip(runs, steps, strict=bool(steps)):
@@ -188,11 +185,13 @@ def _between(runs: Sequence[_Run], steps: Sequence[int | None]) -> tuple[float, 
     return tuple(max(0.0, first[after] - last[one]) for one, after in pairwise(order))
 
 
-def _gathered(times: Iterable[tuple[str, float]]) -> tuple[Kernel, ...]:
+def _gathered(times: Iterable[tuple[str, float]]) -> tuple[KernelTime, ...]:
     total: dict[str, list[float]] = {}
     for name, spent in times:
         total.setdefault(name, []).append(spent)
-    kernels = [Kernel(short_name(name), kind_of(name), len(each), sum(each)) for name, each in total.items()]
+    kernels = [
+        KernelTime(short_name(name), kind_of(name), len(each), sum(each)) for name, each in total.items()
+    ]
     return tuple(sorted(kernels, key=lambda one: -one.microseconds))
 
 
