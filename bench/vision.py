@@ -38,7 +38,7 @@ from saccade.kernels.dispatch import KernelMode
 from saccade.models.config import VisionDims
 from saccade.models.layers import Layout, Place
 from saccade.models.vit import QwenVision, VisionLayer
-from saccade.step_plan import Encode
+from saccade.step_plan import EncodeTask
 
 PRODUCT, ATTENTION, COPY = 644e12, 360e12, 4.29e12  # an H200's, measured
 PARTS = ("check", "patches", "tower", "first", "attention", "mlp")
@@ -64,12 +64,12 @@ class Lab(NamedTuple):
         graphs = build_encoder_graphs(self.tower, self.device, self.dtype) if captured else None
         return EncoderRunner(self.tower, self.processing, self.device, self.dtype, unfinished, graphs)
 
-    def picture(self, size: tuple[int, int], seed: int = 0) -> Encode:
+    def picture(self, size: tuple[int, int], seed: int = 0) -> EncodeTask:
         """Noise: every pixel matters."""
         width, height = size
         pixels = np.random.default_rng(seed).integers(0, 256, (1, height, width, 3), dtype=np.uint8)
         view = plain_view(seed.to_bytes(16, "little"), size, self.processing)
-        return Encode(view, view.key, pixels)
+        return EncodeTask(view, view.key, pixels)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -103,26 +103,26 @@ def build(tiny: bool, device: torch.device) -> Lab:
 # -- right?
 
 
-def sliced(lab: Lab, encode: Encode, *, captured: bool) -> Tensor:
+def sliced(lab: Lab, encode: EncodeTask, *, captured: bool) -> Tensor:
     """The features after slices of one unit of layers each."""
     unfinished: PartialViews[PartialEncoding] = PartialViews(1 << 30)
     encoder = lab.encoder(captured=captured, unfinished=unfinished)
     first, step = 0, segment_layers(lab.tower.depth)
     for stop in range(step, lab.tower.depth, step):
         unfinished.advance(encode.key, encode.patches, stop)
-        encoder.encode([Encode(encode.view, encode.key, encode.pixels, first, stop)], capture=True)
+        encoder.encode([EncodeTask(encode.view, encode.key, encode.pixels, first, stop)], capture=True)
         first = stop
     unfinished.finish(encode.key)
-    last = Encode(encode.view, encode.key, encode.pixels, first)
+    last = EncodeTask(encode.view, encode.key, encode.pixels, first)
     return encoder.encode([last], capture=True)[encode.key]
 
 
-def replayed(lab: Lab, encode: Encode) -> Tensor:
+def replayed(lab: Lab, encode: EncodeTask) -> Tensor:
     """By captured stretches, another picture first, turned: of as many patches, and of another grid unless it
     is square. What is given must come from the replay, and from the picture's own tables."""
     encoder = lab.encoder(captured=True)
     turned = msgspec.structs.replace(encode.view, grid=encode.view.grid[::-1])
-    other = Encode(turned, b"other", np.flip(encode.pixels, 1).copy())
+    other = EncodeTask(turned, b"other", np.flip(encode.pixels, 1).copy())
     encoder.encode([other], capture=True)
     return encoder.encode([encode], capture=True)[encode.key]
 

@@ -27,7 +27,7 @@ from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, coefficients
 from saccade.scheduler.policy import Limits
 from saccade.scheduler.sequence import Sequence
-from saccade.step_plan import StepPlan, StepResult
+from saccade.step_plan import StepOutput, StepPlan
 from saccade.tools.planner.simulator import SimulatedMachine, Simulator
 from saccade.tools.planner.traffic import Arrival, TrafficKind
 
@@ -98,9 +98,9 @@ class WasteSimulator(Simulator):
         self._drawn = count(2)
         self.sums = Sums()
 
-    def sample(self, plan: StepPlan) -> StepResult:
-        tokens = tuple(next(self._drawn) for row in plan.rows if row.sample)
-        return StepResult(plan.number, tokens, (None,) * len(tokens))
+    def sample(self, plan: StepPlan) -> StepOutput:
+        tokens = tuple(next(self._drawn) for row in plan.scheduled if row.sample)
+        return StepOutput(plan.number, tokens, (None,) * len(tokens))
 
     def record(self, delta: Delta) -> None:
         """Latencies do not matter here."""

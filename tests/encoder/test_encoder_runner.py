@@ -22,7 +22,7 @@ from saccade.kernels.dispatch import KernelMode
 from saccade.models.layers import Layout, VisionTower
 from saccade.models.load_model import load
 from saccade.request import Pixels, View
-from saccade.step_plan import Encode
+from saccade.step_plan import EncodeTask
 from tests import checkpoints
 
 CPU = torch.device("cpu")
@@ -92,20 +92,20 @@ def picture(seed: int, height: int, width: int, frames: int = 1) -> Pixels:
     return np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
-def encode_of(pixels: Pixels, view: View | None = None) -> Encode:
+def encode_of(pixels: Pixels, view: View | None = None) -> EncodeTask:
     if view is None:
         content = blake3(pixels.tobytes()).digest(length=16)
         view = plain_view(content, (pixels.shape[2], pixels.shape[1]), PROCESSING)
-    return Encode(view=view, key=view.key, pixels=pixels)
+    return EncodeTask(view=view, key=view.key, pixels=pixels)
 
 
-def run(encoder: EncoderRunner, encodes: Sequence[Encode]) -> list[Tensor]:
+def run(encoder: EncoderRunner, encodes: Sequence[EncodeTask]) -> list[Tensor]:
     features = encoder.encode(encodes)
     assert len(features) == len(encodes)
     return [features[encode.key] for encode in encodes]
 
 
-def expected(encode: Encode, processing: Qwen2VLImageProcessor = PROCESSING) -> Tensor:
+def expected(encode: EncodeTask, processing: Qwen2VLImageProcessor = PROCESSING) -> Tensor:
     made = patches(torch.from_numpy(encode.pixels), encode.view, processing)
     return MeanTower().forward(made, [encode.view.grid])
 
@@ -325,7 +325,7 @@ def test_a_tower_that_reads_grids_itself_has_graphs_of_one_grid_each() -> None:
 
 
 def sliced(
-    encoder: EncoderRunner, unfinished: PartialViews[PartialEncoding], encode: Encode, ends: Sequence[int]
+    encoder: EncoderRunner, unfinished: PartialViews[PartialEncoding], encode: EncodeTask, ends: Sequence[int]
 ) -> Tensor:
     """The view's features after slices that end at these layers, planned as the scheduler does it."""
     first = 0
@@ -339,8 +339,8 @@ def sliced(
     return run(encoder, [replace_slice(encode, first, None)])[0]
 
 
-def replace_slice(encode: Encode, first: int, stop: int | None) -> Encode:
-    return Encode(encode.view, encode.key, encode.pixels, first, stop)
+def replace_slice(encode: EncodeTask, first: int, stop: int | None) -> EncodeTask:
+    return EncodeTask(encode.view, encode.key, encode.pixels, first, stop)
 
 
 @pytest.mark.parametrize("ends", [[1], [2], [3], [1, 2, 3]])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.encoder.merge_embeddings import merge_embeddings
 from saccade.request import View
-from saccade.step_plan import Row, Span
+from saccade.step_plan import ScheduledSequence, Span
 
 HIDDEN = 6
 
@@ -22,12 +22,12 @@ def span(start: int, rows: int, columns: int, name: int) -> Span:
     return Span(start=start, view=view, key=view.key)
 
 
-def row(start: int, count: int, spans: Sequence[Span]) -> Row:
-    return Row(
-        sequence=0,
-        row=0,
+def row(start: int, count: int, spans: Sequence[Span]) -> ScheduledSequence:
+    return ScheduledSequence(
+        seq_id=0,
+        slot=0,
         start=start,
-        count=count,
+        num_tokens=count,
         tokens=(0,) * count,
         positions=np.zeros((3, count), dtype=np.float32),
         spans=tuple(spans),
@@ -44,10 +44,10 @@ def features_of(spans: Sequence[Span], levels: int) -> dict[bytes, Tensor]:
 
 
 def spliced(
-    rows: Sequence[Row], features: dict[bytes, Tensor], levels: int
+    rows: Sequence[ScheduledSequence], features: dict[bytes, Tensor], levels: int
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Embeddings after splicing zeros, and the deep levels [D, H] of each visual token."""
-    embeds = torch.zeros(sum(part.count for part in rows), HIDDEN)
+    embeds = torch.zeros(sum(part.num_tokens for part in rows), HIDDEN)
     deep = merge_embeddings(embeds, rows, features.__getitem__, levels)
     if deep is None:
         return embeds, {}

@@ -11,7 +11,7 @@ from saccade.encoder.prompt_layout import extend_layout, insert_zoomed_views, la
 from saccade.errors import InvalidValue
 from saccade.lod.types import LodParams, Region
 from saccade.request import Media, Request, View, ZoomRequest
-from saccade.step_plan import Layout
+from saccade.step_plan import PromptLayout
 
 MERGE = 2
 IMAGE_PAD, VIDEO_PAD = 90, 91
@@ -55,7 +55,7 @@ def oracle() -> Qwen3VLModel:
 
 
 def reference(
-    oracle: Qwen3VLModel, layout: Layout, grids: dict[int, list[list[int]]]
+    oracle: Qwen3VLModel, layout: PromptLayout, grids: dict[int, list[list[int]]]
 ) -> tuple[torch.Tensor, int]:
     """transformers' positions and delta for the expanded prompt; video grids as [frames, height, width]."""
     ids = torch.tensor([layout.tokens])

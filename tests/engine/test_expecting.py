@@ -32,7 +32,7 @@ class Script:
 
 
 def step_with_looks(*, brief: bool = False) -> Any:
-    return SimpleNamespace(plan=SimpleNamespace(brief=brief), looks=object())
+    return SimpleNamespace(plan=SimpleNamespace(early_exit=brief), looks=object())
 
 
 def after(first: Any, *plans: Any, others_wait: bool = False) -> list[str]:

@@ -20,7 +20,7 @@ from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
 from saccade.lod.scorers import NUM_IMAGE_MAPS
 from saccade.lod.types import ImageMaps, LodParams, RelevanceMaps
 from saccade.request import Request, View, ZoomResult
-from saccade.step_plan import Layout, StepPlan
+from saccade.step_plan import PromptLayout, StepPlan
 from saccade.worker.model_runner import Launched, Runner
 from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Question, bench, looked, patches_of
 
@@ -38,7 +38,7 @@ def make_preview(peers: Bench, question: Question, budget: int | None) -> Reques
     )
 
 
-def preview_only(peers: Bench, number: int, **options: Any) -> tuple[Request, ZoomResult, Layout]:
+def preview_only(peers: Bench, number: int, **options: Any) -> tuple[Request, ZoomResult, PromptLayout]:
     """The same question looked at twice by one engine: by itself, and on the caches the first one left."""
     question = LOOKS[number]
     engine = peers.engine(**options)
@@ -59,7 +59,7 @@ def preview_only(peers: Bench, number: int, **options: Any) -> tuple[Request, Zo
 
 
 @torch.inference_mode()
-def inside(peers: Bench, request: Request, layout: Layout) -> tuple[torch.Tensor, Any]:
+def inside(peers: Bench, request: Request, layout: PromptLayout) -> tuple[torch.Tensor, Any]:
     """transformers' states before the head's layer, and attention weights, up to where the question ends."""
     model = peers.oracle.model
     before = model.config._attn_implementation

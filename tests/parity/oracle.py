@@ -11,7 +11,7 @@ from PIL import Image
 
 from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.request import Request
-from saccade.step_plan import Layout
+from saccade.step_plan import PromptLayout
 
 
 class Oracle:
@@ -69,7 +69,7 @@ class Oracle:
             positions = torch.full((3, 1, 1), float(len(layout.tokens) + len(tokens) - 1 + layout.delta))
         return tokens
 
-    def _text(self, layout: Layout) -> dict[str, torch.Tensor]:
+    def _text(self, layout: PromptLayout) -> dict[str, torch.Tensor]:
         ids = torch.tensor([layout.tokens])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if self.visual:

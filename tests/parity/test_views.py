@@ -473,7 +473,7 @@ def test_many_questions_at_once_look_in_one_captured_step(
 
     def noted(plan: StepPlan) -> Launched:
         launched = launch(plan)
-        looking.append((sum(bool(row.sights) for row in plan.rows), launched.captured))
+        looking.append((sum(bool(row.relevance_targets) for row in plan.scheduled), launched.captured))
         return launched
 
     monkeypatch.setattr(runner, "launch", noted)
@@ -483,12 +483,12 @@ def test_many_questions_at_once_look_in_one_captured_step(
 
 def brief_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the steps that end before the last layers are captured, as they are launched."""
-    return noted_steps(engine, monkeypatch, lambda plan: plan.brief)
+    return noted_steps(engine, monkeypatch, lambda plan: plan.early_exit)
 
 
 def relevance_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The same of the steps that compute relevance."""
-    return noted_steps(engine, monkeypatch, lambda plan: any(row.sights for row in plan.rows))
+    return noted_steps(engine, monkeypatch, lambda plan: any(row.relevance_targets for row in plan.scheduled))
 
 
 def noted_steps(

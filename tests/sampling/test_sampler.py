@@ -20,14 +20,14 @@ from saccade.request import Sampling, TokenLogprobs
 from saccade.sampling import rng as noise
 from saccade.sampling import sampler as sampler_room
 from saccade.sampling.sampler import Sampler, Use
-from saccade.step_plan import Enter, Row
+from saccade.step_plan import ScheduledSequence, SlotInit
 
 CPU = torch.device("cpu")
 VOCAB = 50
 GREEDY = Sampling(temperature=0.0)
 
 
-def sampler(*entries: Enter, vocab: int = VOCAB, rows: int = 64) -> Sampler:
+def sampler(*entries: SlotInit, vocab: int = VOCAB, rows: int = 64) -> Sampler:
     made = Sampler(rows, vocab, CPU)
     for entry in entries:
         made.enter(entry)
@@ -36,8 +36,8 @@ def sampler(*entries: Enter, vocab: int = VOCAB, rows: int = 64) -> Sampler:
 
 def enter(
     row: int, sampling: Sampling, seed: int = 0, prompt: Sequence[int] = (), output: Sequence[int] = ()
-) -> Enter:
-    return Enter(row=row, sampling=sampling, seed=seed, prompt=tuple(prompt), output=tuple(output))
+) -> SlotInit:
+    return SlotInit(slot=row, sampling=sampling, seed=seed, prompt=tuple(prompt), output=tuple(output))
 
 
 def step(
@@ -45,11 +45,11 @@ def step(
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     """One sampling step on a copy of the logits."""
     plan = [
-        Row(
-            sequence=row,
-            row=row,
+        ScheduledSequence(
+            seq_id=row,
+            slot=row,
             start=position,
-            count=1,
+            num_tokens=1,
             tokens=(0,),
             positions=np.zeros((3, 1), dtype=np.float32),
             spans=(),
@@ -268,7 +268,7 @@ def test_whoever_had_the_row_before_it_does_what_it_was_told_last(
 ) -> None:
     """What a row was told is not told again: red when that is asked of another row, seed or holder."""
     made = Sampler(3, VOCAB, CPU)
-    last: dict[int, Enter] = {}
+    last: dict[int, SlotInit] = {}
     for call in calls:
         made.enter(*[enter(*one) for one in call])
         last |= {row: enter(row, sampling, seed) for row, sampling, seed in call}
@@ -285,7 +285,7 @@ def test_whoever_had_the_row_before_it_does_what_it_was_told_last(
 def test_a_row_that_is_told_its_prompt_again_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = sampler(enter(0, GREEDY, 5), enter(1, PENALTIES[0], 5))
     sent: list[int] = []
-    monkeypatch.setattr(made, "_note", lambda entry: sent.append(entry.row))
+    monkeypatch.setattr(made, "_note", lambda entry: sent.append(entry.slot))
     made.enter(enter(0, GREEDY, 5, prompt=[1, 2]), enter(1, PENALTIES[0], 5, prompt=[1, 2]))
     assert sent == [1], "its penalties are of another prompt now"
 
@@ -480,7 +480,9 @@ def test_the_device_draws_the_same_tokens_without_waiting() -> None:
     expected = step(sampler(*entries), lines, range(60), [2] * 60)[0]
     made = Sampler(64, VOCAB, device)
     plan = [
-        Row(i, i, 0, 1, (0,), np.zeros((3, 1), dtype=np.float32), (), sample=True, output_position=2)
+        ScheduledSequence(
+            i, i, 0, 1, (0,), np.zeros((3, 1), dtype=np.float32), (), sample=True, output_position=2
+        )
         for i in range(60)
     ]
     logits, rows, positions = (

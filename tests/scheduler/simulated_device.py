@@ -36,7 +36,15 @@ from saccade.scheduler.cost_model import Coefficients, CostModel, Work
 from saccade.scheduler.lod_choice import Choose, Looking
 from saccade.scheduler.scheduler import Limits, Scheduler
 from saccade.scheduler.sequence import derive_seed
-from saccade.step_plan import Encode, Enter, Layout, Role, Row, StepPlan, StepResult
+from saccade.step_plan import (
+    EncodeTask,
+    PromptLayout,
+    Role,
+    ScheduledSequence,
+    SlotInit,
+    StepOutput,
+    StepPlan,
+)
 
 IMAGE_ID = 0  # the placeholder; text uses 1 and above
 MARK_ID = 3  # before a zoomed view
@@ -234,7 +242,7 @@ def answer_alone(
     return output
 
 
-def true_positions(layout: Layout, index: int) -> tuple[float, ...]:
+def true_positions(layout: PromptLayout, index: int) -> tuple[float, ...]:
     if index < len(layout.tokens):
         return tuple(float(axis[index]) for axis in layout.positions)
     return (float(index + layout.delta),) * 3
@@ -248,7 +256,7 @@ class Device:
     unfinished: PartialViews[tuple[int, ...]]
     tables: dict[tuple[int, int], int] = field(default_factory=dict)
     cells: dict[tuple[int, int], Cell] = field(default_factory=dict)  # (block, offset)
-    entered: dict[int, Enter] = field(default_factory=dict)
+    entered: dict[int, SlotInit] = field(default_factory=dict)
     last_tokens: dict[int, int] = field(default_factory=dict)
     encoded: list[bytes] = field(default_factory=list)
     host: dict[int, dict[int, Cell]] = field(default_factory=dict)  # slot -> cells by offset
@@ -257,7 +265,7 @@ class Device:
     slices: int = 0  # that did not complete their view
     looked: int = 0  # rows that looked
     brief: int = 0  # steps that ended before the last layers
-    fails: Callable[[Encode], bool] = lambda encode: False
+    fails: Callable[[EncodeTask], bool] = lambda encode: False
 
     def place(self, row: int, index: int) -> tuple[int, int]:
         return self.tables[row, index // self.limits.block_size], index % self.limits.block_size
@@ -272,60 +280,60 @@ class Device:
                 self.encode(encode)
         return failed
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> StepOutput:
         """The rest, in the plan's order. The scheduler has not been called since it made the plan, but to
         take out what needs a view that failed."""
-        for enter in plan.enter:
-            self.entered[enter.row] = enter
-        for row_number, index, block, _ in plan.table:
+        for enter in plan.new_slots:
+            self.entered[enter.slot] = enter
+        for row_number, index, block, _ in plan.block_table_updates:
             self.tables[row_number, index] = block
         self.copy(plan)
         # Every context is read before anything is written: a row may not lean on another row of its step.
-        contexts = [self.read_context(row) for row in plan.rows]
-        sampled = [self.compute(row, last) for row, last in zip(plan.rows, contexts, strict=True)]
+        contexts = [self.read_context(row) for row in plan.scheduled]
+        sampled = [self.compute(row, last) for row, last in zip(plan.scheduled, contexts, strict=True)]
         tokens = tuple(token for token in sampled if token is not None)
-        looks = tuple(self.looks(row) for row in plan.rows if row.sights)
-        if plan.brief:
+        looks = tuple(self.looks(row) for row in plan.scheduled if row.relevance_targets)
+        if plan.early_exit:
             self.leave_half(plan)
-        return StepResult(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens), looks=looks)
+        return StepOutput(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens), relevance=looks)
 
     def leave_half(self, plan: StepPlan) -> None:
         """What a brief step computes has not passed all layers: whoever reads it breaks the chain."""
-        assert sum(row.count for row in plan.rows) <= self.limits.brief.tokens
-        for row in plan.rows:
-            assert row.sights, "a brief step has a row that does not look"
+        assert sum(row.num_tokens for row in plan.scheduled) <= self.limits.brief.tokens
+        for row in plan.scheduled:
+            assert row.relevance_targets, "a brief step has a row that does not look"
             assert not row.sample, "a token would be sampled from what has not passed all layers"
             assert not row.spans, "a view's tokens would be computed twice"
-            for index in range(row.start, row.start + row.count):
-                self.cells[self.place(row.row, index)] = Cell(HALF, HALF)
+            for index in range(row.start, row.start + row.num_tokens):
+                self.cells[self.place(row.slot, index)] = Cell(HALF, HALF)
         self.brief += 1
 
-    def looks(self, row: Row) -> tuple[RelevanceMaps, ...]:
+    def looks(self, row: ScheduledSequence) -> tuple[RelevanceMaps, ...]:
         """From the cells of the views, wherever they were computed, and that of the question's end."""
         assert not row.sample, "a row that looks waits for what is chosen"
-        last = row.start + row.count - 1
+        last = row.start + row.num_tokens - 1
         self.looked += 1
         return tuple(
             look_of(
                 [
-                    self.cells[self.place(row.row, index)].value
+                    self.cells[self.place(row.slot, index)].value
                     for index in (*range(sight.span.start, sight.span.stop), last)
                 ]
             )
-            for sight in row.sights
+            for sight in row.relevance_targets
         )
 
-    def encode(self, encode: Encode) -> None:
+    def encode(self, encode: EncodeTask) -> None:
         """A view half way is the layers it has passed, in order, and its pixels."""
         assert not self.store.on_device(encode.key), "a view is encoded again while its features are there"
         depth, name = self.limits.encode_layers, int(encode.pixels.flat[0])
-        stop = depth if encode.stop is None else encode.stop
-        assert 0 <= encode.first < stop <= depth
-        passed = self.unfinished.take(encode.key) if encode.first else (name,)
-        assert passed == (name, *range(encode.first)), "a slice does not follow the one before"
-        passed += tuple(range(encode.first, stop))
-        self.slices += encode.stop is not None
-        if encode.stop is None:
+        stop = depth if encode.stop_layer is None else encode.stop_layer
+        assert 0 <= encode.first_layer < stop <= depth
+        passed = self.unfinished.take(encode.key) if encode.first_layer else (name,)
+        assert passed == (name, *range(encode.first_layer)), "a slice does not follow the one before"
+        passed += tuple(range(encode.first_layer, stop))
+        self.slices += encode.stop_layer is not None
+        if encode.stop_layer is None:
             self.store.put(encode.key, passed[0], encode.view.tokens * FEATURE_BYTES, encode.view.content)
             self.encoded.append(encode.key)
         else:
@@ -333,11 +341,11 @@ class Device:
             self.unfinished.keep(encode.key, passed)
 
     def check_budgets(self, plan: StepPlan) -> None:
-        assert plan.rows, "a step computes something"
-        assert sum(row.count for row in plan.rows) <= self.limits.max_step_tokens
-        assert len({row.row for row in plan.rows}) == len(plan.rows), "a row runs twice in a step"
-        assert len({row.sequence for row in plan.rows}) == len(plan.rows)
-        assert all(0 <= row.row < self.limits.max_rows for row in plan.rows)
+        assert plan.scheduled, "a step computes something"
+        assert sum(row.num_tokens for row in plan.scheduled) <= self.limits.max_step_tokens
+        assert len({row.slot for row in plan.scheduled}) == len(plan.scheduled), "a row runs twice in a step"
+        assert len({row.seq_id for row in plan.scheduled}) == len(plan.scheduled)
+        assert all(0 <= row.slot < self.limits.max_rows for row in plan.scheduled)
         keys = [encode.key for encode in plan.encodes]
         assert len(keys) == len(set(keys)), "a view is encoded twice in a step"
         patches = sum(encode.patches for encode in plan.encodes)
@@ -367,34 +375,37 @@ class Device:
         self.cells.update({(block, offset): cell for offset, cell in cells.items()})
 
     def copy(self, plan: StepPlan) -> None:
-        sources, targets = {source for source, _ in plan.copies}, [target for _, target in plan.copies]
+        sources, targets = (
+            {source for source, _ in plan.block_copies},
+            [target for _, target in plan.block_copies],
+        )
         assert not sources & set(targets), "the order of copies would matter"
         assert all(
-            self.pool.in_vision(source) == self.pool.in_vision(target) for source, target in plan.copies
+            self.pool.in_vision(source) == self.pool.in_vision(target) for source, target in plan.block_copies
         )
         assert len(set(targets)) == len(targets)
-        for source, target in plan.copies:
+        for source, target in plan.block_copies:
             self.fill(target, self.contents(source))
 
-    def read_context(self, row: Row) -> Cell:
+    def read_context(self, row: ScheduledSequence) -> Cell:
         """The last cell before the row, once every cell before it is seen to continue the one before."""
         last = Cell(ROOT, ROOT)
         for index in range(row.start):
-            cell = self.cells[self.place(row.row, index)]
-            assert cell.before == last.value, f"sequence {row.sequence} reads a foreign cell at {index}"
+            cell = self.cells[self.place(row.slot, index)]
+            assert cell.before == last.value, f"sequence {row.seq_id} reads a foreign cell at {index}"
             last = cell
         return last
 
-    def compute(self, row: Row, last: Cell) -> int | None:
+    def compute(self, row: ScheduledSequence, last: Cell) -> int | None:
         tokens = list(row.tokens)
-        assert row.count - len(tokens) in (0, 1)
-        if len(tokens) < row.count:
-            tokens.append(self.last_tokens[row.row])
+        assert row.num_tokens - len(tokens) in (0, 1)
+        if len(tokens) < row.num_tokens:
+            tokens.append(self.last_tokens[row.slot])
         for offset, token in enumerate(tokens):
             index = row.start + offset
-            place = self.place(row.row, index)
+            place = self.place(row.slot, index)
             assert self.pool.is_writable(place[0]), (
-                f"sequence {row.sequence} writes a block that is not its own"
+                f"sequence {row.seq_id} writes a block that is not its own"
             )
             positions = tuple(float(axis[offset]) for axis in row.positions)
             apart = self.pool.in_vision(place[0])
@@ -402,10 +413,10 @@ class Device:
             self.cells[place] = last
         if not row.sample:
             return None
-        self.last_tokens[row.row] = sample(last, self.entered[row.row].seed, row.output_position)
-        return self.last_tokens[row.row]
+        self.last_tokens[row.slot] = sample(last, self.entered[row.slot].seed, row.output_position)
+        return self.last_tokens[row.slot]
 
-    def look(self, row: Row, index: int, token: int) -> int:
+    def look(self, row: ScheduledSequence, index: int, token: int) -> int:
         for span in row.spans:
             if span.start <= index < span.stop:
                 assert token == IMAGE_ID
@@ -459,7 +470,7 @@ class Engine:
         )
         self.device = Device(self.limits, self.pool, self.store, self.unfinished)
         self.overlap = overlap
-        self.in_flight: list[tuple[StepPlan, StepResult]] = []
+        self.in_flight: list[tuple[StepPlan, StepOutput]] = []
         self.plans: list[StepPlan] = []
         self.deltas: dict[str, list[Delta]] = {}
 
@@ -505,8 +516,8 @@ class Engine:
         """What the step in flight saw, unless it does nothing but look: then its result is as soon there."""
         if self.in_flight and self.hears:
             plan, result = self.in_flight[-1]
-            if result.looks and not plan.brief:
-                self.take(self.scheduler.hear(plan, result.looks))
+            if result.relevance and not plan.early_exit:
+                self.take(self.scheduler.hear(plan, result.relevance))
 
     def fail(self) -> None:
         """The step launched last cannot be run after all."""
@@ -534,8 +545,8 @@ class Engine:
 
 def work_of(plan: StepPlan, layers: int) -> Work:
     work = Work()
-    for row in plan.rows:
-        work.add_row(row.start, row.count)
+    for row in plan.scheduled:
+        work.add_row(row.start, row.num_tokens)
     for encode in plan.encodes:
         work.add_view(encode.patches, encode.share(layers))
     return work

@@ -6,7 +6,7 @@ from saccade.request import Request
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, Network, coefficients
 from saccade.scheduler.policy import Limits
-from saccade.step_plan import Encode, StepPlan
+from saccade.step_plan import EncodeTask, StepPlan
 from saccade.tools.planner.simulator import SimulatedMachine, Simulator, work_of
 from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
@@ -44,7 +44,7 @@ def look(name: str, shown: int, prompt: tuple[int, ...] = (), **options: Any) ->
 
 
 def slices(engine: Engine) -> list[tuple[int, int | None]]:
-    return [(encode.first, encode.stop) for plan in engine.plans for encode in plan.encodes]
+    return [(encode.first_layer, encode.stop_layer) for plan in engine.plans for encode in plan.encodes]
 
 
 def until_done(engine: Engine, *names: str) -> None:
@@ -64,8 +64,8 @@ def test_beside_a_stream_a_view_is_spread_over_steps_that_keep_the_target() -> N
     assert cut[-1][1] is None
     assert engine.tokens("seen") == answer_alone(request, 0, engine.limits)
     for plan in engine.plans:
-        streams = any(row.output_position for row in plan.rows)
-        if streams and plan.encodes and plan.encodes[0].stop is not None:
+        streams = any(row.output_position for row in plan.scheduled)
+        if streams and plan.encodes and plan.encodes[0].stop_layer is not None:
             assert engine.truth.predict(work_on_device(plan, LAYERS)) <= 3.0
     stats = engine.scheduler.stats()
     assert (stats.encodes, stats.encode_slices) == (1, len(cut))
@@ -239,12 +239,12 @@ def test_a_picture_of_1024_beside_streams_is_cut_into_steps_of_20_ms() -> None:
     ]
     outcome = player.run([*streams, *pictures])
     beside = [step for step in plans if step.encodes]
-    assert any(encode.stop is not None for step in beside for encode in step.encodes)
-    chunks = [row.count for step in plans for row in step.rows if row.spans]
+    assert any(encode.stop_layer is not None for step in beside for encode in step.encodes)
+    chunks = [row.num_tokens for step in plans for row in step.scheduled if row.spans]
     assert len(chunks) > 3
     assert max(chunks) < 1024
     for step in plans:
-        if any(row.output_position for row in step.rows):
+        if any(row.output_position for row in step.scheduled):
             assert machine.truth.predict(work_of(step, 27)) < 20.5  # the least chunk may come on top
     assert len(outcome.kinds["image"].whole) == 3
     assert max(outcome.kinds["text"].between) < 0.0205
@@ -270,9 +270,9 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def test_a_share_of_a_view_counts_by_its_layers() -> None:
-    encode = Encode(picture(1, 0).view, b"k", picture(1, 0).pixels, 3, 9)
+    encode = EncodeTask(picture(1, 0).view, b"k", picture(1, 0).pixels, 3, 9)
     assert encode.share(12) == 0.5
-    assert Encode(encode.view, b"k", encode.pixels, 3).share(12) == 0.75
+    assert EncodeTask(encode.view, b"k", encode.pixels, 3).share(12) == 0.75
 
 
 def test_a_view_a_request_has_got_since_it_came_is_kept_for_it() -> None:

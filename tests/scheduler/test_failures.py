@@ -6,7 +6,7 @@ import pytest
 
 from saccade.errors import ENGINE_ERRORS, EncodingFailed
 from saccade.request import Request
-from saccade.step_plan import Encode
+from saccade.step_plan import EncodeTask
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
 from tests.scheduler.test_encoder_scheduler import look, streaming
 from tests.scheduler.test_properties import crowd, verify
@@ -38,7 +38,7 @@ def test_only_who_needs_the_view_ends_and_is_told_which(overlap: bool) -> None:
     before = len(engine.tokens("text"))
     plan = engine.step()
     assert plan is not None
-    assert len(plan.rows) == 2  # the step was not lost to the others
+    assert len(plan.scheduled) == 2  # the step was not lost to the others
     code, error = told(engine, "bad")
     assert ENGINE_ERRORS[code] is EncodingFailed
     assert error == (
@@ -62,7 +62,7 @@ def test_who_waits_in_the_queue_tries_again_in_its_turn() -> None:
     engine = Engine(limits=small_limits(max_rows=1))
     tries: list[bytes] = []
 
-    def once(encode: Encode) -> bool:
+    def once(encode: EncodeTask) -> bool:
         tries.append(encode.key)
         return len(tries) == 1
 
@@ -113,7 +113,7 @@ def test_a_crowd_on_a_device_that_often_fails_gets_what_each_would_get_alone(
         ends = [engine.finish(name) for name in accepted]
         errors += ends.count("error")
         answered += ends.count("stop") + ends.count("length")
-        empty += sum(not plan.rows for plan in engine.plans)
+        empty += sum(not plan.scheduled for plan in engine.plans)
     assert failures > 50
     assert errors > 50
     assert answered > 300

@@ -48,10 +48,10 @@ def test_a_request_waits_for_its_look_and_nobody_else_does() -> None:
     engine.step()  # both prompts; the look is on its way
     plan = engine.step()
     assert plan is not None
-    assert [row.start for row in plan.rows] == [3]  # b's next token alone
+    assert [row.start for row in plan.scheduled] == [3]  # b's next token alone
     plan = engine.step()
     assert plan is not None
-    assert len(plan.rows) == 2
+    assert len(plan.scheduled) == 2
     engine.run()
     assert engine.tokens("a") == answer_alone(looking("a", **ENDLESS), 0, engine.limits)
     assert engine.device.looked == 1
@@ -222,15 +222,15 @@ def test_a_brief_look_is_computed_again_with_what_was_chosen(overlap: bool) -> N
     engine.add(another("a", **ENDLESS))
     plan = engine.step()
     assert plan is not None
-    assert plan.brief
-    (look,) = plan.rows
+    assert plan.early_exit
+    (look,) = plan.scheduled
     (sequence,) = engine.scheduler._groups["a"].choices
     assert sequence.computed == look.start, "nobody may go on from what has not passed all layers"
     while not (plan := engine.step()):
         pass
-    assert not plan.brief
-    assert plan.rows[0].start == look.start
-    assert plan.rows[0].count > look.count
+    assert not plan.early_exit
+    assert plan.scheduled[0].start == look.start
+    assert plan.scheduled[0].num_tokens > look.num_tokens
     engine.run()
     assert engine.tokens("a") == answer_alone(another("a", **ENDLESS), 0, engine.limits)
     engine.add(another("b", **ENDLESS))  # finds what the whole step computed
@@ -287,8 +287,10 @@ def test_where_nothing_is_zoomed_a_brief_look_goes_on_as_a_prompt() -> None:
     engine.run()
     assert engine.device.brief == 1
     assert len(engine.tokens("a")) == 3
-    (look,), (prompt,) = (plan.rows for plan in engine.plans[-4:-2])
-    assert (prompt.start, prompt.count) == (look.start, look.count + 2), "the question, and the turn's end"
+    (look,), (prompt,) = (plan.scheduled for plan in engine.plans[-4:-2])
+    assert (prompt.start, prompt.num_tokens) == (look.start, look.num_tokens + 2), (
+        "the question, and the turn's end"
+    )
 
 
 def test_nothing_is_learnt_from_how_long_a_brief_look_takes() -> None:
@@ -297,7 +299,7 @@ def test_nothing_is_learnt_from_how_long_a_brief_look_takes() -> None:
     engine.add(another("a", max_tokens=1, **ENDLESS))
     plan = engine.step()
     assert plan is not None
-    assert plan.expected == pytest.approx(0.5 * cost.predict(work_of(plan, 1)))
+    assert plan.expected_ms == pytest.approx(0.5 * cost.predict(work_of(plan, 1)))
     engine.run()
     assert engine.scheduler.stats().timed_steps == before + 1
 
@@ -308,7 +310,7 @@ def test_looking_is_told_apart_from_encoding_though_it_is_heard_first() -> None:
     engine.add(looking("a", **ENDLESS))
     engine.step()
     ((plan, result),) = engine.in_flight
-    engine.take(engine.scheduler.hear(plan, result.looks))
+    engine.take(engine.scheduler.hear(plan, result.relevance))
     heard = engine.now
     engine.run()
     times = engine.deltas["a"][0].times

@@ -13,7 +13,7 @@ TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]  # 20 tokens
 
 def starts(plan: StepPlan | None) -> dict[int, int]:
     """By sequence: where its row of a plan begins."""
-    return {} if plan is None else {row.sequence: row.start for row in plan.rows}
+    return {} if plan is None else {row.seq_id: row.start for row in plan.scheduled}
 
 
 @pytest.mark.parametrize("overlap", [False, True])

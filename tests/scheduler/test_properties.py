@@ -351,7 +351,7 @@ def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, p
         steps += stats.steps
         preemptions += stats.preemptions
         hits += stats.prefix_hit_tokens
-        copies += sum(len(plan.copies) for plan in engine.plans)
+        copies += sum(len(plan.block_copies) for plan in engine.plans)
         slices += engine.device.slices
         swaps += engine.device.swapped
         dropped += stats.swap_dropped
@@ -377,7 +377,9 @@ def test_a_crowd_over_two_pools_gets_what_each_would_get_alone() -> None:
         preemptions += stats.preemptions
         hits += stats.prefix_hit_tokens
         pictures += sum(
-            engine.pool.in_vision(block) for plan in engine.plans for _, _, block, _ in plan.table
+            engine.pool.in_vision(block)
+            for plan in engine.plans
+            for _, _, block, _ in plan.block_table_updates
         )
     assert preemptions > 30
     assert hits > 200

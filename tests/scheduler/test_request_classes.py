@@ -37,7 +37,7 @@ def seen(name: str, picture_name: int, **options: Any) -> Request:
 
 
 def entering(engine: Engine) -> list[tuple[int, ...]]:
-    return [enter.prompt for plan in engine.plans for enter in plan.enter]
+    return [enter.prompt for plan in engine.plans for enter in plan.new_slots]
 
 
 def test_a_lower_priority_number_goes_first() -> None:
@@ -66,7 +66,7 @@ def test_the_last_by_rank_gives_way_whoever_came_first() -> None:
     engine.add(question("a", TEXT[:10], max_tokens=14, priority=1, **ENDLESS))
     engine.add(question("b", TEXT[5:15], max_tokens=14, **ENDLESS))
     engine.run()
-    again = [enter for plan in engine.plans for enter in plan.enter if enter.output]
+    again = [enter for plan in engine.plans for enter in plan.new_slots if enter.output]
     assert again
     assert all(enter.prompt == tuple(TEXT[:10]) for enter in again)
 
@@ -81,7 +81,7 @@ def test_text_does_not_wait_for_the_encoder() -> None:
     engine.add(question("text", TEXT, max_tokens=2, **ENDLESS))
     plan = engine.step()
     assert plan is not None
-    assert [len(row.tokens) for row in plan.rows] == [20, 17]  # the text, and the first picture
+    assert [len(row.tokens) for row in plan.scheduled] == [20, 17]  # the text, and the first picture
 
 
 def test_views_seen_before_are_no_work_for_the_encoder() -> None:
@@ -97,7 +97,7 @@ def test_views_seen_before_are_no_work_for_the_encoder() -> None:
     plan = engine.step()
     assert plan is not None
     assert len(plan.encodes) == 1
-    assert {len(row.tokens) for row in plan.rows} == {17, 18}  # a new one, and the known one
+    assert {len(row.tokens) for row in plan.scheduled} == {17, 18}  # a new one, and the known one
 
 
 def test_a_view_given_up_while_its_request_waits_is_work_for_the_encoder_again() -> None:
@@ -164,7 +164,7 @@ def test_a_large_picture_is_not_kept_out_by_small_texts_for_ever() -> None:
             break
         engine.add(question(f"t{number}", TEXT[:5], max_tokens=8, **ENDLESS))
         engine.step()
-        passed += sum(enter.prompt == tuple(TEXT[:5]) for enter in engine.plans[-1].enter)
+        passed += sum(enter.prompt == tuple(TEXT[:5]) for enter in engine.plans[-1].new_slots)
     assert engine.finish("large")
     assert passed > 3
     assert engine.now < 1.0 + 60 * STEP_SECONDS
@@ -178,7 +178,7 @@ def beside_a_stream(engine: Engine) -> StepPlan:
     engine.add(question("alone", TEXT, max_tokens=30, **ENDLESS))
     plan = engine.step()
     assert plan is not None
-    assert plan.rows[0].count == 20
+    assert plan.scheduled[0].num_tokens == 20
     engine.add(question("beside", TEXT, max_tokens=1))
     plan = engine.step()
     assert plan is not None
@@ -189,7 +189,7 @@ def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> N
     limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1)
     engine = Engine(limits=limits, prefix_caching=False)
     plan = beside_a_stream(engine)
-    assert 1 < plan.rows[1].count < 20
+    assert 1 < plan.scheduled[1].num_tokens < 20
     assert 3.0 < engine.truth.predict(work_of(plan, 1)) <= 4.0
 
 
@@ -200,7 +200,7 @@ def test_beside_streams_a_step_has_no_more_prompt_tokens_than_a_captured_one_hol
     limits = small_limits(max_step_tokens=64, itl_target=target, stream_tokens=8)
     engine = Engine(limits=limits, prefix_caching=False)
     plan = beside_a_stream(engine)
-    assert plan.rows[1].count == most
+    assert plan.scheduled[1].num_tokens == most
     engine.run()
 
 
@@ -238,15 +238,15 @@ def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_c
     engine.add(seen("picture", 1, max_tokens=1))
     plan = engine.step()
     assert plan is not None
-    assert plan.encodes[0].stop is None  # its view goes at once in any case
-    assert (plan.rows[0].count == 17) == whole
+    assert plan.encodes[0].stop_layer is None  # its view goes at once in any case
+    assert (plan.scheduled[0].num_tokens == 17) == whole
     engine.run()
     assert engine.finish("picture")
     engine.now += 1.0  # they come no more
     engine.add(seen("later", 2, max_tokens=1))
     plan = engine.step()
     assert plan is not None
-    assert plan.rows[0].count == 17
+    assert plan.scheduled[0].num_tokens == 17
 
 
 def test_a_picture_gets_on_beside_texts_of_one_token_however_long_they_are() -> None:
@@ -284,9 +284,9 @@ def layers_beside_a_text(front: list[int], *, often: bool = False, waited: float
     engine.add(question("text", TEXT, max_tokens=1))
     plan = engine.step()
     assert plan is not None
-    assert len(TEXT) in [row.count for row in plan.rows]
+    assert len(TEXT) in [row.num_tokens for row in plan.scheduled]
     engine.run(until=lambda: bool(engine.finish("picture")))
-    return sum((encode.stop or 40) - encode.first for encode in plan.encodes)
+    return sum((encode.stop_layer or 40) - encode.first_layer for encode in plan.encodes)
 
 
 @pytest.mark.parametrize("front", [[], [2, 4]])
@@ -303,7 +303,7 @@ def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -
         engine.add(question(f"text {number}", [2, 3, 4, 5, 6], max_tokens=1))
     plan = engine.step()
     assert plan is not None
-    assert len(plan.rows) == 9
+    assert len(plan.scheduled) == 9
     assert engine.truth.predict(work_of(plan, 1)) > 4.0
 
 
@@ -319,12 +319,12 @@ def test_steps_grow_while_a_prompt_waits_long_and_no_longer() -> None:
     engine.now += 3.0  # it has waited while the engine did something else
     plan = engine.step()
     assert plan is not None
-    longest = plan.rows[1].count
+    longest = plan.scheduled[1].num_tokens
     engine.run(until=lambda: "prompt" in engine.deltas)
     engine.add(question("fresh", TEXT[:19], max_tokens=1))
     plan = engine.step()
     assert plan is not None
-    assert 1 < plan.rows[1].count < longest
+    assert 1 < plan.scheduled[1].num_tokens < longest
 
 
 def test_who_gave_way_does_not_make_steps_longer() -> None:
@@ -414,7 +414,7 @@ def test_a_step_with_streams_outlasts_the_target_by_no_more_than_the_least_it_mu
     bounded = 0
     for plan in engine.plans:
         work = work_of(plan, layers)
-        streams = [row for row in plan.rows if row.count == 1 and row.output_position]
+        streams = [row for row in plan.scheduled if row.num_tokens == 1 and row.output_position]
         if not streams:
             continue
         bounded += 1
@@ -576,10 +576,10 @@ def test_text_leaves_a_waiting_picture_its_row_and_the_blocks_of_its_text(known:
         engine.add(question(f"t{number}", TEXT[:5], max_tokens=4, **ENDLESS))
         over = engine.finish("first") is not None
         engine.step()
-        passed += sum(enter.prompt == tuple(TEXT[:5]) for enter in engine.plans[-1].enter)
+        passed += sum(enter.prompt == tuple(TEXT[:5]) for enter in engine.plans[-1].new_slots)
         assert number < 30
         if over:
-            assert any(enter.prompt[0] == IMAGE_ID for enter in engine.plans[-1].enter)
+            assert any(enter.prompt[0] == IMAGE_ID for enter in engine.plans[-1].new_slots)
             break
     assert passed > 3
     engine.run()

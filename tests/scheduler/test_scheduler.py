@@ -8,7 +8,7 @@ from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.scheduler.policy import allowances
 from saccade.scheduler.sequence import Group, Sequence, derive_seed, text_position
-from saccade.step_plan import StepPlan, StepResult
+from saccade.step_plan import StepOutput, StepPlan
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
 
 TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]  # 20 tokens: five blocks of four
@@ -18,7 +18,7 @@ ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
 def rows(plan: StepPlan | None) -> list[tuple[int, int, int]]:
     """(sequence, start, count) of a plan's rows, by sequence."""
     assert plan is not None
-    return sorted((row.sequence, row.start, row.count) for row in plan.rows)
+    return sorted((row.seq_id, row.start, row.num_tokens) for row in plan.scheduled)
 
 
 # Budget and chunks
@@ -29,7 +29,7 @@ def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
     engine.add(question("a", TEXT, max_tokens=1))
     engine.run()
     assert [rows(plan) for plan in engine.plans] == [[(0, 0, 7)], [(0, 7, 7)], [(0, 14, 6)]]
-    assert [plan.rows[0].sample for plan in engine.plans] == [False, False, True]
+    assert [plan.scheduled[0].sample for plan in engine.plans] == [False, False, True]
 
 
 def test_a_long_prompt_leaves_every_running_stream_its_next_token() -> None:
@@ -56,7 +56,7 @@ def test_the_oldest_moves_even_if_the_budget_is_one_token() -> None:
     engine.add(question("a", [2, 3, 4], max_tokens=3, **ENDLESS))
     engine.add(question("b", [3, 4, 4], max_tokens=3, **ENDLESS))
     engine.run()
-    assert [plan.rows[0].sequence for plan in engine.plans] == [0] * 5 + [1] * 5
+    assert [plan.scheduled[0].seq_id for plan in engine.plans] == [0] * 5 + [1] * 5
 
 
 def test_classes_share_tokens_and_time_only_while_both_want_some() -> None:
@@ -89,7 +89,7 @@ def test_single_token_rows_come_first_in_a_plan() -> None:
     engine.add(question("c", [2, 3, 4], max_tokens=5, **ENDLESS))
     engine.run()
     for plan in engine.plans:
-        counts = [row.count for row in plan.rows]
+        counts = [row.num_tokens for row in plan.scheduled]
         assert counts == sorted(counts, key=lambda count: count != 1)
 
 
@@ -97,7 +97,7 @@ def test_the_device_is_told_of_a_block_once() -> None:
     engine = Engine()
     engine.add(question("a", TEXT[:6], max_tokens=8, **ENDLESS))
     engine.run()
-    assert [[index for _, index, _, _ in plan.table] for plan in engine.plans] == [
+    assert [[index for _, index, _, _ in plan.block_table_updates] for plan in engine.plans] == [
         [0, 1],
         [],
         [],
@@ -114,7 +114,7 @@ def test_arrivals_are_served_first_come_first_served() -> None:
     for name in "abc":
         engine.add(question(name, TEXT[:5], max_tokens=2, **ENDLESS))
     engine.run()
-    assert [plan.rows[0].sequence for plan in engine.plans] == [0, 0, 1, 1, 2, 2]
+    assert [plan.scheduled[0].seq_id for plan in engine.plans] == [0, 0, 1, 1, 2, 2]
 
 
 # What is refused
@@ -204,7 +204,7 @@ def test_the_context_and_max_tokens_end_and_nothing_is_computed_beyond(overlap: 
     engine.run()
     assert (len(engine.tokens("a")), engine.finish("a")) == (4, "length")
     assert (len(engine.tokens("b")), engine.finish("b")) == (2, "length")
-    last = max(row.start + row.count for plan in engine.plans for row in plan.rows)
+    last = max(row.start + row.num_tokens for plan in engine.plans for row in plan.scheduled)
     assert last == 23
 
 
@@ -217,8 +217,8 @@ def test_planned_ahead_a_row_lacks_the_id_that_only_the_device_knows() -> None:
     engine.step()
     plan = engine.step()
     assert plan is not None
-    row = plan.rows[0]
-    assert (row.start, row.count, row.tokens, row.output_position) == (20, 1, (), 1)
+    row = plan.scheduled[0]
+    assert (row.start, row.num_tokens, row.tokens, row.output_position) == (20, 1, (), 1)
 
 
 def test_a_stop_found_late_wastes_one_row_and_its_token_is_not_reported() -> None:
@@ -239,9 +239,9 @@ def test_at_most_two_steps_are_in_flight_and_results_come_in_order() -> None:
     with pytest.raises(RuntimeError, match="2 steps are in flight"):
         engine.scheduler.plan()
     with pytest.raises(RuntimeError, match="step 0 is next"):
-        engine.scheduler.apply(second, StepResult(1, (2,), (None,)))
+        engine.scheduler.apply(second, StepOutput(1, (2,), (None,)))
     with pytest.raises(RuntimeError, match="samples 1 tokens and looks 0 times, but 0"):
-        engine.scheduler.apply(first, StepResult(0, (), ()))
+        engine.scheduler.apply(first, StepOutput(0, (), ()))
 
 
 def test_a_block_is_not_found_before_the_result_of_the_step_that_fills_it() -> None:
@@ -268,7 +268,7 @@ def test_a_shared_beginning_is_computed_once_to_the_token() -> None:
     engine.run()
     assert engine.cached("b") == 14
     assert rows(engine.plans[-1]) == [(1, 14, 3)]
-    assert len(engine.plans[-1].copies) == 1  # the fourth block, of which two tokens agree
+    assert len(engine.plans[-1].block_copies) == 1  # the fourth block, of which two tokens agree
     assert engine.tokens("b") == answer_alone(request, 0, engine.limits)
     stats = engine.scheduler.stats()
     assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (37, 14)
@@ -315,7 +315,7 @@ def test_when_everything_is_cached_the_last_token_is_computed_in_a_copy() -> Non
     plan = engine.step()
     assert rows(plan) == [(1, 19, 1)]
     assert plan is not None
-    assert len(plan.copies) == 1
+    assert len(plan.block_copies) == 1
     engine.run()
     assert engine.cached("b") == 19
     assert engine.tokens("b") == answer_alone(
@@ -342,7 +342,7 @@ def test_without_room_for_a_copy_the_last_block_is_computed_again() -> None:
     plan = engine.step()
     assert rows(plan) == [(1, 16, 4)]
     assert plan is not None
-    assert not plan.copies
+    assert not plan.block_copies
 
 
 def test_two_who_compute_the_same_at_once_end_up_sharing_it() -> None:
@@ -448,9 +448,9 @@ def test_choices_share_the_prompt_and_copy_before_they_write(
     request = question("a", TEXT[:length], max_tokens=5, n=3, **ENDLESS)
     engine.add(request)
     engine.run()
-    computed = sum(row.count for plan in engine.plans for row in plan.rows)
+    computed = sum(row.num_tokens for plan in engine.plans for row in plan.scheduled)
     assert computed == length + 2 + 3 * 4  # the prompt once, its last token again for each other choice
-    assert sum(len(plan.copies) for plan in engine.plans) == 2
+    assert sum(len(plan.block_copies) for plan in engine.plans) == 2
     for index in range(3):
         assert engine.tokens("a", index) == answer_alone(request, index, engine.limits)
     assert len({tuple(engine.tokens("a", index)) for index in range(3)}) == 3
@@ -502,7 +502,7 @@ def test_the_latest_gives_way_and_goes_on_where_it_was(overlap: bool, prefix_cac
     engine = tight(overlap, prefix_caching)
     engine.run()
     assert engine.scheduler.stats().preemptions >= 1
-    entered = [enter for plan in engine.plans for enter in plan.enter]
+    entered = [enter for plan in engine.plans for enter in plan.new_slots]
     assert [len(enter.output) for enter in entered[:2]] == [0, 0]
     assert len(entered) >= 3
     again = entered[2]
@@ -517,7 +517,7 @@ def test_the_one_who_gave_way_is_before_all_new_arrivals() -> None:
     engine = tight(overlap=False)
     engine.add(question("c", TEXT, max_tokens=2, **ENDLESS))
     engine.run()
-    entered = [enter.prompt for plan in engine.plans for enter in plan.enter]
+    entered = [enter.prompt for plan in engine.plans for enter in plan.new_slots]
     assert entered.index(tuple(TEXT)) > 2
 
 

@@ -46,7 +46,7 @@ def verify(engine: Engine, asked: dict[str, Request]) -> None:
 
 
 def computed(engine: Engine) -> int:
-    return sum(row.count for plan in engine.plans for row in plan.rows)
+    return sum(row.num_tokens for plan in engine.plans for row in plan.scheduled)
 
 
 def swapping(engine: Engine) -> list[StepPlan]:
@@ -102,9 +102,9 @@ def test_it_comes_back_beside_a_step_and_runs_in_the_next() -> None:
     assert back
     for plan in back:
         following = engine.plans[plan.number + 1]
-        entering = {enter.row for enter in plan.enter}
-        assert not entering & {row.row for row in plan.rows}
-        assert entering <= {row.row for row in following.rows}
+        entering = {enter.slot for enter in plan.new_slots}
+        assert not entering & {row.slot for row in plan.scheduled}
+        assert entering <= {row.slot for row in following.scheduled}
     verify(engine, asked)
 
 
@@ -151,7 +151,7 @@ def test_when_the_step_that_brings_it_back_fails_it_ends_though_it_had_no_row() 
     engine.run(until=lambda: bool(swapping(engine)))
     plan = engine.plans[-1]
     assert not plan.await_swaps
-    (entering,) = plan.enter
+    (entering,) = plan.new_slots
     name = next(name for name, request in asked.items() if request.prompt == entering.prompt)
     engine.fail()
     assert engine.finish(name) == "error"

@@ -21,7 +21,7 @@ from saccade.kernels.cuda_graph import PlainRecorder, Replay
 from saccade.kernels.dispatch import KernelMode
 from saccade.models.load_model import load
 from saccade.request import View
-from saccade.step_plan import Row, Span
+from saccade.step_plan import ScheduledSequence, Span
 from saccade.worker import execution_mode as way
 from saccade.worker.buckets import (
     CHUNKS,
@@ -43,13 +43,13 @@ from saccade.worker.slots import DeviceRows
 CPU = torch.device("cpu")
 
 
-def row(number: int, start: int, count: int = 1, *, sample: bool = True, **other: Any) -> Row:
+def row(number: int, start: int, count: int = 1, *, sample: bool = True, **other: Any) -> ScheduledSequence:
     positions = np.broadcast_to(np.arange(start, start + count, dtype=np.float32), (3, count))
     given: dict[str, Any] = {
-        "sequence": number,
-        "row": number,
+        "seq_id": number,
+        "slot": number,
         "start": start,
-        "count": count,
+        "num_tokens": count,
         "tokens": (7,) * count,
         "positions": positions,
         "spans": (),
@@ -57,7 +57,7 @@ def row(number: int, start: int, count: int = 1, *, sample: bool = True, **other
         "output_position": 0,
         **other,
     }
-    return Row(**given)
+    return ScheduledSequence(**given)
 
 
 @given(
@@ -89,10 +89,10 @@ def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
 def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
     assert divide([row(0, 5), row(1, 3, 4, tokens=(1, 2, 3))]) is None  # its last token is on the device
-    looking = divide([row(0, 5, sights=(1,)), row(1, 5)])
+    looking = divide([row(0, 5, relevance_targets=(1,)), row(1, 5)])
     assert looking is not None
     assert looking.looking
-    assert [one.row for one in looking.chunks] == [0]
+    assert [one.slot for one in looking.chunks] == [0]
     seeing = divide([row(0, 5), row(1, 5, spans=(Span(start=5, view=view, key=b"k"),))])
     assert seeing is not None
     assert [len(seeing.decodes), len(seeing.chunks), seeing.sighted] == [1, 1, True]
@@ -102,13 +102,15 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     bent = np.array([[3.0], [4.0], [3.0]], dtype=np.float32)
     divided = divide([row(0, 3, positions=bent), row(1, 8, sample=False), row(2, 9)])
     assert divided is not None
-    assert [one.row for one in divided.decodes] == [2]
-    assert [one.row for one in divided.chunks] == [0, 1]
+    assert [one.slot for one in divided.decodes] == [2]
+    assert [one.slot for one in divided.chunks] == [0, 1]
 
 
 def test_short_questions_look_in_smaller_steps() -> None:
     def sizes(ending: str, *counts: int) -> tuple[int, int]:
-        divided = divide([row(number, 70, count, sights=(1,)) for number, count in enumerate(counts)])
+        divided = divide(
+            [row(number, 70, count, relevance_targets=(1,)) for number, count in enumerate(counts)]
+        )
         assert divided is not None
         shape = shape_of(divided, ending, 64, 900)
         assert shape is not None
@@ -166,7 +168,7 @@ class Script:
     def holds(self, divided: Division) -> bool:
         return True
 
-    def ending(self, rows: tuple[Row, ...]) -> str:
+    def ending(self, rows: tuple[ScheduledSequence, ...]) -> str:
         return "greedy"
 
 
@@ -230,10 +232,10 @@ def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
     span = (Span(start=5, view=view, key=b"k"),)
     for spans in ((), span):
         for count in (20, 100, 190, 500):
-            found = made.find((row(0, 5, count, sample=False, spans=spans, sights=(1,)),))
+            found = made.find((row(0, 5, count, sample=False, spans=spans, relevance_targets=(1,)),))
             assert found is not None
             assert found[1].tokens >= count
-    several = tuple(row(number, 5, 20, sample=False, sights=(1,)) for number in range(9))
+    several = tuple(row(number, 5, 20, sample=False, relevance_targets=(1,)) for number in range(9))
     assert made.find(several) is None, "more prompts than are captured before they come"
 
 

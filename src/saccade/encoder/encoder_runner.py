@@ -1,6 +1,6 @@
 """Views become features: pixels go up, patches are made and packed, the tower runs, the results are split.
 
-takes   `Encode`s: a view, the raw pixels it looks at, and which layers of the tower it is to pass
+takes   `EncodeTask`s: a view, the raw pixels it looks at, and which layers of the tower it is to pass
 gives   one feature tensor per view that has passed them all, [tokens, (1 + deep levels) * out_dim]
 owns    the preprocessing tables of its device, and the pixels that lie there
 never   keeps features, or decides what to encode; what is between two slices is kept in `PartialViews`
@@ -23,7 +23,7 @@ from saccade.host.allocator import copy_to_own_mapping
 from saccade.inputs.media.rgbx import contiguous
 from saccade.models.layers import PatchGrid, VisionTower
 from saccade.request import Pixels
-from saccade.step_plan import Encode
+from saccade.step_plan import EncodeTask
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class EncoderRunner:
         self._preprocessors = {one.digest: Preprocessor(one, device, tables, tower.mode) for one in known}
 
     @torch.inference_mode()
-    def encode(self, encodes: Sequence[Encode], *, capture: bool = False) -> dict[bytes, Tensor]:
+    def encode(self, encodes: Sequence[EncodeTask], *, capture: bool = False) -> dict[bytes, Tensor]:
         """The features of each view that is complete, by its key. `capture`: at once what is not captured
         yet. After an error none of them can be carried on."""
         features: dict[bytes, Tensor] = {}
@@ -76,7 +76,7 @@ class EncoderRunner:
         return features
 
     @torch.inference_mode()
-    def try_encode(self, encodes: Sequence[Encode]) -> tuple[dict[bytes, Tensor], dict[bytes, str]]:
+    def try_encode(self, encodes: Sequence[EncodeTask]) -> tuple[dict[bytes, Tensor], dict[bytes, str]]:
         """The same; views of a call that fails, for want of memory say, are tried again, each alone and
         uncaptured. Gives also those that cannot be made, by key: why. Those must be given up."""
         features: dict[bytes, Tensor] = {}
@@ -95,7 +95,7 @@ class EncoderRunner:
                     failed[encode.key] = made
         return features, failed
 
-    def _try(self, group: Sequence[Encode], carrier: TowerStages) -> dict[bytes, Tensor] | str:
+    def _try(self, group: Sequence[EncodeTask], carrier: TowerStages) -> dict[bytes, Tensor] | str:
         """The features of the views that are complete, or why there are none: then nothing has changed."""
         halves = self._take(group)
         try:
@@ -109,10 +109,10 @@ class EncoderRunner:
         return why
 
     def _pass(
-        self, group: Sequence[Encode], carrier: TowerStages, halves: Sequence[PartialEncoding]
+        self, group: Sequence[EncodeTask], carrier: TowerStages, halves: Sequence[PartialEncoding]
     ) -> dict[bytes, Tensor]:
         """One call of the tower; `halves`: what slices before left, of views not at their first."""
-        first, stop = group[0].first, group[0].stop
+        first, stop = group[0].first_layer, group[0].stop_layer
         grids, tokens = [one.view.grid for one in group], [one.view.tokens for one in group]
         blank = carrier.views - len(group) if isinstance(carrier, TowerGraph) else 0
         layout = self._tower.layout(grids + grids[-1:] * blank)
@@ -132,11 +132,11 @@ class EncoderRunner:
         return {encode.key: part for encode, part in zip(group, parts, strict=True)}
 
     def _calls(
-        self, encodes: Sequence[Encode], *, capture: bool
-    ) -> Iterator[tuple[list[Encode], TowerStages]]:
+        self, encodes: Sequence[EncodeTask], *, capture: bool
+    ) -> Iterator[tuple[list[EncodeTask], TowerStages]]:
         """Alike views in the graphs of their shape; what has none is packed, alike or not. In the
         deterministic mode each goes alone, captured from the first time on: always the same kernels."""
-        rest: list[Encode] = []
+        rest: list[EncodeTask] = []
         alone = self._tower.mode.deterministic
         for _, alike in groupby(sorted(encodes, key=_order), key=self._likeness):
             views = list(alike)
@@ -151,11 +151,16 @@ class EncoderRunner:
         for group in self._groups(rest):
             yield group, self._tower
 
-    def _likeness(self, encode: Encode) -> tuple[int, int | None, int, PatchGrid | None]:
+    def _likeness(self, encode: EncodeTask) -> tuple[int, int | None, int, PatchGrid | None]:
         """Views that have it in common can go in one captured call."""
-        return encode.first, encode.stop, encode.patches, encode.view.grid if self._tower.by_grid else None
+        return (
+            encode.first_layer,
+            encode.stop_layer,
+            encode.patches,
+            encode.view.grid if self._tower.by_grid else None,
+        )
 
-    def _find(self, encode: Encode, count: int, *, now: bool) -> tuple[int, TowerGraph | None]:
+    def _find(self, encode: EncodeTask, count: int, *, now: bool) -> tuple[int, TowerGraph | None]:
         """Graphs for so many views like this, and for how many at a time: all, or a part that has graphs."""
         if self._graphs is None:
             return count, None
@@ -168,19 +173,22 @@ class EncoderRunner:
         """How many views a captured call for so many of `size` patches has."""
         return self._graphs.views_per_call(size, views) if self._graphs is not None else 1
 
-    def _next_call(self, alike: Sequence[Encode]) -> int:
+    def _next_call(self, alike: Sequence[EncodeTask]) -> int:
         """The same for these; blank ones only where nothing of them is left half way."""
         if self._graphs is None:
             return len(alike)
-        whole = alike[0].first == 0 and alike[0].stop is None
+        whole = alike[0].first_layer == 0 and alike[0].stop_layer is None
         return self._graphs.views_per_call(alike[0].patches, len(alike), padding=whole)
 
-    def _groups(self, encodes: Sequence[Encode]) -> Iterator[list[Encode]]:
+    def _groups(self, encodes: Sequence[EncodeTask]) -> Iterator[list[EncodeTask]]:
         """Neighbours that pass the same layers and fit the patch budget of one call together."""
-        group: list[Encode] = []
+        group: list[EncodeTask] = []
         patches = 0
         for encode in encodes:
-            other = group and (group[0].first, group[0].stop) != (encode.first, encode.stop)
+            other = group and (group[0].first_layer, group[0].stop_layer) != (
+                encode.first_layer,
+                encode.stop_layer,
+            )
             full = self._tower.mode.deterministic or patches + encode.patches > self._patches_per_call
             if group and (other or full):
                 yield group
@@ -192,16 +200,18 @@ class EncoderRunner:
 
     # Between slices
 
-    def _take(self, group: Sequence[Encode]) -> list[PartialEncoding]:
+    def _take(self, group: Sequence[EncodeTask]) -> list[PartialEncoding]:
         """What the slices before left, of views that are not at their first."""
-        halves = [self._unfinished.take(encode.key) for encode in group if encode.first]
+        halves = [self._unfinished.take(encode.key) for encode in group if encode.first_layer]
         for encode, half in zip(group, halves, strict=False):
-            if half.layer != encode.first:
-                raise RuntimeError(f"a view has passed {half.layer} layers; a slice from {encode.first} came")
+            if half.layer != encode.first_layer:
+                raise RuntimeError(
+                    f"a view has passed {half.layer} layers; a slice from {encode.first_layer} came"
+                )
         return halves
 
     def _leave(
-        self, group: Sequence[Encode], stop: int, stream: Tensor, levels: Sequence[Tensor], *, lent: bool
+        self, group: Sequence[EncodeTask], stop: int, stream: Tensor, levels: Sequence[Tensor], *, lent: bool
     ) -> None:
         """`lent`: stream and levels may be buffers that the next call overwrites."""
         tokens = [encode.view.tokens for encode in group]
@@ -223,15 +233,15 @@ class EncoderRunner:
     # From pixels to patches
 
     @torch.inference_mode()
-    def preprocess(self, encode: Encode) -> Tensor:
+    def preprocess(self, encode: EncodeTask) -> Tensor:
         """The patches of a view, and nothing more."""
         return self._packed([encode])
 
-    def _packed(self, group: Sequence[Encode]) -> Tensor:
+    def _packed(self, group: Sequence[EncodeTask]) -> Tensor:
         frames = self._upload(group)
         return _join([self._patches(frames[id(encode.pixels)], encode) for encode in group])
 
-    def _upload(self, group: Sequence[Encode]) -> dict[int, Tensor]:
+    def _upload(self, group: Sequence[EncodeTask]) -> dict[int, Tensor]:
         """The pixels of a group on the device, by identity of the array: views of one picture share it."""
         distinct = {id(encode.pixels): encode for encode in group}
         return {name: self.upload(one.pixels, one.view.content) for name, one in distinct.items()}
@@ -256,7 +266,7 @@ class EncoderRunner:
             with suppress(torch.OutOfMemoryError):
                 self._uploads.send(pixels, content)
 
-    def _patches(self, frames: Tensor, encode: Encode) -> Tensor:
+    def _patches(self, frames: Tensor, encode: EncodeTask) -> Tensor:
         preprocessor = self._preprocessors.get(encode.view.processing)
         if preprocessor is None:
             raise ValueError(
@@ -266,10 +276,10 @@ class EncoderRunner:
         return preprocessor.patches(frames, encode.view, self._dtype)
 
 
-def _order(encode: Encode) -> tuple[int, int, int, PatchGrid]:
+def _order(encode: EncodeTask) -> tuple[int, int, int, PatchGrid]:
     """Alike ones together; of those, grids together, whose tables then lie where they are read."""
-    stop = -1 if encode.stop is None else encode.stop
-    return encode.first, stop, encode.patches, encode.view.grid
+    stop = -1 if encode.stop_layer is None else encode.stop_layer
+    return encode.first_layer, stop, encode.patches, encode.view.grid
 
 
 def _resume(halves: Sequence[PartialEncoding]) -> tuple[Tensor, list[Tensor]]:

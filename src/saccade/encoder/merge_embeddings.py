@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.models.layers import DeepVisual
-from saccade.step_plan import Row, Span
+from saccade.step_plan import ScheduledSequence, Span
 
 
 class VisualSlice(NamedTuple):
@@ -25,19 +25,19 @@ class VisualSlice(NamedTuple):
     position: int  # of the first among all tokens of the rows
 
 
-def visual_slices(rows: Sequence[Row]) -> Iterator[VisualSlice]:
+def visual_slices(rows: Sequence[ScheduledSequence]) -> Iterator[VisualSlice]:
     offset = 0
     for row in rows:
         for span in row.spans:
             start = max(span.start, row.start)
-            stop = min(span.stop, row.start + row.count)
+            stop = min(span.stop, row.start + row.num_tokens)
             if start < stop:
                 yield VisualSlice(span, start - span.start, stop - start, offset + start - row.start)
-        offset += row.count
+        offset += row.num_tokens
 
 
 def merge_embeddings(
-    embeds: Tensor, rows: Sequence[Row], features: Callable[[bytes], Tensor], depth_levels: int
+    embeds: Tensor, rows: Sequence[ScheduledSequence], features: Callable[[bytes], Tensor], depth_levels: int
 ) -> DeepVisual | None:
     """Write the visual tokens' embeddings into `embeds` [T, H]; gives their deeper (DeepStack) levels, if
     any.
@@ -57,7 +57,9 @@ def merge_embeddings(
     return _deep_levels(visual, embeds.shape[1], on_device)
 
 
-def fill_visual_buffer(buffer: Tensor, rows: Sequence[Row], features: Callable[[bytes], Tensor]) -> None:
+def fill_visual_buffer(
+    buffer: Tensor, rows: Sequence[ScheduledSequence], features: Callable[[bytes], Tensor]
+) -> None:
     """Copy the visual tokens' features into a static buffer [tokens, (1 + depth_levels) * H]. Text tokens get
     zeros, since deeper levels are added to all tokens."""
     buffer.zero_()

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from saccade.errors import InvalidValue
 from saccade.lod.types import Region
 from saccade.request import NO_PIXELS, Media, Request, View
-from saccade.step_plan import Layout, Role, Span
+from saccade.step_plan import PromptLayout, Role, Span
 
 
-def lay_out_prompt(request: Request) -> Layout:
+def lay_out_prompt(request: Request) -> PromptLayout:
     """Expand the placeholders and place every token on the three rotary axes (time, row, column).
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
@@ -34,17 +34,17 @@ def lay_out_prompt(request: Request) -> Layout:
     A prompt whose zoomed views are still to be chosen is laid out up to the place where they go.
     """
     prompt = request.prompt[: request.zooming.at] if request.zooming else request.prompt
-    return _go_on(Layout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
+    return _go_on(PromptLayout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
 
 
-def extend_layout(layout: Layout, request: Request, decided: Request) -> Layout:
+def extend_layout(layout: PromptLayout, request: Request, decided: Request) -> PromptLayout:
     """Extend the layout of `request`, which waited for zoomed views, to that of `decided`, which has them."""
     if request.zooming is None:
         raise ValueError(f"request {request.id} does not wait for zoomed views")
     return _go_on(layout, request.zooming.at, decided, decided.prompt)
 
 
-def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) -> Layout:
+def _go_on(begun: PromptLayout, done: int, request: Request, prompt: tuple[int, ...]) -> PromptLayout:
     """The layout of a prompt, of whose first `done` ids there is one."""
     media = _in_prompt_order(request, len(prompt) - 1)
     known = len(begun.spans)
@@ -78,7 +78,9 @@ def _go_on(begun: Layout, done: int, request: Request, prompt: tuple[int, ...]) 
         done = item.placeholder + 1
     position = _place_text(positions, len(tokens), len(prompt) - done, position)
     tokens += prompt[done:]
-    return Layout(tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens))
+    return PromptLayout(
+        tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens)
+    )
 
 
 def _in_prompt_order(request: Request, last: int) -> list[Media]:

@@ -103,7 +103,7 @@ class Turns:
             self._watch.launched()
             self._runner.await_zooms(plan)
             if self._pace is not None:
-                self._pace.launched(plan.expected)
+                self._pace.launched(plan.expected_ms)
         except Exception:
             self._watch.reset()
             return None, told + _give_up(self._scheduler, plan)
@@ -133,7 +133,7 @@ class Turns:
             if self._pace is not None:
                 self._pace.result(None)
             return _give_up(self._scheduler, launched.plan)
-        ended = bool(result.tokens or result.looks)  # else its end was not seen
+        ended = bool(result.tokens or result.relevance)  # else its end was not seen
         seconds = self._watch.result(waited=ended)
         if self._pace is not None:
             self._pace.result(time.perf_counter() - began if ended else None)
@@ -183,7 +183,7 @@ class OverlappedLoop:
     def _plan(self, behind: Launched | None) -> tuple[StepPlan | None, list[Delta]]:
         """The next step, and what was heard for it."""
         plan = self._turns.plan()
-        if plan is not None or behind is None or behind.looks is None or behind.plan.brief:
+        if plan is not None or behind is None or behind.looks is None or behind.plan.early_exit:
             return plan, []
         if self._turns.others_wait:  # perhaps for what the step computes, which they find once it is learnt
             return None, []

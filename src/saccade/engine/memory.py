@@ -177,7 +177,9 @@ def _kv_bytes(
         return GIB
     workspace = _measure_workspace(model, device, step_tokens, config.max_num_seqs, config.block_size)
     workspace = max(workspace, largest_view)
-    if config.kv_cache_options().format and not use_triton("decode_attention", next(model.parameters()), model.mode):
+    if config.kv_cache_options().format and not use_triton(
+        "decode_attention", next(model.parameters()), model.mode
+    ):
         # What the twin makes of 8 bits on the way: bytes, twice float32, both kinds of block side by side.
         workspace += 13 * MOST_GATHERED * _kv_width(model)
     free, total = torch.cuda.mem_get_info(device)

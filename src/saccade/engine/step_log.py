@@ -45,19 +45,19 @@ class StepLog:
         self._plan_ms = self._lap()
 
     def launched(self, plan: StepPlan, *, captured: bool) -> None:
-        prompts = [row for row in plan.rows if row.count > 1]
+        prompts = [row for row in plan.scheduled if row.num_tokens > 1]
         self._launched[plan.number] = {
             "step": plan.number,
             "at": round(time.perf_counter() - self._began, 5),
-            "decodes": len(plan.rows) - len(prompts),
+            "decodes": len(plan.scheduled) - len(prompts),
             "prompts": len(prompts),
-            "tokens": sum(row.count for row in prompts),
-            "context": sum(row.start + 1 for row in plan.rows if row.count == 1),
-            "pairs": sum(pairs(row.start, row.count) for row in prompts),
-            "longest": max((row.start + row.count for row in plan.rows), default=0),
-            "views": [[encode.patches, encode.first, encode.stop] for encode in plan.encodes],
+            "tokens": sum(row.num_tokens for row in prompts),
+            "context": sum(row.start + 1 for row in plan.scheduled if row.num_tokens == 1),
+            "pairs": sum(pairs(row.start, row.num_tokens) for row in prompts),
+            "longest": max((row.start + row.num_tokens for row in plan.scheduled), default=0),
+            "views": [[encode.patches, encode.first_layer, encode.stop_layer] for encode in plan.encodes],
             "captured": captured,
-            "expected_ms": round(plan.expected, 3),
+            "expected_ms": round(plan.expected_ms, 3),
             "plan_ms": self._plan_ms,
             "launch_ms": self._lap(),
         }

@@ -88,7 +88,8 @@ class HashChain:
         self._spans: Sequence[Span] = spans
         if versions:
             self._spans = [
-                replace(one, place=one.place + versions.get(one.view.content, b"")) for one in spans
+                replace(one, position_key=one.position_key + versions.get(one.view.content, b""))
+                for one in spans
             ]
 
     def truncate(self, tokens: int) -> None:
@@ -136,7 +137,7 @@ class HashChain:
             contents[index - first] = _insert_marks(contents[index - first], marks)
 
     def _view_name(self, span: Span) -> bytes:
-        name = span.key + span.place + (b"apart" if span.role in self._roles else b"")
+        name = span.key + span.position_key + (b"apart" if span.role in self._roles else b"")
         return len(name).to_bytes(8, "little") + name
 
     def encode_block(self, tokens: Sequence[int], index: int) -> tuple[bytes, Sequence[int]]:

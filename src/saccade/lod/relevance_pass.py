@@ -36,7 +36,7 @@ from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
 from saccade.lod.scorers import from_attention, from_head
 from saccade.models.layers import LanguageModel, Watch
 from saccade.request import Pixels, View
-from saccade.step_plan import Row, Sight
+from saccade.step_plan import RelevanceTarget, ScheduledSequence
 
 STILLS = 1 << 18  # tokens of views: 19 maps of each and what is made of them, 40 MB of the host's
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
@@ -103,7 +103,7 @@ def layers_needed(head: RelevanceHead | None, depth: int) -> int:
 class Wanted(NamedTuple):
     """A look to be taken."""
 
-    sight: Sight
+    sight: RelevanceTarget
     table: Tensor  # [blocks] int32, of its row
     question: Tensor  # [width] for a head; [layers, heads, dim] for attention
 
@@ -151,20 +151,24 @@ class Lookout:
         """Whether every token of a view must leave something, not only the ends of questions."""
         return self._head is not None
 
-    def expect(self, rows: Sequence[Row]) -> None:
+    def expect(self, rows: Sequence[ScheduledSequence]) -> None:
         """Before a step that looks: what its pictures say by themselves is on its way meanwhile."""
-        for sight in [sight for row in rows for sight in row.sights if sight.keep]:
+        for sight in [sight for row in rows for sight in row.relevance_targets if sight.keep]:
             self._by_itself(sight)
 
-    def concerns(self, rows: Sequence[Row]) -> bool:
+    def concerns(self, rows: Sequence[ScheduledSequence]) -> bool:
         """Whether a step of these rows needs `watch`. A head needs every token of a view, too."""
-        return any(row.sights or (row.spans and self.watches_views) for row in rows)
+        return any(row.relevance_targets or (row.spans and self.watches_views) for row in rows)
 
-    def watch(self, rows: Sequence[Row]) -> Watch:
+    def watch(self, rows: Sequence[ScheduledSequence]) -> Watch:
         """The hidden states the forward pass of these rows must keep: of view tokens (with a head), then of
         the last token of each question."""
-        starts = accumulate((row.count for row in rows), initial=0)
-        last = [start + row.count - 1 for start, row in zip(starts, rows, strict=False) if row.sights]
+        starts = accumulate((row.num_tokens for row in rows), initial=0)
+        last = [
+            start + row.num_tokens - 1
+            for start, row in zip(starts, rows, strict=False)
+            if row.relevance_targets
+        ]
         if self._head is None:
             return Watch(dict.fromkeys(self._layers, self._index(last)))
         views = [np.arange(place, place + count) for _, _, count, place in visual_slices(rows)]
@@ -172,12 +176,12 @@ class Lookout:
         return Watch({self._head.layer: wanted})
 
     def after_forward(
-        self, rows: Sequence[Row], positions: Tensor, paged: Paged, watch: Watch
+        self, rows: Sequence[ScheduledSequence], positions: Tensor, paged: Paged, watch: Watch
     ) -> HostLooks | None:
         """After an ordinary forward pass: store vectors of its view tokens, then compute the relevance."""
         states = [watch.seen[layer] for layer in watch.wanted]
         tokens = next(iter(watch.wanted.values()))
-        asking = [i for i, row in enumerate(rows) if row.sights]
+        asking = [i for i, row in enumerate(rows) if row.relevance_targets]
         views = len(tokens) - len(asking)
         if views:
             self._store_view_vectors(states[0][:views], paged.slots[tokens[:views]])
@@ -188,19 +192,25 @@ class Lookout:
         return self.compute([rows[i] for i in asking], ends, positions[:, tokens[views:]], tables)
 
     def compute(
-        self, rows: Sequence[Row], states: Sequence[Tensor], positions: Tensor, tables: Sequence[Tensor]
+        self,
+        rows: Sequence[ScheduledSequence],
+        states: Sequence[Tensor],
+        positions: Tensor,
+        tables: Sequence[Tensor],
     ) -> HostLooks:
         """The relevance of the rows with targets, from the KV cache after the step and the hidden states of
         each row's last token: per watched layer [n, hidden], at positions [3, n]; line i belongs to row i,
         further lines are padding. `tables`: the rows' block tables."""
         questions = self._questions(states, positions)
         lines = enumerate(zip(rows, tables, strict=True))
-        return self._looks([(row, table, questions[..., i, :]) for i, (row, table) in lines if row.sights])
+        return self._looks(
+            [(row, table, questions[..., i, :]) for i, (row, table) in lines if row.relevance_targets]
+        )
 
-    def _looks(self, asking: Sequence[tuple[Row, Tensor, Tensor]]) -> HostLooks:
+    def _looks(self, asking: Sequence[tuple[ScheduledSequence, Tensor, Tensor]]) -> HostLooks:
         """Of rows with sights: each with its block table and its question. Views of equally many tokens are
         coupled together: a look is many small kernels, and some dozens of requests may look in one step."""
-        wanted = [Wanted(sight, *other) for row, *other in asking for sight in row.sights]
+        wanted = [Wanted(sight, *other) for row, *other in asking for sight in row.relevance_targets]
         together = 1 if self._model.mode.deterministic else TOGETHER
         coupled: dict[int, tuple[Tensor, Tensor]] = {}
         for tokens in {one.tokens for one in wanted}:
@@ -218,7 +228,7 @@ class Lookout:
             size += one.tokens + 1
         each = iter(looks)
         told = Sent(torch.cat(parts))
-        return HostLooks(told, tuple(tuple(islice(each, len(row.sights))) for row, _, _ in asking))
+        return HostLooks(told, tuple(tuple(islice(each, len(row.relevance_targets))) for row, _, _ in asking))
 
     def _store_view_vectors(self, states: Tensor, slots: Tensor) -> None:
         if self._head is None or self._pages.side is None:
@@ -265,7 +275,7 @@ class Lookout:
         side = self._pages.side.flatten(0, 2).index_select(0, slots.flatten())
         return from_head(questions, side.view(*slots.shape, -1))
 
-    def _by_itself(self, sight: Sight) -> ByItself:
+    def _by_itself(self, sight: RelevanceTarget) -> ByItself:
         """What a picture says without a question."""
         key = sight.span.key
         known = self._still.get(key)

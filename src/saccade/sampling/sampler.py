@@ -38,7 +38,7 @@ from saccade.sampling.filters import (
     scale_and_bar,
 )
 from saccade.sampling.penalties import History, RowLists, send
-from saccade.step_plan import Enter, Row
+from saccade.step_plan import ScheduledSequence, SlotInit
 
 _CHUNK_VALUES = 1 << 24  # logits worked on at once by everything beyond argmax: bounds the workspace
 
@@ -78,42 +78,42 @@ class Sampler:
         """Device memory held now; grows when a row first asks for penalties."""
         return self._parameters.nbytes + self._spread.nbytes + self._history.nbytes
 
-    def enter(self, *entries: Enter) -> None:
+    def enter(self, *entries: SlotInit) -> None:
         """Sequences take rows: what they asked for, and the tokens they have already produced. What a row has
         been told it is not told again: only a history of tokens can have changed meanwhile."""
-        last = {entry.row: entry for entry in entries}  # of a row told twice
+        last = {entry.slot: entry for entry in entries}  # of a row told twice
         entries = tuple([entry for entry in last.values() if not self._knows(entry)])
         for entry in entries:
             self._note(entry)
         self._send([entry for entry in entries if not self._greedy_again(entry)])
         for entry in entries:
-            self._told[entry.row] = entry.sampling, entry.seed
+            self._told[entry.slot] = entry.sampling, entry.seed
 
-    def _greedy_again(self, entry: Enter) -> bool:
+    def _greedy_again(self, entry: SlotInit) -> bool:
         """Whether the row's line need not change: nothing but its temperature of 0 is ever read."""
-        return self._greedy[entry.row] and self._uses[entry.row] == _PLAIN
+        return self._greedy[entry.slot] and self._uses[entry.slot] == _PLAIN
 
-    def _send(self, entries: Sequence[Enter]) -> None:
+    def _send(self, entries: Sequence[SlotInit]) -> None:
         if not entries:
             return
-        rows = send(torch.tensor([entry.row for entry in entries]), self._device)
+        rows = send(torch.tensor([entry.slot for entry in entries]), self._device)
         lines = [_line(entry.sampling, entry.seed) for entry in entries]
         self._parameters.index_copy_(0, rows, send(torch.tensor(lines, dtype=torch.float64), self._device))
         for entry in entries:
-            self._greedy[entry.row] = not self._uses[entry.row].random
+            self._greedy[entry.slot] = not self._uses[entry.slot].random
 
     def vacate(self) -> None:
         """Nobody has a row: whoever uses one without entering it asks for nothing."""
         self._uses = [_PLAIN] * len(self._uses)
         self._told = [None] * len(self._told)
 
-    def _knows(self, entry: Enter) -> bool:
-        told = self._told[entry.row]
+    def _knows(self, entry: SlotInit) -> bool:
+        told = self._told[entry.slot]
         same = told is not None and told[0] is entry.sampling and told[1] == entry.seed
-        return same and not self._uses[entry.row].penalties
+        return same and not self._uses[entry.slot].penalties
 
-    def _note(self, enter: Enter) -> None:
-        sampling, row = enter.sampling, enter.row
+    def _note(self, enter: SlotInit) -> None:
+        sampling, row = enter.sampling, enter.slot
         self._told[row] = None  # until all of it is on its way
         use = describe(sampling, self._vocab)
         self._uses[row] = use
@@ -127,13 +127,13 @@ class Sampler:
             self._history.set(row, enter.prompt, enter.output)
 
     def sample(
-        self, logits: Tensor, rows: Sequence[Row], device_rows: Tensor, output_positions: Tensor
+        self, logits: Tensor, rows: Sequence[ScheduledSequence], device_rows: Tensor, output_positions: Tensor
     ) -> "SampleOutput":
         """One token per line of `logits` [S, vocab] float32, which is used up (edited in place).
 
         `rows` says on the host what `device_rows` [S] and `output_positions` [S] (int64) say on the device.
         """
-        uses = [self._uses[row.row] for row in rows]
+        uses = [self._uses[row.slot] for row in rows]
         tokens, sound = greedy(logits, self._mode)
         if all(use == _PLAIN for use in uses):
             return SampleOutput(tokens, sound, (None,) * len(uses), None)
@@ -155,10 +155,10 @@ class Sampler:
         logprobs = None if raw is None else raw.of(tokens)
         return SampleOutput(tokens, sound, tuple(use.logprobs for use in uses), logprobs)
 
-    def ending(self, rows: Sequence[Row]) -> str:
+    def ending(self, rows: Sequence[ScheduledSequence]) -> str:
         """How a captured step of these rows may end: "greedy", "drawn" by `draw`, or "logits"
         where a row asks for more, which `sample` then does."""
-        uses = [self._uses[row.row] for row in rows if row.sample]
+        uses = [self._uses[row.slot] for row in rows if row.sample]
         if all(use == _PLAIN for use in uses):
             return "greedy"
         more = any(
@@ -264,7 +264,7 @@ def _line(sampling: Sampling, seed: int) -> list[float]:
 class _Steps:
     """Which of the S rows each part of a step concerns: found on the host, uploaded in one copy if at all."""
 
-    def __init__(self, uses: Sequence[Use], rows: Sequence[Row], device: torch.device) -> None:
+    def __init__(self, uses: Sequence[Use], rows: Sequence[ScheduledSequence], device: torch.device) -> None:
         random = [i for i, use in enumerate(uses) if use.random]
         self._members = {
             "edited": [i for i, use in enumerate(uses) if not use.random and use != _PLAIN],

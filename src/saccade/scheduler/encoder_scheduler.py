@@ -18,7 +18,7 @@ from saccade.request import Pixels
 from saccade.scheduler.policy import Limits
 from saccade.scheduler.sequence import Group
 from saccade.scheduler.step_builder import Step
-from saccade.step_plan import Encode, Span
+from saccade.step_plan import EncodeTask, Span
 
 
 class Making:
@@ -71,7 +71,7 @@ class Making:
         if stop == done or (stop < depth and not done and not self._make_room(step, patches)):
             return False
         whole = stop == depth
-        step.encode(Encode(span.view, key, pixels, done, None if whole else stop), (stop - done) / depth)
+        step.encode(EncodeTask(span.view, key, pixels, done, None if whole else stop), (stop - done) / depth)
         if not whole:
             self._unfinished.advance(key, patches, stop)
         elif done:

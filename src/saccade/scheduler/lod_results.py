@@ -51,7 +51,7 @@ class Hearing:
             raise RuntimeError(f"{len(looks)} looks are heard; {step.looking} were to be, once")
         step.heard = True
         told = []
-        asking = [(sequence, epoch) for sequence, epoch, row in step.planned if row.sights]
+        asking = [(sequence, epoch) for sequence, epoch, row in step.planned if row.relevance_targets]
         for (sequence, epoch), seen in zip(asking, looks, strict=True):
             zooming = sequence.group.request.zooming
             if sequence.ended or (zooming is not None and zooming.preview_only):

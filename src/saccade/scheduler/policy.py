@@ -26,7 +26,7 @@ from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.request import Request
 from saccade.scheduler.ordered_queue import Line
 from saccade.scheduler.sequence import Rank, Sequence
-from saccade.step_plan import Layout
+from saccade.step_plan import PromptLayout
 
 ANY = 1 << 62  # a limit that is none
 
@@ -137,7 +137,7 @@ def rank(came: float, priority: int, handle: int, limits: Limits) -> Rank:
     return came + priority * limits.patience, handle
 
 
-def refuse_impossible(request: Request, layout: Layout, limits: Limits, pool_blocks: int) -> None:
+def refuse_impossible(request: Request, layout: PromptLayout, limits: Limits, pool_blocks: int) -> None:
     """Raise for a request that could not be answered even with the engine to itself."""
     sampling, prompt = request.sampling, request.max_length  # with all the views that may be chosen
     if prompt < 1:
@@ -187,7 +187,7 @@ def refuse_too_many(waiting: int, held: int, more: int, limits: Limits) -> None:
         )
 
 
-def _visual(layout: Layout) -> int:
+def _visual(layout: PromptLayout) -> int:
     return sum(span.view.tokens for span in layout.spans)
 
 

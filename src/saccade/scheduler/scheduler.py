@@ -44,7 +44,7 @@ from saccade.scheduler.sequence import Group, Sequence, group_of
 from saccade.scheduler.stats import Totals
 from saccade.scheduler.step_builder import Step, looking_faults
 from saccade.scheduler.swap_policy import Swapping
-from saccade.step_plan import Layout, StepPlan, StepResult
+from saccade.step_plan import PromptLayout, StepOutput, StepPlan
 
 __all__ = ["Limits", "Scheduler"]
 
@@ -100,7 +100,7 @@ class Scheduler:
 
     # Requests come and go
 
-    def add(self, request: Request, layout: Layout) -> None:
+    def add(self, request: Request, layout: PromptLayout) -> None:
         """Queue a request; raises a RequestError if it can never be answered, or not now."""
         policy.refuse_impossible(request, layout, self._limits, self._pool.count)
         if request.id in self._groups:
@@ -252,8 +252,8 @@ class Scheduler:
         plan = step.plan(self._totals.steps, self._limits.brief)
         self._holdings.copied(step)
         for sequence, _, row in planned:
-            sequence.looking = plan.brief
-            sequence.computed += row.count * (not plan.brief)
+            sequence.looking = plan.early_exit
+            sequence.computed += row.num_tokens * (not plan.early_exit)
             sequence.pending += row.sample
         self._holdings.making.sweep()
         self._in_flight[plan.number] = step
@@ -265,7 +265,7 @@ class Scheduler:
         Once for a step; where it is not called, `apply` does the same."""
         return self._hearing.hear(self._in_flight[plan.number], looks)
 
-    def apply(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> list[Delta]:
+    def apply(self, plan: StepPlan, result: StepOutput, seconds: float | None = None) -> list[Delta]:
         """Learn what a step sampled; results come in the order of the plans. `seconds` is how long it took;
         None if that could not be told apart: then it is part of the next step's."""
         oldest = next(iter(self._in_flight), None)
@@ -274,14 +274,14 @@ class Scheduler:
         step = self._in_flight.pop(plan.number)
         self._totals.time(self._cost, step, seconds)
         step.check(result)
-        failed = [] if step.heard else self._hearing.hear(step, result.looks)
+        failed = [] if step.heard else self._hearing.hear(step, result.relevance)
         failed += self._apologise(dict.fromkeys(step.unsound(result), UNSOUND))
-        samples, looks = zip(result.tokens, result.logprobs, strict=True), iter(result.looks)
+        samples, looks = zip(result.tokens, result.logprobs, strict=True), iter(result.relevance)
         block_size = self._limits.block_size
         deltas = []
         for sequence, epoch, row in step.planned:
             sample = next(samples) if row.sample else None
-            seen = next(looks) if row.sights else None
+            seen = next(looks) if row.relevance_targets else None
             if sequence.ended:
                 continue  # stopped or cancelled meanwhile: the row was wasted
             if sample:  # also for one that gave way meanwhile: the token is its own, it goes on from there
@@ -290,7 +290,7 @@ class Scheduler:
             if sequence.epoch == epoch:
                 sequence.looking &= not step.brief
                 # The end of a look may be computed again, to sample; all of a brief one is.
-                whole = row.count - 1 if row.sights else row.count
+                whole = row.num_tokens - 1 if row.relevance_targets else row.num_tokens
                 computed = row.start if step.brief else row.start + whole
                 if sequence.pins or computed // block_size > sequence.sealed:
                     self._holdings.settle(sequence, computed)

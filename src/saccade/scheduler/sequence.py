@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from saccade.kv_cache.pool_sizing import VisionBlocks
 from saccade.kv_cache.prefix_cache import HashChain, overlapping_spans
 from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling, ZoomResult
-from saccade.step_plan import Enter, Layout, Row, Sight, Span
+from saccade.step_plan import PromptLayout, RelevanceTarget, ScheduledSequence, SlotInit, Span
 
 Rank = tuple[float, int]  # when it came, moved by its priority; its handle
 
@@ -27,7 +27,7 @@ class Group:
     """A request: its choices that have not ended yet, lowest index first."""
 
     request: Request
-    layout: Layout
+    layout: PromptLayout
     pixels: dict[bytes, Pixels]  # by view key; kept to the end, for what is evicted is encoded again
     pixel_bytes: int = 0
     since: float = 0.0  # seconds on the scheduler's clock when it came
@@ -40,7 +40,7 @@ class Group:
     encode_seconds: float = 0.0  # of steps, spent on its views
     preempted: int = 0  # times a choice of it gave way
     look_seconds: float = 0.0  # as EngineTimes has it
-    kinds: tuple[Layout, VisionBlocks] | None = (
+    kinds: tuple[PromptLayout, VisionBlocks] | None = (
         None  # of its blocks, once asked for; of the layout it has now
     )
     deleted: set[bytes] = field(default_factory=set)  # contents of its pictures deleted since it came
@@ -65,14 +65,14 @@ class Group:
         self.look_seconds = max(now - self.started_at - self.encode_seconds, 0.0)
 
 
-def group_of(request: Request, layout: Layout, since: float) -> Group:
+def group_of(request: Request, layout: PromptLayout, since: float) -> Group:
     """A request that has just come. ZoomResult views show the pixels of their picture."""
     given = {item.placeholder: item.pixels for item in request.media}
     pixels = pixels_of(request, layout)
     return Group(request, layout, pixels, sum(one.nbytes for one in given.values()), since=since)
 
 
-def pixels_of(request: Request, layout: Layout) -> dict[bytes, Pixels]:
+def pixels_of(request: Request, layout: PromptLayout) -> dict[bytes, Pixels]:
     """By view key; those of a picture that is named and also given are the given ones."""
     given = {item.placeholder: item.pixels for item in request.media}
     media = sorted(
@@ -157,14 +157,14 @@ class Sequence:
     def spans(self, start: int, stop: int) -> Ordered[Span]:
         return overlapping_spans(self.group.layout.spans, start, stop) if start < self.prompt_length else ()
 
-    def enter(self) -> Enter:
+    def enter(self) -> SlotInit:
         if self.row is None:
             raise RuntimeError(f"sequence {self.handle} has no row to enter")
         layout = self.group.layout
         output = tuple(self.tokens[self.prompt_length :])
-        return Enter(self.row, self.group.request.sampling, self.seed, layout.tokens, output)
+        return SlotInit(self.row, self.group.request.sampling, self.seed, layout.tokens, output)
 
-    def next_row(self, count: int) -> Row:
+    def next_row(self, count: int) -> ScheduledSequence:
         """Its next `count` positions; the last yields a token when nothing remains behind it."""
         if self.row is None:
             raise RuntimeError(f"sequence {self.handle} has no row to run in")
@@ -173,10 +173,10 @@ class Sequence:
             known = (self.tokens[start],) if start < len(self.tokens) else ()
             column = text_position(start + self.group.layout.delta)
             last = stop == len(self.tokens) + self.pending
-            return Row(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
+            return ScheduledSequence(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
         undecided = self.group.undecided
         end = stop == len(self.tokens) + self.pending
-        return Row(
+        return ScheduledSequence(
             self.handle,
             self.row,
             start,
@@ -189,7 +189,7 @@ class Sequence:
             self._sights() if end and undecided else (),
         )
 
-    def _sights(self) -> tuple[Sight, ...]:
+    def _sights(self) -> tuple[RelevanceTarget, ...]:
         """What is looked at where the known part of an undecided prompt ends."""
         group = self.group
         zooming = group.request.zooming
@@ -197,7 +197,8 @@ class Sequence:
         spans = dict(zip(slots, group.layout.spans, strict=True))
         wanted = [spans[slot] for slot in zooming.placeholders] if zooming else []
         return tuple(
-            Sight(span, group.pixels[span.key], span.view.content not in group.deleted) for span in wanted
+            RelevanceTarget(span, group.pixels[span.key], span.view.content not in group.deleted)
+            for span in wanted
         )
 
     def finish(self) -> FinishReason | None:
@@ -208,7 +209,7 @@ class Sequence:
         return "length" if length >= self.limit else None
 
 
-def _positions(layout: Layout, start: int, stop: int) -> NDArray[np.float32]:
+def _positions(layout: PromptLayout, start: int, stop: int) -> NDArray[np.float32]:
     """Rotary positions of tokens start .. stop: [3, stop - start]."""
     prompt, delta = len(layout.tokens), layout.delta
     if start >= prompt:

@@ -101,16 +101,18 @@ class Totals(Counters):
 
     def sent(self, plan: StepPlan) -> None:
         self.steps += 1
-        finished = sum(encode.stop is None for encode in plan.encodes)
+        finished = sum(encode.stop_layer is None for encode in plan.encodes)
         self.encodes += finished
-        self.encode_slices += sum(encode.first > 0 or encode.stop is not None for encode in plan.encodes)
+        self.encode_slices += sum(
+            encode.first_layer > 0 or encode.stop_layer is not None for encode in plan.encodes
+        )
 
     def failed(self, step: Step, views: Collection[bytes]) -> None:
         """Of a step that was sent: these could not be made."""
         lost = [encode for encode in step.encodes if encode.key in views]
         self.encode_failures += len(lost)
-        self.encodes -= sum(encode.stop is None for encode in lost)
-        self.encode_slices -= sum(encode.first > 0 or encode.stop is not None for encode in lost)
+        self.encodes -= sum(encode.stop_layer is None for encode in lost)
+        self.encode_slices -= sum(encode.first_layer > 0 or encode.stop_layer is not None for encode in lost)
 
     def time(self, cost: CostModel, step: Step, seconds: float | None) -> None:
         """A step is over: compare, as soon as its time is known. The model learns when there is time."""
@@ -148,5 +150,5 @@ def _charge(step: Step, seconds: float) -> None:
     for group in {id(one.group): one.group for one, _, _ in waited}.values():
         group.encode_seconds += seconds
     if step.heard:  # what it took to look was counted before it was known what of that was encoding
-        for group in {id(one.group): one.group for one, _, row in waited if row.sights}.values():
+        for group in {id(one.group): one.group for one, _, row in waited if row.relevance_targets}.values():
             group.look_seconds = max(group.look_seconds - seconds, 0.0)

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from saccade.scheduler.cost_model import CostModel, Work
 from saccade.scheduler.policy import Brief
 from saccade.scheduler.sequence import Group, Sequence
-from saccade.step_plan import BlockTableEntry, Encode, Enter, Row, StepPlan, StepResult
+from saccade.step_plan import BlockTableEntry, EncodeTask, ScheduledSequence, SlotInit, StepOutput, StepPlan
 
 # A row and whose it is; the epoch tells whether the sequence is still in the same stay on that row.
-Planned = tuple[Sequence, int, Row]
+Planned = tuple[Sequence, int, ScheduledSequence]
 
 
 @dataclass
@@ -29,14 +29,14 @@ class Step:
     spares: bool = False  # those add no more than they must to prompts of others
     views_until: float | None = None  # ms it may have grown to for views to be carried on; None: its target
     work: Work = field(default_factory=Work)
-    enter: list[Enter] = field(default_factory=list)
+    enter: list[SlotInit] = field(default_factory=list)
     arriving: list[Sequence] = field(default_factory=list)  # whose rows those are
     table: list[BlockTableEntry] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     swap_outs: tuple[tuple[int, int], ...] = ()  # (block, slot)
     swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
     await_swaps: bool = False  # this step reads some of them
-    encodes: list[Encode] = field(default_factory=list)
+    encodes: list[EncodeTask] = field(default_factory=list)
     views: set[bytes] = field(default_factory=set)  # keys of those
     asked: dict[bytes, list[Group]] = field(default_factory=dict)  # who came to a view that is not there yet
     singles: list[Planned] = field(default_factory=list)  # rows of one token: attended in one batch
@@ -58,7 +58,7 @@ class Step:
             return tokens
         return max(self.cost.tokens_within(until, self.work, start, tokens), least)
 
-    def encode(self, encode: Encode, share: float) -> None:
+    def encode(self, encode: EncodeTask, share: float) -> None:
         """Carry a view through a share of the vision tower."""
         self.encodes.append(encode)
         self.views.add(encode.key)
@@ -71,41 +71,41 @@ class Step:
         self.arriving.append(sequence)
         sequence.arriving = True
 
-    def run(self, sequence: Sequence, row: Row) -> None:
+    def run(self, sequence: Sequence, row: ScheduledSequence) -> None:
         """Compute the row, and tell the device what it does not know of the sequence: blocks, the prompt."""
         if sequence.renewed:
             self.enter.append(sequence.enter())
             sequence.renewed = False
         if sequence.stale:
-            self.table += [(row.row, index, sequence.blocks[index], 0) for index in sequence.stale]
+            self.table += [(row.slot, index, sequence.blocks[index], 0) for index in sequence.stale]
             sequence.stale = []
-        (self.singles if row.count == 1 else self.longer).append((sequence, sequence.epoch, row))
-        self.tokens_left -= row.count
+        (self.singles if row.num_tokens == 1 else self.longer).append((sequence, sequence.epoch, row))
+        self.tokens_left -= row.num_tokens
         self.sampling += row.sample
-        self.looking += bool(row.sights)
-        self.work.add_row(row.start, row.count)
+        self.looking += bool(row.relevance_targets)
+        self.work.add_row(row.start, row.num_tokens)
 
-    def check(self, result: StepResult) -> None:
+    def check(self, result: StepOutput) -> None:
         """Raise unless the result has what the step yields."""
         sampled = self.sampling == len(result.tokens) == len(result.logprobs)
-        if not sampled or self.looking != len(result.looks):
+        if not sampled or self.looking != len(result.relevance):
             raise RuntimeError(
                 f"step {result.number} samples {self.sampling} tokens and looks {self.looking} times, but "
-                f"{len(result.tokens)} and {len(result.looks)} came back"
+                f"{len(result.tokens)} and {len(result.relevance)} came back"
             )
 
-    def unsound(self, result: StepResult) -> list[str]:
+    def unsound(self, result: StepOutput) -> list[str]:
         """Requests whose logits were no numbers: any token of theirs would be made up."""
-        if not result.unsound:
+        if not result.nonfinite:
             return []
         sampled = [sequence for sequence, _, row in self.planned if row.sample]
-        return list(dict.fromkeys(sampled[place].group.request.id for place in result.unsound))
+        return list(dict.fromkeys(sampled[place].group.request.id for place in result.nonfinite))
 
     def only_looks(self, most: int) -> bool:
         """Whether all it does is to look at views that are computed, by at most so many tokens."""
         rows = [row for _, _, row in self.planned]
-        looks = bool(rows) and all(row.sights and not row.spans for row in rows)
-        return looks and not self.encodes and sum(row.count for row in rows) <= most
+        looks = bool(rows) and all(row.relevance_targets and not row.spans for row in rows)
+        return looks and not self.encodes and sum(row.num_tokens for row in rows) <= most
 
     def plan(self, number: int, brief: Brief) -> StepPlan:
         """Nothing may be added any more."""
@@ -114,16 +114,16 @@ class Step:
         self.brief = self.only_looks(brief.tokens)
         return StepPlan(
             number=number,
-            enter=tuple(self.enter),
-            table=tuple(self.table),
-            copies=tuple(self.copies),
+            new_slots=tuple(self.enter),
+            block_table_updates=tuple(self.table),
+            block_copies=tuple(self.copies),
             encodes=tuple(self.encodes),
-            rows=tuple([row for _, _, row in self.planned]),
+            scheduled=tuple([row for _, _, row in self.planned]),
             swap_outs=self.swap_outs,
             swap_ins=tuple(self.swap_ins),
             await_swaps=self.await_swaps,
-            expected=self.milliseconds * (brief.share if self.brief else 1.0),
-            brief=self.brief,
+            expected_ms=self.milliseconds * (brief.share if self.brief else 1.0),
+            early_exit=self.brief,
         )
 
     def without(self, plan: StepPlan, failed: Container[bytes]) -> StepPlan:
@@ -136,9 +136,9 @@ class Step:
         self.views = {encode.key for encode in self.encodes}
         rows = tuple(row for _, _, row in self.planned)
         self.sampling = sum(row.sample for row in rows)
-        self.looking = sum(bool(row.sights) for row in rows)
+        self.looking = sum(bool(row.relevance_targets) for row in rows)
         self.spoiled = True
-        return replace(plan, encodes=tuple(self.encodes), rows=rows)
+        return replace(plan, encodes=tuple(self.encodes), scheduled=rows)
 
     @property
     def planned(self) -> list[Planned]:

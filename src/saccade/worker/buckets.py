@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from saccade.step_plan import Row
+from saccade.step_plan import ScheduledSequence
 
 # Rows of one token where a step has nothing else; beside prompts fewer sizes: each costs a capture.
 DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -38,8 +38,8 @@ class Shape(NamedTuple):
 class Division(NamedTuple):
     """A plan's rows as a captured step takes them; lines are counted over decodes, then chunks."""
 
-    decodes: tuple[Row, ...]
-    chunks: tuple[Row, ...]
+    decodes: tuple[ScheduledSequence, ...]
+    chunks: tuple[ScheduledSequence, ...]
 
     @property
     def sighted(self) -> bool:
@@ -48,23 +48,29 @@ class Division(NamedTuple):
     @property
     def looking(self) -> bool:
         """Whether a prompt looks at pictures."""
-        return any(row.sights for row in self.chunks)
+        return any(row.relevance_targets for row in self.chunks)
 
 
-def divide(rows: Sequence[Row]) -> Division | None:
+def divide(rows: Sequence[ScheduledSequence]) -> Division | None:
     """Rows of one token that yield one, then the others; None where a row needs what no captured step has."""
     decodes, chunks = [], []
     for row in rows:
-        if row.count == 1 and row.sample and not row.spans and not row.sights and _straight(row):
+        if (
+            row.num_tokens == 1
+            and row.sample
+            and not row.spans
+            and not row.relevance_targets
+            and _straight(row)
+        ):
             decodes.append(row)
-        elif len(row.tokens) == row.count:
+        elif len(row.tokens) == row.num_tokens:
             chunks.append(row)
         else:  # a token only the device knows, at the end of others
             return None
     return Division(tuple(decodes), tuple(chunks))
 
 
-def _straight(row: Row) -> bool:
+def _straight(row: ScheduledSequence) -> bool:
     """Whether its one token stands at one number on all three axes, which is all a device row keeps."""
     positions = row.positions
     return positions.strides[0] == 0 or bool(positions[0, 0] == positions[1, 0] == positions[2, 0])
@@ -89,7 +95,7 @@ def most_lines(rows: int) -> int:
 def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Shape | None:
     """The least shape that holds the rows; `most_rows`: device rows there are."""
     decodes, chunks = divided
-    tokens = sum(row.count for row in chunks)
+    tokens = sum(row.num_tokens for row in chunks)
     rows = _least(row_sizes(most_rows, prompts=bool(chunks)), len(decodes))
     if rows is None:
         return None

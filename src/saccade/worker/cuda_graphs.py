@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from saccade.kernels.cuda_graph import CudaGraphCache, Recorder, Replay
 from saccade.kernels.jit import compiled_ahead
 from saccade.sampling.sampler import Sampler
-from saccade.step_plan import Row
+from saccade.step_plan import ScheduledSequence
 from saccade.worker.buckets import (
     MOST,
     SIGHTINGS,
@@ -62,7 +62,9 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def find(self, rows: tuple[Row, ...], *, brief: bool = False) -> tuple[Division, Shape, Replay] | None:
+    def find(
+        self, rows: tuple[ScheduledSequence, ...], *, brief: bool = False
+    ) -> tuple[Division, Shape, Replay] | None:
         """The captured step for these rows; None: they take the ordinary way. `brief`: they only look."""
         divided = divide(rows)
         if divided is None or not self._step.holds(divided):

@@ -21,7 +21,7 @@ from saccade.kernels.sampling.slot_state import advance_rows, gather_rows
 from saccade.kv_cache.pages import FixedPaged, Pages
 from saccade.models.layers import LanguageModel, Watch
 from saccade.sampling.sampler import Sampler
-from saccade.step_plan import Row
+from saccade.step_plan import ScheduledSequence
 from saccade.worker.buckets import CHUNKS, TOKENS, Division, Shape, most_lines
 from saccade.worker.slots import DeviceRows
 
@@ -48,7 +48,7 @@ def _sizes(tokens: int, chunks: int) -> list[int]:
     return [tokens, 3 * tokens, tokens, tokens, *lines, tokens]
 
 
-def pack(rows: Sequence[Row], shape: Shape) -> Ints:
+def pack(rows: Sequence[ScheduledSequence], shape: Shape) -> Ints:
     """The rows of a step's prompts as one array."""
     sizes = _sizes(shape.tokens, shape.chunks)
     packed = np.zeros(sum(sizes), dtype=np.int32)
@@ -60,12 +60,12 @@ def pack(rows: Sequence[Row], shape: Shape) -> Ints:
     chunks.fill(-1)
     used = 0
     for line, row in enumerate(rows):
-        some = slice(used, used + row.count)
+        some = slice(used, used + row.num_tokens)
         tokens[some] = row.tokens
         axes[:, some] = row.positions
-        owners[some] = row.row
-        places[some] = np.arange(row.start, row.start + row.count)
-        chunks[line], lengths[line], outputs[line] = row.row, row.start + row.count, row.output_position
+        owners[some] = row.slot
+        places[some] = np.arange(row.start, row.start + row.num_tokens)
+        chunks[line], lengths[line], outputs[line] = row.slot, row.start + row.num_tokens, row.output_position
         used = some.stop
         ends_at[line + 1 :] = used
         last[line] = positions[used - 1]  # bits of the first axis
@@ -129,7 +129,9 @@ class FixedStep:
         """Whether it has all that these rows need."""
         return (self.sees or not divided.sighted) and (self.looks or not divided.looking)
 
-    def look(self, chunks: Sequence[Row], shape: Shape, features: Callable[[bytes], Tensor]) -> None:
+    def look(
+        self, chunks: Sequence[ScheduledSequence], shape: Shape, features: Callable[[bytes], Tensor]
+    ) -> None:
         """Copy the features of a step's visual tokens where the captured step reads them."""
         if self.visual is None:
             raise RuntimeError("a step with views, and the model has no vision tower")

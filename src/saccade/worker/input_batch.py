@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.kv_cache.pages import Paged, Pages
-from saccade.step_plan import Row, StepPlan
+from saccade.step_plan import ScheduledSequence, StepPlan
 from saccade.worker.buckets import Division, Shape
 from saccade.worker.graph_step import FixedStep, pack
 from saccade.worker.slots import DeviceRows
@@ -33,14 +33,14 @@ FEW_COPIES = 4
 class Inputs:
     """One step as the model wants it. T tokens of R rows, S of which sample."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ScheduledSequence, ...]
     tokens: Tensor  # [T] int64
     positions: Tensor  # [3, T] float32
     paged: Paged
     sample_at: Tensor  # [S] int64, which of the T tokens' outputs are sampled
     sample_rows: Tensor  # [S] int64, device rows
     output_positions: Tensor  # [S] int64
-    sampled: tuple[Row, ...]  # the S rows on the host, in this order
+    sampled: tuple[ScheduledSequence, ...]  # the S rows on the host, in this order
     ahead: Tensor  # [3, S] int32: what these rows go on from, as `DeviceRows.settle` takes it
 
 
@@ -83,7 +83,7 @@ class Batch:
 
     def prepare(self, plan: StepPlan) -> Inputs:
         """Apply the plan's table changes and block copies, and lay out its rows."""
-        host = _HostInputs(plan.rows)
+        host = _HostInputs(plan.scheduled)
         return self._inputs(host, self._send(plan, host.arrays()))
 
     def change(self, plan: StepPlan) -> None:
@@ -105,12 +105,12 @@ class Batch:
         parts: dict[str, Sequence[int] | Ints] = {}
         if unknown:
             parts["corrections"] = self._rows.corrections(unknown)
-        rows = (*[row.row for row in divided.decodes], *[-1] * (shape.decodes - len(divided.decodes)))
+        rows = (*[row.slot for row in divided.decodes], *[-1] * (shape.decodes - len(divided.decodes)))
         if rows and step.held != rows:
             parts["rows"] = rows
         if divided.chunks:
             parts["feed"] = pack(divided.chunks, shape)
-        sent = self._send(plan, parts) if parts or plan.table or plan.copies else {}
+        sent = self._send(plan, parts) if parts or plan.block_table_updates or plan.block_copies else {}
         if "corrections" in sent:
             self._rows.correct(sent["corrections"].view(-1, 5))
         if "rows" in sent:
@@ -118,25 +118,27 @@ class Batch:
             step.held = rows
         if "feed" in sent:
             step.feed[: len(sent["feed"])].copy_(sent["feed"])
-        told = {row.row for row in (*unknown, *divided.chunks)}
-        for row in plan.rows:
-            self._rows.ran(row, told=row.row in told)
-        return sample_lines(plan.rows, divided, shape) if divided.chunks else None
+        told = {row.slot for row in (*unknown, *divided.chunks)}
+        for row in plan.scheduled:
+            self._rows.ran(row, told=row.slot in told)
+        return sample_lines(plan.scheduled, divided, shape) if divided.chunks else None
 
     def _send(self, plan: StepPlan, arrays: dict[str, Sequence[int] | Ints]) -> dict[str, Tensor]:
         """The arrays on the device, in one copy with the plan's table changes and block copies, made here."""
         upload = Upload()
         lines, width = self._rows.lines, self._rows.width
-        places = upload.add([(group * lines + row) * width + index for row, index, _, group in plan.table])
-        blocks = upload.add([block for _, _, block, _ in plan.table])
-        few = len(plan.copies) <= FEW_COPIES
-        ordered, plain = self._pages.in_order(() if few else plan.copies)
+        places = upload.add(
+            [(group * lines + row) * width + index for row, index, _, group in plan.block_table_updates]
+        )
+        blocks = upload.add([block for _, _, block, _ in plan.block_table_updates])
+        few = len(plan.block_copies) <= FEW_COPIES
+        ordered, plain = self._pages.in_order(() if few else plan.block_copies)
         copies = upload.add([block for pair in ordered for block in pair])
         pieces = {name: upload.add(values) for name, values in arrays.items()}
         packed = upload.send(self._device)
-        if plan.table:
+        if plan.block_table_updates:
             self._rows.change_tables(packed[places], packed[blocks])
-        for source, target in plan.copies if few else ():
+        for source, target in plan.block_copies if few else ():
             self._pages.copy_block(source, target)
         if ordered:
             pairs = packed[copies].view(-1, 2).long()
@@ -177,30 +179,30 @@ class Batch:
 class _HostInputs:
     """The integers of a step, still on the host."""
 
-    def __init__(self, rows: tuple[Row, ...]) -> None:
+    def __init__(self, rows: tuple[ScheduledSequence, ...]) -> None:
         self.rows = rows
-        self.counts = tuple(row.count for row in rows)
-        self.contexts = tuple(row.start + row.count for row in rows)
+        self.counts = tuple(row.num_tokens for row in rows)
+        self.contexts = tuple(row.start + row.num_tokens for row in rows)
         self.offsets = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64))).astype(np.int32)
         self.sampled = tuple(row for row in rows if row.sample)
         ends = self.offsets[1:] - 1
         self.sample_at = ends[[row.sample for row in rows]]
-        short = [len(row.tokens) < row.count for row in rows]
+        short = [len(row.tokens) < row.num_tokens for row in rows]
         self.unknown_at = ends[short]
-        self.unknown_rows = [row.row for row, is_short in zip(rows, short, strict=True) if is_short]
+        self.unknown_rows = [row.slot for row, is_short in zip(rows, short, strict=True) if is_short]
 
     def arrays(self) -> dict[str, Sequence[int] | Ints]:
         rows = self.rows
-        device_rows = np.array([row.row for row in rows], dtype=np.int32)
+        device_rows = np.array([row.slot for row in rows], dtype=np.int32)
         starts = np.array([row.start for row in rows], dtype=np.int32)
         within = np.arange(self.offsets[-1], dtype=np.int32) - np.repeat(self.offsets[:-1], self.counts)
         positions = np.concatenate([row.positions for row in rows], axis=1)
         outputs = np.array([row.output_position for row in self.sampled], dtype=np.int32)
-        lengths = np.array([row.start + row.count for row in self.sampled], dtype=np.int32)
+        lengths = np.array([row.start + row.num_tokens for row in self.sampled], dtype=np.int32)
         behind = (positions[0, self.sample_at] + 1).astype(np.float32).view(np.int32)
         return {
             "tokens": [
-                token for row in rows for token in (*row.tokens, *[0] * (row.count - len(row.tokens)))
+                token for row in rows for token in (*row.tokens, *[0] * (row.num_tokens - len(row.tokens)))
             ],
             # Bits of float32 among the integers: one upload for all.
             "positions": positions.view(np.int32),
@@ -210,7 +212,7 @@ class _HostInputs:
             "lengths": self.contexts,
             "offsets": self.offsets,
             "sample_at": self.sample_at,
-            "sample_rows": [row.row for row in self.sampled],
+            "sample_rows": [row.slot for row in self.sampled],
             "output_positions": outputs,
             "ahead": np.concatenate((lengths, behind, outputs + 1)),
             "unknown_at": self.unknown_at,
@@ -218,9 +220,9 @@ class _HostInputs:
         }
 
 
-def sample_lines(rows: Sequence[Row], divided: Division, shape: Shape) -> tuple[int, ...]:
+def sample_lines(rows: Sequence[ScheduledSequence], divided: Division, shape: Shape) -> tuple[int, ...]:
     """Where a captured step leaves the samples of a plan's rows: decodes first, then behind their padding the
     prompts."""
-    lines = {row.row: line for line, row in enumerate(divided.decodes)}
-    lines |= {row.row: shape.decodes + line for line, row in enumerate(divided.chunks)}
-    return tuple(lines[row.row] for row in rows if row.sample)
+    lines = {row.slot: line for line, row in enumerate(divided.decodes)}
+    lines |= {row.slot: shape.decodes + line for line, row in enumerate(divided.chunks)}
+    return tuple(lines[row.slot] for row in rows if row.sample)

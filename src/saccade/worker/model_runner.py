@@ -27,7 +27,7 @@ from saccade.lod.relevance_transfer import HostLooks
 from saccade.models.layers import LanguageModel
 from saccade.sampling.penalties import send
 from saccade.sampling.sampler import HostSample, SampleOutput, Sampler
-from saccade.step_plan import Row, StepPlan, StepResult
+from saccade.step_plan import ScheduledSequence, StepOutput, StepPlan
 from saccade.worker.buckets import TOKENS, Division, Shape
 from saccade.worker.cuda_graphs import Graphs
 from saccade.worker.graph_step import FixedStep
@@ -53,12 +53,12 @@ class Launched:
         results = [one for one in (self.sample, self.looks) if one is not None]
         return bool(results) and all(one.there for one in results)
 
-    def wait(self) -> StepResult:
+    def wait(self) -> StepOutput:
         looks = () if self.looks is None else self.looks.wait()
         if self.sample is None:
-            return StepResult(self.plan.number, (), (), looks=looks)
+            return StepOutput(self.plan.number, (), (), relevance=looks)
         tokens, logprobs = self.sample.wait()
-        return StepResult(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
+        return StepOutput(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
 
 
 class Rehearsal(NamedTuple):
@@ -67,12 +67,12 @@ class Rehearsal(NamedTuple):
     decodes: int
     tokens: int = TOKENS[-1] + 1  # of the prompt: longer than captured steps hold
 
-    def rows(self, longest: int) -> tuple[Row, ...]:
+    def rows(self, longest: int) -> tuple[ScheduledSequence, ...]:
         """Where a context has `longest` tokens at most."""
 
-        def row(number: int, start: int, count: int) -> Row:
+        def row(number: int, start: int, count: int) -> ScheduledSequence:
             positions = np.zeros((3, count), dtype=np.float32)
-            return Row(number, number, start, count, (0,) * count, positions, (), True, 0)
+            return ScheduledSequence(number, number, start, count, (0,) * count, positions, (), True, 0)
 
         return (
             *(row(number, min(640, longest - 1), 1) for number in range(self.decodes)),
@@ -118,32 +118,32 @@ class Runner:
 
     def _expect_looks(self, plan: StepPlan) -> None:
         """For speed alone: whoever looks comes to what failed here again, and others do not end with it."""
-        if self._lookout is None or not any(row.sights for row in plan.rows):
+        if self._lookout is None or not any(row.relevance_targets for row in plan.scheduled):
             return
         try:
-            self._lookout.expect(plan.rows)
+            self._lookout.expect(plan.scheduled)
         except Exception as error:  # whatever it is: kernels that do not compile, say, raise their own
             log.warning("step %d could not prepare its looks: %s", plan.number, str(error).partition("\n")[0])
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """All the rest of a step that was begun."""
-        for entry in plan.enter:
-            self._rows.forget(entry.row)
-        if plan.brief:  # nobody samples: the device need not wait for what they ask of that
+        for entry in plan.new_slots:
+            self._rows.forget(entry.slot)
+        if plan.early_exit:  # nobody samples: the device need not wait for what they ask of that
             launched = self._run(plan)
-            self._sampler.enter(*plan.enter)
+            self._sampler.enter(*plan.new_slots)
             return launched
-        self._sampler.enter(*plan.enter)
+        self._sampler.enter(*plan.new_slots)
         return self._run(plan)
 
     def _run(self, plan: StepPlan) -> Launched:
-        if not plan.rows:
+        if not plan.scheduled:
             self._batch.change(plan)
             return Launched(plan, None)
         if self._captured is not None:
             step, graphs = self._captured
-            found = graphs.find(plan.rows, brief=plan.brief)
+            found = graphs.find(plan.scheduled, brief=plan.early_exit)
             if found is not None:
                 return self._replay(plan, step, *found)
         return self._ordinary(plan)
@@ -152,8 +152,8 @@ class Runner:
     def await_zooms(self, plan: StepPlan) -> None:
         """While a step runs that does nothing but look, pictures go up that views may be cut from next. No
         part of the step: its end is not theirs."""
-        if plan.brief and self._encoder is not None:
-            for sight in [sight for row in plan.rows for sight in row.sights]:
+        if plan.early_exit and self._encoder is not None:
+            for sight in [sight for row in plan.scheduled for sight in row.relevance_targets]:
                 self._encoder.prefetch_pixels(sight.pixels, sight.span.view.content)
 
     @torch.inference_mode()
@@ -200,7 +200,7 @@ class Runner:
 
     def _ordinary(self, plan: StepPlan) -> Launched:
         inputs = self._batch.prepare(plan)
-        hidden, looks = self._forward(inputs, brief=plan.brief)
+        hidden, looks = self._forward(inputs, brief=plan.early_exit)
         if not inputs.sampled:
             self._batch.settle(inputs, inputs.sample_rows)
             return Launched(plan, None, looks)
@@ -219,10 +219,10 @@ class Runner:
         self.replays += 1
         looks = None
         if self._lookout is not None and divided.looking:
-            tables = [self._rows.state.tables[row.row] for row in divided.chunks]
+            tables = [self._rows.state.tables[row.slot] for row in divided.chunks]
             states, positions = step.ends(shape)
             looks = self._lookout.compute(divided.chunks, list(states), positions, tables)
-        sampled = [row for row in plan.rows if row.sample]
+        sampled = [row for row in plan.scheduled if row.sample]
         if shape.ending == "logits":
             return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks, captured=True)
         if not sampled:
@@ -232,7 +232,7 @@ class Runner:
         return Launched(plan, output.to_host(lines), looks, captured=True)
 
     def _sample_logits(
-        self, step: FixedStep, shape: Shape, sampled: list[Row], lines: tuple[int, ...] | None
+        self, step: FixedStep, shape: Shape, sampled: list[ScheduledSequence], lines: tuple[int, ...] | None
     ) -> HostSample:
         """Where the graph leaves sampling to us: rows that ask for more than a captured step can do."""
         logits, rows, outputs = step.logits(shape), step.all_rows(shape), step.outputs(shape)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.sampling.slot_state import RowState
-from saccade.step_plan import Row
+from saccade.step_plan import ScheduledSequence
 
 UNKNOWN = -1  # no place: whatever the row is to do next must be told to the device
 
@@ -44,29 +44,29 @@ class DeviceRows:
         """Somebody else has the row now."""
         self._next[row] = UNKNOWN
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: ScheduledSequence) -> bool:
         """Whether the device's line says all there is to know of this row of one token."""
-        if self._next[row.row] != row.start:
+        if self._next[row.slot] != row.start:
             return False
-        said = self._unconfirmed[row.row]
+        said = self._unconfirmed[row.slot]
         return said is None or said == float(row.positions[0, 0])
 
-    def ran(self, row: Row, *, told: bool) -> None:
+    def ran(self, row: ScheduledSequence, *, told: bool) -> None:
         """The step just launched leaves the row's line ready for the token after its last; `told`: the device
         was given its numbers, it did not go on by itself."""
         if not row.sample:
-            self._next[row.row] = UNKNOWN
+            self._next[row.slot] = UNKNOWN
             return
-        self._next[row.row] = row.start + row.count
-        self._unconfirmed[row.row] = float(row.positions[0, -1]) + 1 if told else None
+        self._next[row.slot] = row.start + row.num_tokens
+        self._unconfirmed[row.slot] = float(row.positions[0, -1]) + 1 if told else None
 
-    def corrections(self, rows: Sequence[Row]) -> list[int]:
+    def corrections(self, rows: Sequence[ScheduledSequence]) -> list[int]:
         """Five numbers for each row of one token the device cannot know: what `correct` takes."""
         entries = []
         for row in rows:
             position = int(np.float32(row.positions[0, 0]).view(np.int32))
             token = row.tokens[0] if row.tokens else UNKNOWN
-            entries += [row.row, row.start, position, row.output_position, token]
+            entries += [row.slot, row.start, position, row.output_position, token]
         return entries
 
     def correct(self, entries: Tensor) -> None:

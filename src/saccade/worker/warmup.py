@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.inputs.image_processor import ImageProcessor, plain_view
-from saccade.step_plan import Encode
+from saccade.step_plan import EncodeTask
 
 # Width, height. Sizes of as many patches are captured once. The last is the largest that is captured.
 SIZES = (
@@ -67,7 +67,7 @@ def warm_pictures(
 
 def _calls(
     encoder: EncoderRunner, size: tuple[int, int], processing: ImageProcessor, most_tokens: int
-) -> list[list[Encode]]:
+) -> list[list[EncodeTask]]:
     encodes = _picture(size, processing, max(TOGETHER))
     first = encodes[0].view
     if first.tokens >= most_tokens:
@@ -77,9 +77,9 @@ def _calls(
     ]
 
 
-def _picture(size: tuple[int, int], processing: ImageProcessor, count: int) -> list[Encode]:
+def _picture(size: tuple[int, int], processing: ImageProcessor, count: int) -> list[EncodeTask]:
     """A black picture, as so many different ones."""
     width, height = size
     pixels = np.zeros((1, height, width, 3), dtype=np.uint8)
     views = [plain_view(index.to_bytes(16, "little"), size, processing) for index in range(count)]
-    return [Encode(view, view.key, pixels) for view in views]
+    return [EncodeTask(view, view.key, pixels) for view in views]

@@ -198,10 +198,10 @@ def test_decode_runs_steps_of_all_sequences_and_of_nothing_else(
             ran = section.run()
             steps = sent[prompts:]
             assert prompts > 8
-            assert [len(plan.rows) for plan in steps] == [12] * 3
-            assert all(row.count == 1 and row.start >= 16 for plan in steps for row in plan.rows)
-            assert not any(plan.enter or plan.encodes for plan in steps)
-            read = sum(row.start + 1 for plan in steps for row in plan.rows) / 36
+            assert [len(plan.scheduled) for plan in steps] == [12] * 3
+            assert all(row.num_tokens == 1 and row.start >= 16 for plan in steps for row in plan.scheduled)
+            assert not any(plan.new_slots or plan.encodes for plan in steps)
+            read = sum(row.start + 1 for plan in steps for row in plan.scheduled) / 36
             # What is timed is what was learnt, which is one step behind where loops overlap.
             assert ran.what.startswith(f"12 sequences of {round(read - overlap)} tokens")
             assert (ran.times, ran.floor) == (3, Floors(network, H200).decode(12, round(read - overlap)))

@@ -20,7 +20,7 @@ from saccade.metrics import EngineStats
 from saccade.request import Delta
 from saccade.scheduler.cost_model import CostModel, Work
 from saccade.scheduler.scheduler import Limits, Scheduler
-from saccade.step_plan import Encode, Role, StepPlan, StepResult
+from saccade.step_plan import EncodeTask, Role, StepOutput, StepPlan
 from saccade.tools.planner.traffic import Arrival
 
 TOKEN = 2  # of every answer
@@ -173,7 +173,7 @@ class Simulator:
             self._encode(encode)
         if shortage := self.scheduler.short_of:
             result.short_of[shortage] += 1
-        result.peak_rows = max(result.peak_rows, len(plan.rows))
+        result.peak_rows = max(result.peak_rows, len(plan.scheduled))
         result.peak_blocks = max(result.peak_blocks, self._pool.used)
         work = work_of(plan, self._machine.limits.encode_layers)
         seconds = self._machine.truth.predict(work) / 1e3
@@ -184,29 +184,29 @@ class Simulator:
             self.record(delta)
         return True
 
-    def _encode(self, encode: Encode) -> None:
+    def _encode(self, encode: EncodeTask) -> None:
         """All that is kept of a partly encoded view is how many of its layers are done."""
-        if encode.first and self._unfinished.take(encode.key) != encode.first:
-            raise RuntimeError(f"the slice from layer {encode.first} does not follow the previous one")
-        if encode.stop is None:
+        if encode.first_layer and self._unfinished.take(encode.key) != encode.first_layer:
+            raise RuntimeError(f"the slice from layer {encode.first_layer} does not follow the previous one")
+        if encode.stop_layer is None:
             self._store.put(encode.key, None, encode.view.tokens * self._machine.feature_bytes)
         else:
-            self._unfinished.keep(encode.key, encode.stop)
+            self._unfinished.keep(encode.key, encode.stop_layer)
 
     def record(self, delta: Delta) -> None:
         self._recorder.record(delta, self.now)
 
-    def sample(self, plan: StepPlan) -> StepResult:
-        tokens = sum(row.sample for row in plan.rows)
+    def sample(self, plan: StepPlan) -> StepOutput:
+        tokens = sum(row.sample for row in plan.scheduled)
         no_logprobs: Any = (None,) * tokens
-        return StepResult(plan.number, (TOKEN,) * tokens, no_logprobs)
+        return StepOutput(plan.number, (TOKEN,) * tokens, no_logprobs)
 
 
 def work_of(plan: StepPlan, layers: int) -> Work:
     """What the cost model needs of a plan; `layers` of the vision tower."""
     work = Work()
-    for row in plan.rows:
-        work.add_row(row.start, row.count)
+    for row in plan.scheduled:
+        work.add_row(row.start, row.num_tokens)
     for encode in plan.encodes:
         work.add_view(encode.patches, encode.share(layers))
     return work

@@ -18,7 +18,7 @@ from saccade.encoder.preprocess import Preprocessor
 from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.request import Request
-from saccade.step_plan import StepResult
+from saccade.step_plan import StepOutput
 from saccade.tools.bench.ceilings import Floors
 from saccade.tools.bench.inputs import Inputs
 from saccade.tools.bench.workloads import greedy
@@ -212,7 +212,7 @@ def instrumented() -> Iterator[WaitClock]:
     wait, patches, encode = Launched.wait, Preprocessor.patches, EncoderRunner.try_encode
 
     @wraps(wait)
-    def timed(self: Launched) -> StepResult:
+    def timed(self: Launched) -> StepOutput:
         start = time.perf_counter()
         try:
             return wait(self)
