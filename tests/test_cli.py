@@ -1,4 +1,4 @@
-"""The command line: every option reaches its config, nonsense is told what to write instead."""
+"""The command line: every option reaches its config, invalid values are refused with a remedy."""
 
 import os
 import signal
@@ -84,7 +84,7 @@ def test_the_table_above_has_every_engine_option() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINE_OPTIONS)
-def test_an_engine_option_arrives(started: list[tuple[EngineConfig, ServeConfig]], name: str) -> None:
+def test_engine_option_reaches_its_config(started: list[tuple[EngineConfig, ServeConfig]], name: str) -> None:
     text, value = ENGINE_OPTIONS[name]
     switch = f"--{name}" if value is True else f"--no-{name}"
     words = [switch] if text is None else [f"--{name}", text]
@@ -95,7 +95,7 @@ def test_an_engine_option_arrives(started: list[tuple[EngineConfig, ServeConfig]
     assert getattr(engine, name.replace("-", "_")) == value
 
 
-def test_server_and_media_options_arrive(
+def test_server_and_media_options_reach_their_configs(
     started: list[tuple[EngineConfig, ServeConfig]], tmp_path: Path
 ) -> None:
     words = "--host 0.0.0.0 --port 0 --api-key a --api-key b --served-model-name m --max-body-bytes 1MiB"
@@ -138,7 +138,7 @@ def test_server_and_media_options_arrive(
         ["--allowed-local-media-path", "/nowhere/at/all"],
     ],
 )
-def test_nonsense_is_refused_with_the_option_named(words: list[str]) -> None:
+def test_invalid_value_is_refused_with_the_option_named(words: list[str]) -> None:
     result = run("serve", *words)
     assert result.exit_code == 2
     assert words[0] in result.output
@@ -184,7 +184,7 @@ def test_the_command_list_has_every_summary_and_loads_no_command() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_the_package_is_the_command() -> None:
+def test_python_dash_m_runs_the_command() -> None:
     told = [
         subprocess.run([sys.executable, "-m", name, "serve", "--port", "x"], capture_output=True, check=False)
         for name in ("saccade", "saccade.cli.app")

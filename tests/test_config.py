@@ -1,4 +1,4 @@
-"""Options refuse nonsense, by name."""
+"""Invalid options are refused by name."""
 
 import math
 from typing import Any
@@ -52,13 +52,13 @@ from saccade.errors import ConfigError
         (MediaLimits, "images_per_prompt", -1),
     ],
 )
-def test_nonsense_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
+def test_invalid_value_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
     more = {"model": "m"} if kind is EngineConfig else {}
     with pytest.raises(ConfigError, match=name.replace("api_keys", "API key")):
         kind(**{name: value}, **more)
 
 
-def test_two_sizes_of_one_pool_contradict_each_other() -> None:
+def test_num_blocks_and_kv_cache_bytes_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="give one"):
         EngineConfig(model="m", num_blocks=4, kv_cache_bytes=4096)
 
@@ -86,7 +86,7 @@ def test_one_eight_bit_format_at_a_time() -> None:
         ("", "not a part"),
     ],
 )
-def test_a_vision_cache_that_makes_no_sense_is_refused_with_what_to_write(text: str, complaint: str) -> None:
+def test_invalid_vision_cache_is_refused_with_a_remedy(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         VisionCache.parse(text)
 

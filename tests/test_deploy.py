@@ -1,4 +1,4 @@
-"""Rules and dashboard name what the server exports, and nothing else."""
+"""Alert rules and dashboard use only exported metrics and labels."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def faults(query: str) -> list[str]:
-    """What a query names that is not exported, and counters it reads as if they were states."""
+    """Names in a query that are not exported, and counters read without a range."""
     for name, value in VARIABLES.items():
         query = query.replace(name, value)
     known, found = series(), []
@@ -66,7 +66,7 @@ def faults(query: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("where", "query"), expressions(), ids=lambda value: str(value)[:40])
-def test_queries_name_what_is_exported(where: str, query: str) -> None:
+def test_queries_use_exported_metrics(where: str, query: str) -> None:
     assert "saccade_" in query or "up{" in query
     assert faults(query) == []
 
@@ -84,7 +84,7 @@ def test_queries_name_what_is_exported(where: str, query: str) -> None:
         "saccade_time_to_first_token_seconds > 1",
     ],
 )
-def test_a_wrong_query_is_noticed(query: str) -> None:
+def test_a_wrong_query_is_detected(query: str) -> None:
     assert faults(query)
 
 
@@ -102,7 +102,7 @@ def test_prometheus_can_read_every_query_of_the_dashboard(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_says_what_it_means() -> None:
+def test_every_alert_has_severity_and_description() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(names) == len(set(names))
     for rule in rules():
@@ -112,7 +112,7 @@ def test_every_alert_says_what_it_means() -> None:
         assert set(re.findall(r"\$labels\.(\w+)", text)) <= SCRAPED  # what every expression keeps
 
 
-def test_panels_have_their_place_and_their_source() -> None:
+def test_panels_do_not_overlap_and_have_a_source() -> None:
     numbers = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(numbers) == len(set(numbers))
     taken: set[tuple[int, int]] = set()
@@ -140,7 +140,7 @@ def test_panels_have_their_place_and_their_source() -> None:
     "command",
     ["check rules alerts.yml", "check config prometheus.yml", "test rules alerts_test.yml", "check metrics"],
 )
-def test_prometheus_own_tool_agrees(command: str) -> None:
+def test_promtool_accepts(command: str) -> None:
     done = subprocess.run(
         [str(PROMTOOL), *command.split()],
         cwd=DEPLOY / "prometheus",

@@ -1,4 +1,4 @@
-"""RequestTiming of a request: they add up, name what was reached, and leave out what was not."""
+"""Stages of a request add up, and those not reached are left out."""
 
 import time
 
@@ -23,7 +23,7 @@ def whole() -> RequestTiming:
     )
 
 
-def test_stages_add_up_to_the_total_and_come_in_their_order() -> None:
+def test_stages_add_up_to_the_total_in_order() -> None:
     seconds = whole().seconds(end=23.0)
     assert list(seconds) == [name for name in STAGES if name in seconds] == list(STAGES)
     assert seconds["total"] == 13.0 == sum(seconds.values()) - seconds["total"]
@@ -49,7 +49,7 @@ def test_time_is_never_negative_when_clocks_disagree_a_little() -> None:
     assert min(hasty.seconds().values()) >= 0
 
 
-def test_spending_adds_up_even_when_it_fails() -> None:
+def test_measured_time_adds_up_even_on_failure() -> None:
     stages = RequestTiming()
 
     def fail() -> None:

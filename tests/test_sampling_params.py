@@ -1,4 +1,4 @@
-"""What a user may ask of sampling, and what it comes to."""
+"""SamplingParams: limits, and resolution against a checkpoint."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ def resolve(params: SamplingParams, **changes: Any) -> Sampling:
     return params.resolve(**{**PLACE, **changes})
 
 
-def test_silence_takes_the_checkpoints_defaults_and_words_overrule_them() -> None:
+def test_checkpoint_defaults_fill_absent_options_only() -> None:
     defaults = {"temperature": 0.3, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
     silent = resolve(SamplingParams(), defaults=defaults)
     for name, value in defaults.items():
@@ -27,7 +27,7 @@ def test_silence_takes_the_checkpoints_defaults_and_words_overrule_them() -> Non
         assert getattr(spoken, name) == value
 
 
-def test_without_defaults_silence_is_neutral() -> None:
+def test_without_defaults_absent_options_are_neutral() -> None:
     assert resolve(SamplingParams(max_tokens=16)) == Sampling(max_tokens=16, stop_token_ids=(7,))
 
 
@@ -76,7 +76,7 @@ def test_end_tokens_end_unless_they_are_ignored() -> None:
         ("temperature", 2.1),
     ],
 )
-def test_nonsense_is_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidValue) as refused:
         SamplingParams(**{name: value})
     assert (refused.value.param or "").startswith(name)

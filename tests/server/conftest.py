@@ -1,4 +1,4 @@
-"""A real front and the real server around a scripted engine."""
+"""A real input processor and the real server with a scripted engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from saccade.inputs.processor import InputProcessor
 from saccade.server.app import create_app
 from saccade.server.auth import AuthMiddleware
 from saccade.server.launch import serve
-from tests.server.fakes import FakeLink, make_front
+from tests.server.fakes import FakeLink, make_processor
 
 MODEL = "tiny"
 JSON = {"content-type": "application/json"}
@@ -24,14 +24,14 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="session")
 def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop servers run on."""
+    """The event loop of the server."""
     policy: asyncio.AbstractEventLoopPolicy = uvloop.EventLoopPolicy()
     return policy
 
 
 @pytest.fixture(scope="session")
 def front(tmp_path_factory: pytest.TempPathFactory) -> InputProcessor:
-    return make_front(Path(tmp_path_factory.mktemp("checkpoint")) / MODEL)
+    return make_processor(Path(tmp_path_factory.mktemp("checkpoint")) / MODEL)
 
 
 @pytest.fixture

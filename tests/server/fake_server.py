@@ -1,4 +1,4 @@
-"""The real server in a process of its own, around a scripted engine.
+"""The real server in its own process, with a scripted engine.
 
     python -m tests.server.fake_server FOLDER SECONDS
 
@@ -14,14 +14,14 @@ import uvloop
 
 from saccade.config import ServeConfig
 from saccade.server.launch import serve
-from tests.server.fakes import FakeLink, make_front
+from tests.server.fakes import FakeLink, make_processor
 
 
 async def main(folder: Path, seconds: float) -> int:
     link = FakeLink()
     link.pause = 0.01
     config = ServeConfig(port=0, shutdown_timeout=seconds)
-    return await serve(make_front(folder), link, config, on_started=lambda url: print(url, flush=True))
+    return await serve(make_processor(folder), link, config, on_started=lambda url: print(url, flush=True))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An engine that says what the prompt tells it to, behind the real front and the real server.
+"""An engine that answers as the prompt tells it to, behind the real input processor and server.
 
 The checkpoint folder has a byte-per-token tokenizer, so that texts are easy to script and to count. What a
 prompt says decides the answer; anything else is answered with `ANSWER`:
@@ -121,7 +121,7 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value))
 
 
-def make_front(folder: Path) -> InputProcessor:
+def make_processor(folder: Path) -> InputProcessor:
     return InputProcessor(
         open_checkpoint(str(write_checkpoint(folder))), CONTEXT, MediaLimits(allowed_domains=())
     )

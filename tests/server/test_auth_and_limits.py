@@ -1,4 +1,4 @@
-"""Keys, routes, and what a socket may do: rows 26 and 28."""
+"""API keys, routes, metrics, and limits on the socket."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 from saccade import __version__
 from saccade.config import ServeConfig
 from saccade.inputs.processor import InputProcessor
-from saccade.server import auth as guard
+from saccade.server import auth
 from saccade.server.app import create_app
 from saccade.server.http_protocol import MAX_HEADER_BYTES
 from tests.server.conftest import JSON, MODEL, Site, running
@@ -34,7 +34,7 @@ def with_key(site: Site, value: str) -> Site:
 @pytest.mark.parametrize(
     "value", [None, "", KEY, "Bearer", "Bearer ", "Bearer sk-wrong", f"Basic {KEY}", f"Bearer {KEY}x"]
 )
-async def test_no_route_answers_without_a_right_key(locked: Site, path: str, value: str | None) -> None:
+async def test_every_route_needs_a_valid_key(locked: Site, path: str, value: str | None) -> None:
     visitor = locked if value is None else with_key(locked, value)
     answer = await visitor.get(path)
     assert answer.status_code == 401
@@ -45,14 +45,14 @@ async def test_no_route_answers_without_a_right_key(locked: Site, path: str, val
 
 
 @pytest.mark.parametrize("value", [f"Bearer {KEY}", "bearer sk-other"])
-async def test_right_key_opens_every_route(locked: Site, value: str) -> None:
+async def test_valid_key_opens_every_route(locked: Site, value: str) -> None:
     visitor = with_key(locked, value)
     for path in ROUTES:
         assert (await visitor.get(path)).status_code == 200, path
     assert (await visitor.chat()).status_code == 200
 
 
-async def test_two_authorizations_are_none(locked: Site) -> None:
+async def test_two_authorization_headers_are_refused(locked: Site) -> None:
     headers = [("authorization", f"Bearer {KEY}"), ("authorization", "Bearer sk-wrong")]
     assert (await locked.send("GET", "/v1/models", headers=headers)).status_code == 401
 
@@ -65,19 +65,19 @@ async def test_probes_need_no_key(locked: Site, path: str) -> None:
 async def test_every_key_is_compared_in_constant_time(locked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the ones after a match, and never with ==."""
     compared: list[int] = []
-    compare = guard.hmac.compare_digest  # type: ignore[attr-defined]
+    compare = auth.hmac.compare_digest  # type: ignore[attr-defined]
 
     def counting(left: bytes, right: bytes) -> bool:
         compared.append(len(left))
         return bool(compare(left, right))
 
-    monkeypatch.setattr(guard.hmac, "compare_digest", counting)  # type: ignore[attr-defined]
+    monkeypatch.setattr(auth.hmac, "compare_digest", counting)  # type: ignore[attr-defined]
     await with_key(locked, f"Bearer {KEY}").get("/version")
     await with_key(locked, "Bearer x").get("/version")
     assert compared == [32] * 4
 
 
-async def test_keys_are_tenants_and_an_open_server_has_one(locked: Site, site: Site) -> None:
+async def test_each_key_is_a_tenant_and_a_server_without_keys_has_one(locked: Site, site: Site) -> None:
     for key in (KEY, "sk-other", KEY):
         await with_key(locked, f"Bearer {key}").chat()
     await site.chat()
@@ -92,7 +92,7 @@ async def test_keys_are_tenants_and_an_open_server_has_one(locked: Site, site: S
 
 
 @pytest.mark.parametrize("path", ODD)
-async def test_unknown_route_is_a_404_in_openais_words(site: Site, path: str) -> None:
+async def test_unknown_route_is_a_404_with_an_openai_error(site: Site, path: str) -> None:
     answer = await site.get(path)
     assert answer.status_code == 404
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -107,7 +107,7 @@ async def test_unknown_route_is_a_404_in_openais_words(site: Site, path: str) ->
         ("DELETE", "/v1/models"),
     ],
 )
-async def test_wrong_method_is_a_405_that_says_what_is_right(site: Site, method: str, path: str) -> None:
+async def test_wrong_method_is_a_405_that_names_the_allowed_ones(site: Site, method: str, path: str) -> None:
     answer = await site.send(method, path)
     assert answer.status_code == 405
     assert answer.headers["allow"] in answer.json()["error"]["message"]
@@ -127,12 +127,12 @@ async def test_models(front: InputProcessor, link: FakeLink) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (404, "model")
 
 
-async def test_version_and_hint(site: Site) -> None:
+async def test_version_and_index(site: Site) -> None:
     assert (await site.get("/version")).json() == {"version": __version__}
     assert MODEL in (await site.get("/")).json()["message"]
 
 
-async def test_unforeseen_failure_is_a_neutral_500_logged_once(
+async def test_unexpected_failure_is_a_neutral_500_logged_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> bytes:
@@ -348,7 +348,7 @@ async def test_slow_clients_do_not_slow_others(front: InputProcessor, link: Fake
             writer.close()
 
 
-async def test_a_body_that_is_too_large_is_refused_in_words_not_by_a_reset(
+async def test_too_large_body_gets_a_response_before_the_connection_closes(
     front: InputProcessor, link: FakeLink
 ) -> None:
     body = b"x" * (12 << 20)

@@ -1,4 +1,4 @@
-"""One request keeps nobody else waiting: not by its text, its pictures, its answer, nor by leaving."""
+"""One request does not delay the others: not by its text, images or response, nor by disconnecting."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ LOOK = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text",
 
 
 class Noting(ThreadPoolExecutor):
-    """Counts what it is given."""
+    """Counts submitted calls."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -39,7 +39,7 @@ class Noting(ThreadPoolExecutor):
 
 
 class Backlog(FakeLink):
-    """All deltas are there at once, so that reading them never waits."""
+    """All deltas are available at once, so that reading them never waits."""
 
     async def _generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         for place in range(request.sampling.max_tokens):
@@ -48,7 +48,7 @@ class Backlog(FakeLink):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_loop_turns_while_a_backlog_is_read(
+async def test_event_loop_runs_other_tasks_while_a_backlog_is_read(
     site: Site, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(server_state, "LOOP_BUDGET_SECONDS", 0.0)  # every iteration is over its budget
@@ -68,8 +68,8 @@ async def test_the_loop_turns_while_a_backlog_is_read(
     assert turns > 400  # every second delta waits for a turn
 
 
-async def test_all_requests_share_the_work_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are, each does one thing more in a turn that has lasted long enough."""
+async def test_all_requests_share_the_budget_of_one_loop_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, each does one more piece of work in an iteration that is over its budget."""
     now = 0.0
     monkeypatch.setattr(server_state, "time", SimpleNamespace(monotonic=lambda: now))
     budget = server_state.LoopBudget()
@@ -88,7 +88,7 @@ async def test_all_requests_share_the_work_of_one_turn(monkeypatch: pytest.Monke
     await asyncio.gather(*tasks)
 
 
-async def test_small_texts_are_prepared_at_once_and_nothing_else_is(site: Site) -> None:
+async def test_only_small_texts_are_prepared_on_the_event_loop(site: Site) -> None:
     texts, media = Noting(), Noting()
     site.app.state.text_threads, site.app.state.media_threads = texts, media
     assert (await site.chat("say: hi")).status_code == 200
@@ -106,9 +106,7 @@ async def test_small_texts_are_prepared_at_once_and_nothing_else_is(site: Site) 
     assert (texts.given, media.given) == (1, 1)
 
 
-async def test_requests_with_media_have_threads_of_their_own(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_with_media_use_their_own_threads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_handler, "SMALL_BODY", 0)
     texts, media = Noting(), Noting()
     site.app.state.text_threads, site.app.state.media_threads = texts, media
@@ -121,7 +119,7 @@ async def test_requests_with_media_have_threads_of_their_own(
 
 
 @pytest.mark.parametrize("way", ["client", "drain"])
-async def test_who_leaves_takes_the_loading_thread_along(
+async def test_cancelled_request_stops_its_loading_thread(
     site: Site, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -149,7 +147,7 @@ async def test_who_leaves_takes_the_loading_thread_along(
     assert not site.link.requests
 
 
-async def test_messages_are_unpacked_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_are_converted_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     where: set[threading.Thread] = set()
     real = UserMessage.model_dump
 
@@ -165,7 +163,7 @@ async def test_messages_are_unpacked_in_a_thread(site: Site, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(0, 1), (10_000, 0)])
-async def test_long_answers_are_written_in_a_thread(
+async def test_long_responses_are_encoded_in_a_thread(
     site: Site, monkeypatch: pytest.MonkeyPatch, limit: int, threads: int
 ) -> None:
     monkeypatch.setattr(request_handler, "LARGE_RESPONSE", limit)
@@ -175,7 +173,7 @@ async def test_long_answers_are_written_in_a_thread(
     assert pool.given == threads
 
 
-async def test_slices_of_an_answer_make_the_same_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_logprobs_encoded_in_slices_are_the_same(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = []
     for size in (1, 3, 1000):
         monkeypatch.setattr(openai_serving, "LOGPROBS_SLICE", size)
@@ -199,12 +197,12 @@ raise SystemExit(launch.run_server(None, None))
 """
 
 
-def test_a_thread_that_does_not_end_cannot_keep_the_process() -> None:
+def test_a_busy_thread_does_not_keep_the_process_alive() -> None:
     over = subprocess.run([sys.executable, "-c", STUCK], timeout=60, capture_output=True, check=False)
     assert over.returncode == 3, over.stderr
 
 
-# --- who may ask -----------------------------------------------------------------------------------------
+# --- content types and errors ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -212,7 +210,7 @@ def test_a_thread_that_does_not_end_cannot_keep_the_process() -> None:
     "kind",
     [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonx"],
 )
-async def test_a_body_that_is_not_called_json_is_415(site: Site, path: str, kind: str | None) -> None:
+async def test_a_body_not_declared_as_json_is_415(site: Site, path: str, kind: str | None) -> None:
     """Other types, and none, a web page may send anywhere without asking."""
     body = json.dumps({**chat("say: hi"), "prompt": "x"}).encode()
     headers = {"origin": "http://evil.example"} | ({"content-type": kind} if kind else {})
@@ -224,20 +222,20 @@ async def test_a_body_that_is_not_called_json_is_415(site: Site, path: str, kind
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/json "])
-async def test_json_is_called_json_in_several_ways(site: Site, kind: str) -> None:
+async def test_json_content_types_are_accepted(site: Site, kind: str) -> None:
     body = json.dumps({"model": MODEL, "messages": chat("x")["messages"]}).encode()
     answer = await site.send("POST", "/v1/chat/completions", content=body, headers={"content-type": kind})
     assert answer.status_code == 200
 
 
-async def test_an_error_names_the_picture_it_is_about(site: Site) -> None:
+async def test_an_error_names_its_image(site: Site) -> None:
     bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     answer = await site.chat([*LOOK, bad])
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages[0].content[2]"
 
 
-async def test_a_prompt_that_is_too_long_is_called_a_prompt(site: Site) -> None:
+async def test_too_long_prompt_names_the_prompt_parameter(site: Site) -> None:
     for prompt in ("x" * 3000, "x" * 3_000_000, [5] * 3000):
         answer = await site.complete(prompt)
         assert answer.json()["error"]["code"] == "context_length_exceeded"

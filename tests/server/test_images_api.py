@@ -1,4 +1,4 @@
-"""Pictures by hash and by uuid over HTTP: what may be left out, who may name what, what is deleted."""
+"""Images by hash and by uuid over HTTP: sending a name instead of bytes, tenants, deletion."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ async def ask(site: Site, part: dict[str, Any]) -> Any:
 
 
 def asked(link: FakeLink) -> Any:
-    """The picture of the request that reached the engine last."""
+    """The image of the engine's latest request."""
     return link.requests[-1].media[0]
 
 
@@ -45,7 +45,7 @@ def tenants(front: InputProcessor, link: FakeLink) -> tuple[Site, Site]:
     return Site(app, link, {"authorization": "Bearer a"}), Site(app, link, {"authorization": "Bearer b"})
 
 
-async def test_usage_tells_the_hash_and_the_hash_stands_for_the_picture(site: Site) -> None:
+async def test_usage_has_the_hash_which_can_replace_the_image(site: Site) -> None:
     site.link.keeps = True
     answer = await ask(site, picture())
     (told,) = answer.json()["usage"]["images"]
@@ -57,13 +57,13 @@ async def test_usage_tells_the_hash_and_the_hash_stands_for_the_picture(site: Si
     assert not asked(site.link).pixels.size
 
 
-async def test_a_picture_that_is_not_kept_is_not_offered(site: Site) -> None:
+async def test_hash_is_null_for_an_image_that_is_not_cached(site: Site) -> None:
     assert (await ask(site, picture())).json()["usage"]["images"] == [{"hash": None}]
     assert "images" not in (await site.chat("no picture")).json()["usage"]
 
 
 @pytest.mark.parametrize("form", ["null", "absent", "image_ref"])
-async def test_a_uuid_stands_for_the_picture_it_was_given_to(site: Site, form: str) -> None:
+async def test_a_uuid_refers_to_the_image_sent_with_it(site: Site, form: str) -> None:
     await ask(site, {**picture(), "uuid": "mine"})
     view = asked(site.link).view
     forms: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ async def test_a_uuid_stands_for_the_picture_it_was_given_to(site: Site, form: s
     assert asked(site.link).without_pixels
 
 
-async def test_a_uuid_given_to_other_bytes_names_those_and_bytes_always_win(site: Site) -> None:
+async def test_a_reused_uuid_refers_to_the_latest_image(site: Site) -> None:
     await ask(site, {**picture(1), "uuid": "mine"})
     first = asked(site.link).view
     await ask(site, {**picture(2), "uuid": "mine"})
@@ -87,7 +87,7 @@ async def test_a_uuid_given_to_other_bytes_names_those_and_bytes_always_win(site
     assert asked(site.link).view == second
 
 
-async def test_names_mean_nothing_under_another_key(tenants: tuple[Site, Site]) -> None:
+async def test_names_are_private_to_their_key(tenants: tuple[Site, Site]) -> None:
     mine, theirs = tenants
     mine.link.keeps = True
     told = (await ask(mine, {**picture(), "uuid": "shared"})).json()["usage"]["images"][0]["hash"]
@@ -106,7 +106,7 @@ async def test_names_mean_nothing_under_another_key(tenants: tuple[Site, Site]) 
     assert (await mine.get(f"/v1/images/{told}")).status_code == 200
 
 
-async def test_an_unknown_picture_is_a_404_that_says_what_to_do(site: Site) -> None:
+async def test_unknown_image_is_a_404_with_a_remedy(site: Site) -> None:
     for answer in (await ask(site, named(uuid="never")), await site.get("/v1/images/never")):
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (404, "image_not_found")
@@ -115,7 +115,7 @@ async def test_an_unknown_picture_is_a_404_that_says_what_to_do(site: Site) -> N
     await site.well()
 
 
-async def test_what_the_engine_does_not_find_is_the_same_404(site: Site) -> None:
+async def test_image_the_engine_does_not_find_is_the_same_404(site: Site) -> None:
     for prompt in ("forgotten", "lost"):  # when it comes; when its turn comes
         part = named(hash=NO_SUCH)
         answer = await site.chat([part, {"type": "text", "text": prompt}])
@@ -123,7 +123,7 @@ async def test_what_the_engine_does_not_find_is_the_same_404(site: Site) -> None
     await site.well()
 
 
-async def test_a_picture_the_device_cannot_encode_is_a_503_that_says_so(site: Site) -> None:
+async def test_image_the_device_cannot_encode_is_a_503(site: Site) -> None:
     for stream in (False, True):
         answer = await site.chat([picture(), {"type": "text", "text": "unseen"}], stream=stream)
         error = answer.json()["error"]
@@ -131,7 +131,7 @@ async def test_a_picture_the_device_cannot_encode_is_a_503_that_says_so(site: Si
     await site.well()
 
 
-async def test_deleting_forgets_picture_and_name(site: Site) -> None:
+async def test_deletion_drops_image_and_name(site: Site) -> None:
     await ask(site, {**picture(), "uuid": "mine"})
     known = await site.get("/v1/images/mine")
     assert known.json() == {
@@ -148,7 +148,7 @@ async def test_deleting_forgets_picture_and_name(site: Site) -> None:
 
 
 class SlowLink(FakeLink):
-    """Deletions are over when the test says so."""
+    """Deletions end when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class SlowLink(FakeLink):
         return await super().picture(content, drop=drop)
 
 
-async def test_a_name_given_anew_while_its_picture_is_deleted_stays(front: InputProcessor) -> None:
+async def test_a_name_reused_during_deletion_stays(front: InputProcessor) -> None:
     link = SlowLink()
     site = Site(create_app(front, link, ServeConfig()), link)
     await ask(site, {**picture(1), "uuid": "anew"})
@@ -177,7 +177,7 @@ async def test_a_name_given_anew_while_its_picture_is_deleted_stays(front: Input
     assert asked(link).view.content == second
 
 
-async def test_a_deletion_that_is_never_over_is_a_504(front: InputProcessor) -> None:
+async def test_a_deletion_that_does_not_end_is_a_504(front: InputProcessor) -> None:
     link = SlowLink()
     site = Site(create_app(front, link, ServeConfig(request_timeout=0.05)), link)
     answer = await site.send("DELETE", f"/v1/images/{NO_SUCH}")
@@ -201,14 +201,16 @@ async def test_a_deletion_that_is_never_over_is_a_504(front: InputProcessor) -> 
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_a_name_that_is_none_is_a_400_naming_it(site: Site, part: dict[str, Any], param: str) -> None:
+async def test_malformed_name_is_a_400_naming_the_parameter(
+    site: Site, part: dict[str, Any], param: str
+) -> None:
     answer = await ask(site, part)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     await site.well()
 
 
-def test_ids_are_forgotten_oldest_first_and_never_grow_without_bound() -> None:
+def test_number_of_uuids_is_bounded_and_the_oldest_is_dropped() -> None:
     names = ImageNames(most=2)
     for number in range(3):
         names.learn(b"", f"id {number}", names.find_any(b"", NO_SUCH))

@@ -1,4 +1,4 @@
-"""Bodies on their way to the schema: row 27, and the numbers JSON does not have."""
+"""Reading and parsing of request bodies: limits, strict JSON, numbers that are not finite."""
 
 import asyncio
 import json
@@ -72,19 +72,18 @@ async def test_duplicate_key_is_named(site: Site) -> None:
 )
 @pytest.mark.parametrize("param", ["temperature", "n", "seed", "max_tokens", "top_p"])
 async def test_number_that_is_not_finite_is_named(site: Site, number: str, param: str) -> None:
-    """Row 22."""
     body = f'{{"model":"tiny","messages":[{{"role":"user","content":"x"}}],"{param}":{number}}}'
     answer = await site.post("/v1/chat/completions", body.encode())
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("body", [body for name, body in BAD.items() if "surrogate" in name])
-def test_half_a_character_goes_no_further_than_the_parser(body: bytes) -> None:
+def test_lone_surrogates_are_refused_by_the_parser(body: bytes) -> None:
     with pytest.raises(InvalidValue, match=r"surrogate|UTF-8"):
         parse_json(body)
 
 
-def test_number_of_values_is_bounded_before_they_are_made() -> None:
+def test_number_of_values_is_bounded_before_parsing() -> None:
     with pytest.raises(InvalidValue, match="JSON values"):
         parse_json(b"[]," * (MAX_VALUES + 1))
 
@@ -108,7 +107,7 @@ def chunks(*parts: bytes, end: str = "http.request") -> Callable[[], Awaitable[d
     return receive
 
 
-async def test_body_is_counted_while_it_arrives() -> None:
+async def test_body_size_is_checked_while_it_arrives() -> None:
     assert await read_body(chunks(b"ab", b"cd"), [], 4, 60) == b"abcd"
     with pytest.raises(BodyTooLarge):
         await read_body(chunks(b"ab", b"cd", b"e"), [], 4, 60)
@@ -119,7 +118,7 @@ async def test_declared_length_is_refused_before_anything_is_read() -> None:
         await read_body(chunks(end="never asked"), [(b"content-length", b"5")], 4, 60)
 
 
-async def test_client_leaving_in_the_middle_of_a_body() -> None:
+async def test_client_disconnects_in_the_middle_of_a_body() -> None:
     with pytest.raises(Disconnected):
         await read_body(chunks(b"ab", end="http.disconnect"), [], 4, 60)
 

@@ -1,4 +1,4 @@
-"""Clients that leave, deadlines, the drain, and the end of the engine."""
+"""Disconnects, timeouts, drain and shutdown, and the end of the engine."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ class Inline(ThreadPoolExecutor):
 
 
 class Visit:
-    """One ASGI call to chat whose client can leave."""
+    """One ASGI call to chat whose client can disconnect."""
 
     def __init__(self, site: Site, body: bytes, more_body: bool = False, stuck: bool = False) -> None:
         self.dropped = False
@@ -96,7 +96,7 @@ class Visit:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", ["never", "hang"])
-async def test_leaving_client_is_cancelled(site: Site, text: str, stream: bool) -> None:
+async def test_disconnected_client_is_cancelled(site: Site, text: str, stream: bool) -> None:
     """Before the first token (never) and after it (hang)."""
     body = httpx.Request("POST", "http://x", json=chat(text, stream=stream)).content
     visit = Visit(site, body)
@@ -109,8 +109,8 @@ async def test_leaving_client_is_cancelled(site: Site, text: str, stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_may_leave_at_any_step(site: Site, stream: bool) -> None:
-    """Row 30: whatever the exchange is doing, nothing of it is left."""
+async def test_client_may_disconnect_at_any_step(site: Site, stream: bool) -> None:
+    """Whatever the handler is doing, nothing of the request is left."""
     site.app.state.text_threads = Inline()
     body = httpx.Request("POST", "http://x", json=chat("say: a few words", stream=stream)).content
     for steps in range(100):
@@ -126,7 +126,7 @@ async def test_client_may_leave_at_any_step(site: Site, stream: bool) -> None:
     await site.well()
 
 
-async def test_client_leaving_while_its_body_arrives(site: Site) -> None:
+async def test_client_disconnects_while_its_body_arrives(site: Site) -> None:
     visit = Visit(site, b'{"model"', more_body=True)
     await asyncio.sleep(0)
     visit.left.set()
@@ -137,10 +137,10 @@ async def test_client_leaving_while_its_body_arrives(site: Site) -> None:
     await site.well()
 
 
-async def test_client_leaving_while_its_request_is_prepared(
+async def test_client_disconnects_while_its_request_is_prepared(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The picture is being fetched or decoded: the engine never hears of it."""
+    """While an image is fetched or decoded: the engine never gets the request."""
     loop = asyncio.get_running_loop()
     entered, go_on = asyncio.Event(), asyncio.Event()
     prepare = site.app.state.processor.prepare_chat
@@ -195,7 +195,7 @@ async def test_deadline_of_a_request(front: InputProcessor, link: FakeLink, stre
     assert link.cancelled == [link.requests[0].id]
 
 
-async def test_drain_refuses_new_requests_and_lets_running_ones_finish(
+async def test_drain_refuses_new_requests_and_finishes_running_ones(
     front: InputProcessor, link: FakeLink
 ) -> None:
     link.pause = 0.01
@@ -214,7 +214,7 @@ async def test_drain_refuses_new_requests_and_lets_running_ones_finish(
     await drained
 
 
-async def test_drain_ends_what_does_not_finish_with_an_error(site: Site) -> None:
+async def test_drain_aborts_unfinished_requests_with_an_error(site: Site) -> None:
     streamed = asyncio.create_task(site.chat("hang", stream=True))
     whole = asyncio.create_task(site.chat("hang"))
     await until(lambda: len(site.link.open) == 2)
@@ -224,7 +224,7 @@ async def test_drain_ends_what_does_not_finish_with_an_error(site: Site) -> None
     assert sorted(site.link.cancelled) == sorted(request.id for request in site.link.requests)
 
 
-async def test_drain_does_not_wait_for_bodies_that_trickle_in(site: Site) -> None:
+async def test_drain_does_not_wait_for_incomplete_bodies(site: Site) -> None:
     visit = Visit(site, b'{"model"', more_body=True)
     await until(lambda: site.app.state._body_bytes)
     await site.app.state.drain(0.05)
@@ -234,7 +234,7 @@ async def test_drain_does_not_wait_for_bodies_that_trickle_in(site: Site) -> Non
 
 @pytest.mark.parametrize("steps", range(12))
 async def test_abort_at_any_step_is_answered(site: Site, steps: int) -> None:
-    """The drain may end an exchange anywhere, also between its body and the first step of its answer."""
+    """The drain may abort a request anywhere, also between its body and its first engine step."""
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("hang")).content)
     while not site.app.state.active:
         await asyncio.sleep(0)
@@ -250,7 +250,7 @@ async def test_abort_at_any_step_is_answered(site: Site, steps: int) -> None:
 async def test_client_that_does_not_read_is_dropped_at_the_deadline(
     front: InputProcessor, link: FakeLink, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """Its error cannot be sent either; the connection goes, with whatever is unsent."""
+    """Its error cannot be sent either; the connection is closed with its unsent bytes."""
     monkeypatch.setattr(request_handler, "ERROR_SECONDS", 0.05)
     site = Site(create_app(front, link, ServeConfig(request_timeout=0.2)), link)
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("x", stream=stream)).content, stuck=True)
@@ -259,7 +259,7 @@ async def test_client_that_does_not_read_is_dropped_at_the_deadline(
     assert not link.open
 
 
-async def test_engine_that_died_is_told_by_health_and_by_every_answer(site: Site) -> None:
+async def test_dead_engine_shows_in_health_and_in_every_response(site: Site) -> None:
     other = asyncio.create_task(site.chat("hang"))
     await until(lambda: site.link.open)
     assert (await site.chat("die")).json()["error"]["code"] == "engine_died"
@@ -283,7 +283,7 @@ async def test_bodies_in_memory_are_bounded(front: InputProcessor, link: FakeLin
     await site.well()
 
 
-async def test_requests_being_answered_hold_no_body(site: Site) -> None:
+async def test_generating_requests_hold_no_body(site: Site) -> None:
     visit = Visit(site, httpx.Request("POST", "http://x", json=chat("hang")).content)
     await until(lambda: site.link.open)
     assert site.app.state._body_bytes == 0
@@ -291,7 +291,7 @@ async def test_requests_being_answered_hold_no_body(site: Site) -> None:
     await visit.task
 
 
-async def test_taken_port_is_a_clear_error(front: InputProcessor, link: FakeLink) -> None:
+async def test_port_in_use_is_a_clear_error(front: InputProcessor, link: FakeLink) -> None:
     """Whether it is taken before the server binds it or between binding and listening."""
     with bind(ServeConfig(port=0)) as taken:
         config = ServeConfig(port=taken.getsockname()[1])
@@ -388,10 +388,10 @@ async def _becomes(client: httpx.AsyncClient, url: str, status: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_heap_is_trimmed_while_nobody_is_answered_or_when_that_is_overdue(
+async def test_heap_is_trimmed_when_idle_or_overdue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The event loop waits for it: all streams would."""
+    """The event loop stalls meanwhile, and with it all streams."""
     trims: list[str] = []
     heap = SimpleNamespace(due=True, overdue=False, trim=lambda: trims.append("trim"))
     monkeypatch.setattr(launch, "HeapTrimmer", lambda: heap)

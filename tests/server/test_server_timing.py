@@ -1,4 +1,4 @@
-"""Where a request's time went: told in the header, in the metrics, and in the log when it was slow."""
+"""Time per stage: in the Server-Timing header, the metrics, and the log of slow requests."""
 
 import json
 import logging
@@ -22,24 +22,24 @@ def stages(header: str) -> dict[str, float]:
     return {name: float(milliseconds) for name, _, milliseconds in parts}
 
 
-async def test_whole_answers_tell_their_stages(site: Site) -> None:
-    told = stages((await site.chat("say: hi")).headers["server-timing"])
-    assert list(told) == [*IN_TEXT, "total"]
-    assert sum(told.values()) - told["total"] <= told["total"] + 0.1  # each is rounded to 0.01 ms
+async def test_full_responses_have_all_stages(site: Site) -> None:
+    seconds = stages((await site.chat("say: hi")).headers["server-timing"])
+    assert list(seconds) == [*IN_TEXT, "total"]
+    assert sum(seconds.values()) - seconds["total"] <= seconds["total"] + 0.1  # each is rounded to 0.01 ms
 
 
-async def test_pictures_add_their_stages(site: Site) -> None:
+async def test_images_add_their_stages(site: Site) -> None:
     content = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "What?"}]
-    told = stages((await site.chat(content)).headers["server-timing"])
-    assert told["fetch"] > 0
-    assert told["unpack"] > 0
+    seconds = stages((await site.chat(content)).headers["server-timing"])
+    assert seconds["fetch"] > 0
+    assert seconds["unpack"] > 0
 
 
-async def test_streams_tell_the_stages_up_to_the_first_token(site: Site) -> None:
+async def test_streams_have_the_stages_up_to_the_first_token(site: Site) -> None:
     answer = await site.chat("say: hi", stream=True)
-    told = stages(answer.headers["server-timing"])
-    assert list(told) == IN_TEXT
-    assert told["decode"] == 0
+    seconds = stages(answer.headers["server-timing"])
+    assert list(seconds) == IN_TEXT
+    assert seconds["decode"] == 0
 
 
 async def test_every_prompt_of_a_request_is_timed(site: Site) -> None:
@@ -51,40 +51,40 @@ async def test_every_prompt_of_a_request_is_timed(site: Site) -> None:
 
 
 @pytest.fixture
-def watchful(front: InputProcessor, link: FakeLink) -> Site:
+def logging_site(front: InputProcessor, link: FakeLink) -> Site:
     return Site(create_app(front, link, ServeConfig(slow_request_seconds=0.05, request_timeout=0.3)), link)
 
 
-async def test_a_slow_request_is_logged_without_what_was_said(
-    watchful: Site, caplog: pytest.LogCaptureFixture
+async def test_a_slow_request_is_logged_without_its_text(
+    logging_site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watchful.link.pause = 0.03
+    logging_site.link.pause = 0.03
     with caplog.at_level(logging.WARNING, logger="saccade.slow"):
-        answer = await watchful.chat("say: secret")
+        answer = await logging_site.chat("say: secret")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "saccade.slow"]
-    told = json.loads(line)
-    assert told["slow_request"] == answer.json()["id"]
-    assert told["finish"] == ["stop"]
-    assert told["completion_tokens"] == 7
-    assert told["preempted"] == 0
-    assert told["seconds"]["decode"] >= 0.15
-    assert list(told["seconds"]) == [*IN_TEXT, "total"]
+    seconds = json.loads(line)
+    assert seconds["slow_request"] == answer.json()["id"]
+    assert seconds["finish"] == ["stop"]
+    assert seconds["completion_tokens"] == 7
+    assert seconds["preempted"] == 0
+    assert seconds["seconds"]["decode"] >= 0.15
+    assert list(seconds["seconds"]) == [*IN_TEXT, "total"]
     assert "secret" not in line
 
 
-async def test_a_request_that_was_never_answered_is_logged_with_where_it_stood(
-    watchful: Site, caplog: pytest.LogCaptureFixture
+async def test_a_timed_out_request_is_logged_with_its_last_stage(
+    logging_site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="saccade.slow"):
-        assert (await watchful.chat("never")).status_code == 504
+        assert (await logging_site.chat("never")).status_code == 504
     (line,) = [record.getMessage() for record in caplog.records if record.name == "saccade.slow"]
-    told = json.loads(line)
-    assert told["ended_in"] == "queue"
-    assert told["finish"] == ["cancelled"]
-    assert told["seconds"]["total"] >= 0.3
+    seconds = json.loads(line)
+    assert seconds["ended_in"] == "queue"
+    assert seconds["finish"] == ["cancelled"]
+    assert seconds["seconds"]["total"] >= 0.3
 
 
-async def test_quick_requests_and_a_limit_of_nothing_log_nothing(
+async def test_fast_requests_are_not_logged_and_zero_disables_the_log(
     front: InputProcessor, link: FakeLink, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     link.pause = 0.01

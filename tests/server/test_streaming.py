@@ -1,4 +1,4 @@
-"""Answers, whole and streamed: OpenAI's bytes, and the same content both ways."""
+"""Full and streamed responses: OpenAI's format, and the same content both ways."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def events(answer: httpx.Response) -> list[Any]:
     return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
 
 
-async def test_chat_chunks_come_in_openais_order(site: Site) -> None:
+async def test_chat_chunks_have_openais_order(site: Site) -> None:
     answer = await site.chat("say: hi", stream=True)
     first, second, third, last, done = events(answer)
     assert done == "[DONE]"
@@ -56,7 +56,7 @@ async def test_usage_chunk_is_last_and_null_before(site: Site) -> None:
     }
 
 
-async def test_whole_chat_has_openais_shape(site: Site) -> None:
+async def test_full_chat_has_openais_shape(site: Site) -> None:
     answer = await site.chat("say: hi", logprobs=True)
     body = answer.json()
     prompt = len(site.link.requests[0].prompt)
@@ -74,7 +74,7 @@ async def test_whole_chat_has_openais_shape(site: Site) -> None:
     assert body["usage"]["total_tokens"] == prompt + 3
 
 
-async def test_whole_completion_has_openais_shape(site: Site) -> None:
+async def test_full_completion_has_openais_shape(site: Site) -> None:
     body = (await site.complete("say: hi", logprobs=2)).json()
     assert body["object"] == "text_completion"
     (choice,) = body["choices"]
@@ -105,7 +105,9 @@ async def test_whole_completion_has_openais_shape(site: Site) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("text", ["hello", "say: naïve \N{GRINNING FACE} 日本"])
-async def test_stream_folds_to_the_whole_chat(site: Site, text: str, options: dict[str, Any]) -> None:
+async def test_chat_stream_adds_up_to_the_full_response(
+    site: Site, text: str, options: dict[str, Any]
+) -> None:
     whole = (await site.chat(text, **options)).json()
     chunks = events(await site.chat(text, stream=True, stream_options={"include_usage": True}, **options))
     texts = ["" for _ in whole["choices"]]
@@ -124,7 +126,7 @@ async def test_stream_folds_to_the_whole_chat(site: Site, text: str, options: di
     assert not site.link.open
 
 
-async def test_completion_stream_folds_to_the_whole_for_several_prompts(site: Site) -> None:
+async def test_completion_stream_of_several_prompts_adds_up_to_the_full_response(site: Site) -> None:
     options = {"prompt": ["say: one", "say: two", "x"], "n": 2, "logprobs": 1, "max_tokens": 20}
     whole = (await site.complete(**options)).json()
     assert [choice["text"] for choice in whole["choices"]] == ["one", "one", "two", "two", ANSWER, ANSWER]
@@ -141,13 +143,13 @@ async def test_completion_stream_folds_to_the_whole_for_several_prompts(site: Si
     assert offsets == [choice["logprobs"]["text_offset"] for choice in whole["choices"]]
 
 
-async def test_characters_are_never_cut(site: Site) -> None:
+async def test_characters_are_never_split(site: Site) -> None:
     chunks = events(await site.chat("say: \N{GRINNING FACE}é", stream=True))
     pieces = [chunk["choices"][0]["delta"].get("content") for chunk in chunks[:-1]]
     assert [piece for piece in pieces if piece] == ["\N{GRINNING FACE}", "é"]
 
 
-async def test_stop_string_ends_the_engines_work(site: Site) -> None:
+async def test_stop_string_cancels_the_request_in_the_engine(site: Site) -> None:
     answer = await site.chat("say: one two three", stop="two")
     assert answer.json()["choices"][0]["message"]["content"] == "one "
     assert site.link.cancelled == [site.link.requests[0].id]
@@ -189,7 +191,7 @@ async def test_failure_after_the_first_token_is_an_event_and_the_end(site: Site)
     await site.well()
 
 
-async def test_failure_of_a_whole_answer_is_a_500(site: Site) -> None:
+async def test_failure_of_a_full_response_is_a_500(site: Site) -> None:
     answer = await site.chat("fail")
     assert answer.status_code == 500
     await site.well()

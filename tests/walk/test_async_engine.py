@@ -1,4 +1,4 @@
-"""The async engine: many streams at once, early leavers, errors that reach only their asker."""
+"""AsyncEngine: concurrent streams, early closing, errors that affect only their request."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Bad inputs on a real server: each gets its answer, harms nobody, and leaves nothing behind."""
+"""Bad inputs on a real server: each is refused, affects no other request, and leaks nothing."""
 
 import base64
 import io
@@ -129,7 +129,7 @@ RAW_BODIES = {
 
 @pytest.fixture(scope="module")
 def good(server: Server) -> Callable[[], None]:
-    """After a bad request: a good one gets the same answer as ever, and no block is missing."""
+    """After a bad request: a good one gets the same answer, and no KV block is missing."""
     question = body("Still the same?", picture(70, 90, 5))
     wanted = ask(server, **question).json()["choices"]
 
@@ -151,7 +151,7 @@ def assert_polite(answer: httpx.Response, status: int) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_request_is_refused_and_harms_nothing(
+def test_a_bad_request_is_refused_without_side_effects(
     server: Server, good: Callable[[], None], case: str
 ) -> None:
     # Python's json writes lone surrogates as escapes, as a careless client would.
@@ -163,7 +163,7 @@ def test_a_bad_request_is_refused_and_harms_nothing(
 
 @pytest.mark.parametrize("case", RAW_BODIES)
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
-def test_a_bad_body_is_refused_and_harms_nothing(
+def test_a_bad_body_is_refused_without_side_effects(
     server: Server, good: Callable[[], None], route: str, case: str
 ) -> None:
     assert_polite(httpx.post(server.url + route, content=RAW_BODIES[case], headers=JSON, timeout=60), 400)
@@ -211,7 +211,7 @@ def test_a_body_over_the_limit_is_refused_while_it_arrives(start_server: Callabl
     assert ask(server, **saying("hello")).status_code == 200
 
 
-def test_keys_are_asked_for_everywhere(start_server: Callable[..., Server]) -> None:
+def test_every_path_needs_a_key(start_server: Callable[..., Server]) -> None:
     server = start_server("--api-key", "secret")
     paths = ("/v1/models", "//v1/models", "/v1/../v1/models", "/metrics", "/version", "/nowhere", "/")
     for path in paths:
@@ -229,7 +229,7 @@ def test_special_tokens_in_text_are_text(server: Server, good: Callable[[], None
     good()
 
 
-def test_garbage_on_the_socket_harms_nobody(server: Server, good: Callable[[], None]) -> None:
+def test_garbage_on_the_socket_has_no_side_effects(server: Server, good: Callable[[], None]) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     for junk in (b"\x00\xff" * 500, b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 10_000_000, b"\x16\x03\x01hello"):
         with socket.create_connection((host, int(port)), timeout=20) as connection:

@@ -1,4 +1,4 @@
-"""The library from the outside: forms of prompts, results, seeds, stops, errors that cost nothing."""
+"""`LLM` from the outside: prompt forms, outputs, seeds, stops, errors without side effects."""
 
 import gc
 import sys
@@ -67,7 +67,7 @@ def test_a_single_prompt_is_a_list_of_one(llm: LLM) -> None:
         assert texts(llm, form, GREEDY) == one
 
 
-def test_results_tell_tokens_reason_and_usage(llm: LLM) -> None:
+def test_outputs_have_tokens_finish_reason_and_usage(llm: LLM) -> None:
     asked = {"prompt": IMAGE + "What is it?", "images": [picture(64, 64, 2)]}
     (output,) = llm.generate(asked, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=3))
     (choice,) = output.outputs
@@ -82,7 +82,7 @@ def test_results_tell_tokens_reason_and_usage(llm: LLM) -> None:
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(output.prompt_token_ids) + 3, 5)
 
 
-def test_a_seed_repeats_itself_whatever_else_is_in_the_batch(llm: LLM) -> None:
+def test_a_seed_reproduces_its_tokens_in_any_batch(llm: LLM) -> None:
     seeded = SamplingParams(max_tokens=20, temperature=1.5, seed=7, ignore_eos=True)
     alone = texts(llm, "The eye", seeded)
     crowd = [SamplingParams(max_tokens=20, temperature=1.0, seed=index) for index in range(6)]
@@ -112,7 +112,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert llm.engine.idle
 
 
-def test_a_stop_token_ends_it_but_not_before_the_least(llm: LLM) -> None:
+def test_a_stop_token_ends_it_after_min_tokens(llm: LLM) -> None:
     ids = llm.generate("The eye jumps", GREEDY)[0].outputs[0].token_ids
     early = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop_token_ids=(ids[3],))
     assert llm.generate("The eye jumps", early)[0].outputs[0].token_ids == ids[: ids.index(ids[3]) + 1]
@@ -122,7 +122,7 @@ def test_a_stop_token_ends_it_but_not_before_the_least(llm: LLM) -> None:
     assert len(llm.generate("The eye jumps", late)[0].outputs[0].token_ids) >= 8
 
 
-def test_a_bias_decides(llm: LLM) -> None:
+def test_logit_bias_decides(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logit_bias={42: 100.0})
     assert llm.generate("The eye", params)[0].outputs[0].token_ids == [42] * 4
 
@@ -148,9 +148,7 @@ def test_repetition_is_penalised(llm: LLM) -> None:
         ([512], InvalidValue),
     ],
 )
-def test_a_bad_prompt_ends_the_call_and_leaves_nothing_behind(
-    llm: LLM, prompt: Any, error: type[Exception]
-) -> None:
+def test_a_bad_prompt_cancels_the_whole_call(llm: LLM, prompt: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         llm.generate(["a good one", prompt, "another"], GREEDY)
     llm.engine.step()
@@ -161,9 +159,7 @@ def test_a_bad_prompt_ends_the_call_and_leaves_nothing_behind(
     assert gc.get_freeze_count() == 0
 
 
-def test_beside_preparing_threads_the_engine_gets_the_interpreter_soon(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switch_interval_is_short_while_threads_prepare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[float, bool]] = []
     step = llm.engine.step
 
@@ -178,7 +174,7 @@ def test_beside_preparing_threads_the_engine_gets_the_interpreter_soon(
     assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
-def test_calls_that_overlap_leave_threads_as_they_were() -> None:
+def test_overlapping_calls_restore_the_switch_interval() -> None:
     first, second = library._worker_threads(), library._worker_threads()
     first.__enter__()
     second.__enter__()
@@ -188,7 +184,7 @@ def test_calls_that_overlap_leave_threads_as_they_were() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_the_first_step_begins_with_a_few_and_later_ones_take_in_more(
+def test_first_step_waits_for_few_requests_and_later_steps_add_more(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "FIRST_STEP_REQUESTS", 3)
@@ -222,7 +218,7 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
     assert again[0].usage.cached_tokens > 0
 
 
-def test_options_that_cannot_be_met_say_so(vl_folder: Path) -> None:
+def test_options_that_cannot_be_met_are_refused(vl_folder: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len is 999999"):
         LLM(str(vl_folder), device="cpu", progress=False, max_model_len=999_999)
     with pytest.raises(ConfigError, match="holds 64 tokens"):
@@ -235,7 +231,7 @@ def test_options_that_cannot_be_met_say_so(vl_folder: Path) -> None:
         LLM(str(vl_folder), device="cpu", shiny=True)
 
 
-def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> None:
+def test_nan_logits_fail_only_their_request(vl_folder: Path) -> None:
     llm = LLM(str(vl_folder), device="cpu", progress=False, num_blocks=256)
     good = llm.generate("The eye jumps", GREEDY)[0].outputs[0].text
     logits = llm.engine._runner._model.logits
@@ -257,7 +253,7 @@ def test_values_that_are_no_numbers_end_their_request_alone(vl_folder: Path) -> 
     llm.engine.check()
 
 
-def test_a_picture_given_in_several_prompts_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_shared_by_prompts_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     plain = decode.from_image
 

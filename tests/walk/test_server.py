@@ -1,4 +1,4 @@
-"""Whole requests, from the socket to the model and back."""
+"""Requests from the socket to the model and back."""
 
 import asyncio
 import base64
@@ -42,16 +42,16 @@ def ask(server: Server, **fields: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("check", client_checks.SYNC_CHECKS, ids=lambda check: check.__name__)
-def test_the_official_client_is_served(server: Server, check: Callable[..., Any]) -> None:
+def test_official_client(server: Server, check: Callable[..., Any]) -> None:
     check(server.url, server.model)
     server.wait_until_empty()
 
 
-async def test_the_official_async_client_is_served(server: Server) -> None:
+async def test_official_async_client(server: Server) -> None:
     await client_checks.check_chat_async(server.url, server.model)
 
 
-def test_many_at_once_over_http_equal_the_library_one_by_one(server: Server, vl_folder: Path) -> None:
+def test_concurrent_requests_over_http_equal_the_library(server: Server, vl_folder: Path) -> None:
     questions = [("What is it?", picture(90, 70, seed)) for seed in range(6)]
     questions += [("And this?", picture(200, 40, 3)), ("What is it?", picture(90, 70, 0))]
     llm = LLM(str(vl_folder), device="cpu", progress=False, num_blocks=256)
@@ -72,7 +72,7 @@ def test_many_at_once_over_http_equal_the_library_one_by_one(server: Server, vl_
     server.wait_until_empty()
 
 
-def test_a_repeated_question_is_told_as_cached(server: Server) -> None:
+def test_a_repeated_question_reports_cached_tokens(server: Server) -> None:
     question = body("Is this known? " * 8, picture(128, 128, 77))
     first, second = (ask(server, **question).json()["usage"]["prompt_tokens_details"] for _ in range(2))
     assert first["visual_tokens"] == second["visual_tokens"] == 16
@@ -80,13 +80,13 @@ def test_a_repeated_question_is_told_as_cached(server: Server) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_the_front_process_never_loads_torch(server: Server) -> None:
+def test_the_api_server_never_loads_torch(server: Server) -> None:
     ask(server, **body("What?", picture(64, 64, 1)))
     assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "libtorch" in Path(f"/proc/{server.engine_pid}/maps").read_text()
 
 
-def test_disconnects_at_any_moment_free_everything(server: Server) -> None:
+def test_disconnects_at_any_moment_free_all_blocks(server: Server) -> None:
     rng = np.random.default_rng(0)
 
     async def leave_after(seconds: float, number: int) -> None:
@@ -135,7 +135,7 @@ def test_sigterm_lets_a_running_stream_finish(start_server: Callable[..., Server
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_engine_starts_ends_both_quietly(
+def test_a_signal_during_startup_ends_both_processes(
     vl_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     command = [sys.executable, "-m", "saccade", "serve", str(vl_folder), "--port", "0", "--num-blocks", "64"]
@@ -154,7 +154,7 @@ def test_a_signal_while_the_engine_starts_ends_both_quietly(
     assert not Path(f"/proc/{engine}").exists()
 
 
-def test_a_dead_engine_is_told_and_ends_the_server(start_server: Callable[..., Server]) -> None:
+def test_a_dead_engine_is_reported_and_ends_the_server(start_server: Callable[..., Server]) -> None:
     server = start_server()
     answers: list[httpx.Response] = []
     slow = threading.Thread(target=lambda: answers.append(ask(server, **body("Count.", max_tokens=3000))))

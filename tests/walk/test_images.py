@@ -1,4 +1,4 @@
-"""Pictures by name over HTTP with a real engine: follow-ups, keys, deletion, a restart."""
+"""Images by name over HTTP with a real engine: follow-ups, keys, deletion, a restart."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +58,7 @@ def keyed(start_server: Start, folder: Path) -> Server:
     return start_server(*options)
 
 
-def test_a_follow_up_names_the_picture_and_a_restarted_server_still_knows_it(
+def test_a_follow_up_names_the_image_even_after_a_restart(
     start_server: Start, keyed: Server, folder: Path
 ) -> None:
     sent = {"type": "image_url", "image_url": {"url": data_uri(picture(120, 90, 5))}, "uuid": "holiday"}
