@@ -1,7 +1,7 @@
 """Batches: scenes, their questions as packed branches, drawn up by worker processes. No pixels and no torch
 here.
 
-A batch has pictures of one size. Plain: the picture, then one branch per question. Views: the picture is a
+A batch has images of one size. Plain: the image, then one branch per question. Views: the image is a
 source; the model sees a small global view of it and, in each branch after the question, zoomed views cut
 from the source where the engine might cut them (`views.py`). All views stand in the source's frame
 (`training/README.md`, "Registered positions")."""
@@ -25,9 +25,9 @@ from .scenes.words import TRAIN
 from .tokens import IM_END, MIDDLE, START, VISION_END, VISION_START, encode
 from .views import UNIT, Chooser, a_price, frame_of, ink
 
-ASKS = 16  # most branches per picture
+ASKS = 16  # most branches per image
 PARTS = 4  # places of one question's evidence
-TRIES = 8  # questions of a picture that are looked at for ones whose windows have the batch's grid
+TRIES = 8  # questions of an image that are looked at for ones whose windows have the batch's grid
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Spec:
     width: int
     height: int
     batch: int
-    text: int  # branch tokens per picture
+    text: int  # branch tokens per image
     level: float
     kinds: dict[str, float] = field(hash=False)
     views: bool = False
     look: tuple[int, int] = (0, 0)  # width and height of the global view, pixels
     zoom: tuple[int, int] = (256, 256)  # width and height of a zoomed view, pixels
-    crops: int = 4  # zoomed views per picture
+    crops: int = 4  # zoomed views per image
     left: int = 0  # tokens that one question may spend on zoomed views
 
 
@@ -73,7 +73,7 @@ def unit_of(spec: Spec) -> tuple[float, float]:
 
 
 def prefix_places(spec: Spec) -> NDArray[np.float32]:
-    """Positions [3, prefix] of the text before the picture and of its tokens."""
+    """Positions [3, prefix] of the text before the image and of its tokens."""
     wide, high = spec.look if spec.views else (spec.width, spec.height)
     grid = grid_places(0, 0, spec.width, spec.height, high // UNIT, wide // UNIT, unit_of(spec))
     text = np.tile(np.arange(len(START), dtype=np.float32), (3, 1))
@@ -82,7 +82,7 @@ def prefix_places(spec: Spec) -> NDArray[np.float32]:
 
 
 class Packer:
-    """Branches of one batch, picture by picture."""
+    """Branches of one batch, image by image."""
 
     def __init__(self, spec: Spec) -> None:
         b, t = spec.batch, spec.text
@@ -97,11 +97,11 @@ class Packer:
         self.parts = np.zeros((b, ASKS, PARTS, 5), np.float32)  # evidence: boxes in pixels, share of each
         self.task = np.full((b, ASKS), -1, np.int8)  # index into TASKS
         self.crops = np.zeros((b, spec.crops, 4), np.float32)  # left, top, width, height in the source
-        self.after = len(START) + max(frame_of(spec.width, spec.height))  # first position after the picture
+        self.after = len(START) + max(frame_of(spec.width, spec.height))  # first position after the image
         self.unit = unit_of(spec)
 
     def add(self, row: int, ask: Ask, at: int, number: int, zooms: list[int]) -> int:
-        """Appends a branch at token `at` of picture `row`; gives its length, 0 where it does not fit."""
+        """Appends a branch at token `at` of image `row`; gives its length, 0 where it does not fit."""
         question, answer = encode(ask.question), encode(ask.answer)
         columns, lines = self.spec.zoom[0] // UNIT, self.spec.zoom[1] // UNIT
         per = columns * lines

@@ -1,4 +1,4 @@
-"""Draws the example pictures of the checkpoint folder and asks transformers about them.
+"""Draws the example images of the checkpoint folder and asks transformers about them.
 
 python -m training.examples
 """

@@ -1,8 +1,8 @@
-"""The model as it is trained: the Qwen3-VL architecture on batches of equal-shaped pictures, many questions
-per picture.
+"""The model as it is trained: the Qwen3-VL architecture on batches of equal-shaped images, many questions
+per image.
 
 Parameter names are those of transformers' Qwen3VLForConditionalGeneration, so the state dict is the
-checkpoint. A picture is encoded once; its tokens are a prefix shared by several branches, one per question,
+checkpoint. An image is encoded once; its tokens are a prefix shared by several branches, one per question,
 which see the prefix and themselves."""
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv3d(3, width, (2, 16, 16), (2, 16, 16))
 
     def forward(self, patches: Tensor) -> Tensor:
-        """patches [b, n, 768]: a still picture fills both moments, so their kernels add."""
+        """patches [b, n, 768]: a still image fills both moments, so their kernels add."""
         return F.linear(patches, self.proj.weight.sum(2).flatten(1), self.proj.bias)
 
 
@@ -129,7 +129,7 @@ class Visual(nn.Module):
         return Rope(angles.cos(), angles.sin())
 
     def learned(self, y: Tensor, x: Tensor, rows: int, columns: int) -> Tensor:
-        """The learned grid, stretched over the picture."""
+        """The learned grid, stretched over the image."""
         side = math.isqrt(self.shape.positions)
         v, u = y * (side - 1) / (rows - 1), x * (side - 1) / (columns - 1)
         i, j = v.long().clamp(max=side - 2), u.long().clamp(max=side - 2)
@@ -265,12 +265,12 @@ class LanguageModel(nn.Module):
 
 
 class Batch(NamedTuple):
-    """One training batch on the device. b pictures, t branch tokens each."""
+    """One training batch on the device. b images, t branch tokens each."""
 
-    images: Tensor  # uint8 [b, h, w, 3]: the plain picture or the global view
+    images: Tensor  # uint8 [b, h, w, 3]: the plain image or the global view
     crops: Tensor | None  # uint8 [b, c, h, w, 3]: zoomed views, in the branches
-    start: Tensor  # [prefix text]: ids before the picture
-    place: Tensor  # float [3, prefix]: positions of the prefix (its text, then the picture)
+    start: Tensor  # [prefix text]: ids before the image
+    place: Tensor  # float [3, prefix]: positions of the prefix (its text, then the image)
     ids: Tensor  # [b, t]
     visual: Tensor | None  # [b, t]: index of the crop token that stands here, -1 for text
     positions: Tensor  # float [3, b, t]
@@ -279,7 +279,7 @@ class Batch(NamedTuple):
 
 class Output(NamedTuple):
     hidden: Tensor  # [b, t, width] of the branches, after the last norm
-    tokens: Tensor  # [b, m, width]: the picture's tokens before the decoder
+    tokens: Tensor  # [b, m, width]: the image's tokens before the decoder
     middle: Tensor  # [b, prefix + t, width] after `relevance_layer` layers
     seen: Tensor | None  # [b, c * m, width]: the tokens of its zoomed views, one view after the other
 
@@ -350,7 +350,7 @@ def branch_mask(branch: Tensor, prefix: int, dtype: torch.dtype) -> Tensor:
 class Heads(nn.Module):
     """Dropped after training, but for `question` and `place`, which are the relevance head.
 
-    Dense targets on the picture's tokens: the character centred in each cell of 4 x 8 pixels (32 per token)
+    Dense targets on the image's tokens: the character centred in each cell of 4 x 8 pixels (32 per token)
     and the shape and colour centred in each patch (4 per token)."""
 
     CELLS, CHARACTERS, PATCHES = 32, 95, 4

@@ -1,4 +1,4 @@
-"""The training model and transformers give the same logits for one picture and question (float32, CPU).
+"""The training model and transformers give the same logits for one image and question (float32, CPU).
 
 python -m training.parity
 """
@@ -16,7 +16,7 @@ from .shape import FOLDER, Shape
 
 
 def place_of_prefix(start: int, rows: int, columns: int) -> torch.Tensor:
-    """Positions [3, start + rows * columns]: the text before a picture, then its tokens."""
+    """Positions [3, start + rows * columns]: the text before an image, then its tokens."""
     text = torch.arange(start).float().expand(3, -1)
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     grid = torch.stack([torch.zeros(rows * columns), y.reshape(-1), x.reshape(-1)]).float() + start

@@ -1,4 +1,5 @@
-"""A first look on a GPU: the kernel against its twin, pictures per second, steps per second, a contact sheet.
+"""A first look on a GPU: the kernel against the reference implementation, images per second, steps per
+second, a contact sheet.
 
 python -m training.probe
 """
@@ -74,7 +75,7 @@ def main() -> None:
             torch.cuda.synchronize()
             took = (time.monotonic() - begun) / times
             line += (
-                f"; {name} first {first:.1f} s, then {took * 1e3:.1f} ms = {spec.batch / took:.0f} pictures/s"
+                f"; {name} first {first:.1f} s, then {took * 1e3:.1f} ms = {spec.batch / took:.0f} images/s"
             )
         print(line, f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
         batch = to_batch(spec, data, painter)

@@ -1,8 +1,7 @@
 """Accuracy by task, measured with the training model.
 
-`quick`: fresh scenes of the evaluation split at a few sizes, drawn on the device.
-`python -m training.quality weights.pt`: the fixed evaluation set, pictures drawn by the CPU twin and resized
-as the processor does."""
+`quick`: fresh scenes of the evaluation split at a few sizes, drawn on the device. `python -m training.quality
+weights.pt`: the fixed evaluation set, images drawn by the CPU renderer and resized as the processor does."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ Job = tuple[str, Spec, int]  # a table's name, a batch, its seed
 
 
 def quick_jobs(small: bool = False) -> list[Job]:
-    """What `quick` asks: whole pictures, and views at a quarter of the tokens."""
+    """What `quick` asks: whole images, and views at a quarter of the tokens."""
     rng = Random(900)
     views = [plan_views(32 << 10, 0.9, SEEN, rng, small, {0.25: 1.0}) for _ in range(2 if small else 12)]
     jobs: list[Job] = [("plain", spec, 7000 + seed) for spec in QUICK for seed in range(1 if small else 4)]
@@ -183,7 +182,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
-        "--tokens", type=int, nargs="*", default=[0], help="most visual tokens per picture; 0 is native"
+        "--tokens", type=int, nargs="*", default=[0], help="most visual tokens per image; 0 is native"
     )
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "quality.json")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Scenes to pixels on the GPU: every tile of every picture walks its picture's marks and blends those that
+"""Scenes to pixels on the GPU: every tile of every image walks its image's primitives and blends those that
 touch it.
 
 Signed distance d (inside positive) of each mark at the pixel's middle; coverage = clip(d + 1/2, 0, 1);
@@ -41,12 +41,12 @@ def _raster(
     TILE_Y: tl.constexpr,  # noqa: N803
 ):
     across = tl.cdiv(width, TILE_X)
-    tile, picture = tl.program_id(0), tl.program_id(1)
+    tile, image = tl.program_id(0), tl.program_id(1)
     left, top = (tile % across) * TILE_X, (tile // across) * TILE_Y
     xi = left + tl.arange(0, TILE_X)[None, :]
     yi = top + tl.arange(0, TILE_Y)[:, None]
     x, y = xi.to(tl.float32) + 0.5, yi.to(tl.float32) + 0.5
-    g = ground + picture * 8
+    g = ground + image * 8
     blend = (xi + yi).to(tl.float32) / (width + height - 2)
     h = (yi * width + xi).to(tl.uint32) * 2654435761 + tl.load(g + 7).to(tl.uint32)
     h = (h ^ (h >> 15)) * 2246822519
@@ -57,8 +57,8 @@ def _raster(
     red = r0 + (tl.load(g + 3).to(tl.float32) - r0) * blend + noise
     green = g0 + (tl.load(g + 4).to(tl.float32) - g0) * blend + noise
     blue = b0 + (tl.load(g + 5).to(tl.float32) - b0) * blend + noise
-    for i in range(tl.load(counts + picture)):
-        row = rows + (picture * most + i) * ROW
+    for i in range(tl.load(counts + image)):
+        row = rows + (image * most + i) * ROW
         touches = (tl.load(row + 14) < left + TILE_X) & (tl.load(row + 16) > left)
         touches = touches & (tl.load(row + 15) < top + TILE_Y) & (tl.load(row + 17) > top)
         if touches:
@@ -99,7 +99,7 @@ def _raster(
             green += (tl.load(row + 11) - green) * cover
             blue += (tl.load(row + 12) - blue) * cover
     inside = (xi < width) & (yi < height)
-    to = out + (picture.to(tl.int64) * height * width + yi * width + xi) * 3
+    to = out + (image.to(tl.int64) * height * width + yi * width + xi) * 3
     tl.store(to, tl.minimum(tl.maximum(red + 0.5, 0.0), 255.0).to(tl.uint8), mask=inside)
     tl.store(to + 1, tl.minimum(tl.maximum(green + 0.5, 0.0), 255.0).to(tl.uint8), mask=inside)
     tl.store(to + 2, tl.minimum(tl.maximum(blue + 0.5, 0.0), 255.0).to(tl.uint8), mask=inside)
@@ -126,7 +126,7 @@ def with_bounds(rows: Tensor) -> Tensor:
 
 
 class Painter:
-    """Owns the atlas on one device; gives uint8 pictures [b, height, width, 3]."""
+    """Owns the atlas on one device; gives uint8 images [b, height, width, 3]."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -181,7 +181,7 @@ def dense_targets(rows: Tensor, labels: Tensor, width: int, height: int) -> tupl
 
 
 def main() -> None:
-    """Largest difference between kernel and twin over some scenes of every kind."""
+    """Largest difference between kernel and reference implementation over some scenes of every kind."""
     painter = Painter(torch.device("cuda"))
     for kind in KINDS:
         scenes = [make_scene(kind, EVAL, 448, 320, 0.9, seed) for seed in range(4)]
@@ -191,10 +191,10 @@ def main() -> None:
             .cpu()
             .numpy()
         )
-        twin: NDArray[np.uint8] = np.stack(
+        reference: NDArray[np.uint8] = np.stack(
             [paint(marks.rows[i], marks.ground[i], 448, 320) for i in range(4)]
         )
-        gap = np.abs(ours.astype(int) - twin.astype(int))
+        gap = np.abs(ours.astype(int) - reference.astype(int))
         print(
             f"{kind:12s} largest {gap.max():3d}  share of pixels off by more than 1: {(gap > 1).mean():.2e}"
         )

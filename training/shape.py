@@ -17,7 +17,7 @@ class Shape:
     vit_depth: int = 6
     vit_heads: int = 4
     vit_mlp: int = 1024
-    positions: int = 64  # a learned 8 x 8 grid, interpolated over the picture
+    positions: int = 64  # a learned 8 x 8 grid, interpolated over the image
     deepstack: tuple[int, ...] = (2,)
     width: int = 256
     depth: int = 8

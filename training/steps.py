@@ -1,4 +1,4 @@
-"""From arrays to pictures on the device to losses."""
+"""From arrays to images on the device to losses."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _overlap(low: Tensor, high: Tensor, length: int, cells: int) -> Tensor:
 
 
 def relevance_loss(spec: Spec, data: dict[str, Tensor], out: Output, heads: Heads) -> Tensor:
-    """Cross entropy between the scores over the picture's tokens and the share of the evidence in
+    """Cross entropy between the scores over the image's tokens and the share of the evidence in
     each."""
     wide, high = spec.look if spec.views else (spec.width, spec.height)
     prefix = data["place"].shape[1]
@@ -112,7 +112,7 @@ def relevance_loss(spec: Spec, data: dict[str, Tensor], out: Output, heads: Head
 
 
 class Dense(NamedTuple):
-    """Pictures to be read token by token."""
+    """Images to be read token by token."""
 
     tokens: Tensor  # [n, m, width]
     rows: Tensor  # [n, p, at least 3]: marks; columns 1 and 2 are their middles
@@ -122,7 +122,7 @@ class Dense(NamedTuple):
 
 
 def readable(spec: Spec, data: dict[str, Tensor], out: Output, most: int) -> Dense:
-    """The first pictures of a batch, or their zoomed views, of at most about `most` tokens."""
+    """The first images of a batch, or their zoomed views, of at most about `most` tokens."""
     rows, labels = data["rows"], data["labels"]
     if out.seen is None:
         n = max(1, min(len(rows), most // out.tokens.shape[1]))

@@ -91,7 +91,7 @@ EXTRA = [
 
 
 def question_words() -> list[str]:
-    """The words of questions and answers that are not the pictures' own content, most frequent first."""
+    """The words of questions and answers that are not the images' own content, most frequent first."""
     content = {
         w.lower()
         for group in (words.THINGS, words.NAMES, words.PLACES, words.KEYS, charts.MONTHS, pages.NOTICE)

@@ -33,7 +33,7 @@ def encode(text: str) -> list[int]:
     return [i for piece in _PIECE.findall(text) for i in _piece(piece)]
 
 
-START = [IM_START, *encode("user\n"), VISION_START]  # before the picture
+START = [IM_START, *encode("user\n"), VISION_START]  # before the image
 MIDDLE = [IM_END, *encode("\n"), IM_START, *encode("assistant\n")]  # between question and answer
 _TEXT = {i: piece for piece, i in VOCAB.items()}
 

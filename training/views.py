@@ -19,7 +19,7 @@ from saccade.lod.types import FINE, Grid, LodParams, Map, Region, ViewRule, frac
 from .scenes.scene import Ask, Box
 
 UNIT = 32  # pixels along a token's side
-LEAST = 49  # tokens: the processor makes no picture smaller, and no budget of a share is
+LEAST = 49  # tokens: the processor makes no image smaller, and no budget of a share is
 GLOBAL = (36, 256)  # fewest and most tokens of a global view where no budget says otherwise
 # The levels 16, 64 and 196 of the ladder, square and in a long row.
 ZOOMS = ((128, 128), (256, 64), (256, 256), (512, 128), (448, 448), (896, 224))
@@ -49,7 +49,7 @@ def a_price(rng: Random) -> float:
 
 
 def frame_of(width: int, height: int) -> Grid:
-    """The plain processor's token grid of a picture that is neither too small nor too large for it."""
+    """The plain processor's token grid of an image that is neither too small nor too large for it."""
     return round(height / UNIT), round(width / UNIT)
 
 
@@ -108,7 +108,7 @@ def guess(ask: Ask, width: int, height: int, look: Grid, rng: Random) -> Map:
 
 
 class Chooser:
-    """Windows for the questions of pictures of one size, seen first in one grid."""
+    """Windows for the questions of images of one size, seen first in one grid."""
 
     def __init__(self, width: int, height: int, look: Grid, left: int) -> None:
         self.size, self.look, self.left = (width, height), look, left

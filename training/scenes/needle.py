@@ -1,4 +1,4 @@
-"""A needle: a small card with a code in a large busy picture, asked for by its colour, a shape on it or a
+"""A needle: a small card with a code in a large busy image, asked for by its colour, a shape on it or a
 neighbour."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures of nothing in particular, as a photograph is to this model: it may tell the main colour only."""
+"""Images of nothing in particular, as a photograph is to this model: it may tell the main colour only."""
 
 from __future__ import annotations
 

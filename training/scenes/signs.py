@@ -165,7 +165,7 @@ def ask_sign(scene: Scene, sign: Sign, signs: list[Sign]) -> None:
 
 
 def ask_places(scene: Scene, signs: list[Sign]) -> None:
-    """Questions by place: top, bottom, ninths of the picture."""
+    """Questions by place: top, bottom, ninths of the image."""
     rng = scene.rng
     order = sorted(signs, key=lambda s: s.box[1] + s.box[3])
     if len(signs) > 1:

@@ -1,4 +1,4 @@
-"""Words, names, codes and numbers that pictures show. Train and eval never share one: a checksum decides
+"""Words, names, codes and numbers that images show. Train and eval never share one: a checksum decides
 the split."""
 
 from __future__ import annotations
