@@ -353,7 +353,7 @@ def test_slices_give_the_same_features_bit_for_bit(ends: list[int], tower: Visio
     whole = run(encoder, [encode])[0]
     assert torch.equal(sliced(encoder, unfinished, encode, ends), whole)
     assert not unfinished.keys
-    assert not unfinished.leaving
+    assert not unfinished.finishing
 
 
 def test_views_half_way_through_are_carried_on_together_or_apart() -> None:
@@ -429,7 +429,7 @@ def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_na
     assert all(torch.equal(features[encode.key], expected(encode)) for encode in encodes)
     unfinished.check()
     assert not unfinished.keys
-    assert not unfinished.leaving
+    assert not unfinished.finishing
 
 
 def test_a_slice_that_does_not_follow_the_one_before_is_refused() -> None:
@@ -439,7 +439,7 @@ def test_a_slice_that_does_not_follow_the_one_before_is_refused() -> None:
     unfinished.advance(encode.key, encode.patches, 1)
     encoder.encode([replace_slice(encode, 0, 1)])
     unfinished.advance(encode.key, encode.patches, 3)
-    with pytest.raises(RuntimeError, match="has passed 1 layers; a slice from 2"):
+    with pytest.raises(RuntimeError, match="has passed 1 layers; its slice starts at 2"):
         encoder.encode([replace_slice(encode, 2, 3)])
 
 

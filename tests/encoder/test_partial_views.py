@@ -19,9 +19,9 @@ def test_a_view_goes_on_from_what_its_slice_before_left() -> None:
     views.keep(A, "five")
     views.finish(A)
     views.check()
-    assert (views.keys, views.leaving, views.patches) == ((), (A,), 0)
+    assert (views.keys, views.finishing, views.patches) == ((), (A,), 0)
     assert views.take(A) == "five"
-    assert views.leaving == ()
+    assert views.finishing == ()
     assert views.layers(A) == 0
 
 
@@ -33,14 +33,14 @@ def test_dropping_frees_what_was_kept_and_begins_again() -> None:
     views.drop(B)
     views.check()
     assert views.patches == len(views) == 0
-    with pytest.raises(RuntimeError, match="nothing of it"):
+    with pytest.raises(RuntimeError, match="it has no state"):
         views.take(A)
-    with pytest.raises(RuntimeError, match="nobody plans"):
+    with pytest.raises(RuntimeError, match="no next slice is planned"):
         views.keep(A, "three")
     views.advance(A, 40, 1)  # from the first layer again
     views.finish(A)
     views.drop(A)  # the step with its last slice has failed
-    assert not views.leaving
+    assert not views.finishing
 
 
 def test_what_a_slice_has_taken_is_not_there_for_another() -> None:
@@ -48,7 +48,7 @@ def test_what_a_slice_has_taken_is_not_there_for_another() -> None:
     views.advance(A, 40, 3)
     views.keep(A, "three")
     assert views.take(A) == "three"
-    with pytest.raises(RuntimeError, match="nothing of it"):
+    with pytest.raises(RuntimeError, match="it has no state"):
         views.take(A)
 
 
@@ -67,5 +67,5 @@ def test_check_finds_more_than_there_is_room_for() -> None:
     views.advance(A, 400, 2)
     views.check()  # a single large one is allowed
     views.advance(B, 1, 2)
-    with pytest.raises(RuntimeError, match="2 views have 401 patches, with room for 50"):
+    with pytest.raises(RuntimeError, match="2 views have 401 patches of 50"):
         views.check()

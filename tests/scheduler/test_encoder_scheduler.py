@@ -161,7 +161,7 @@ def test_a_failed_slice_ends_those_who_waited_for_it_and_nothing_is_left() -> No
     assert engine.finish("first") == engine.finish("second") == "error"
     assert len(engine.unfinished) == 0
     engine.run()
-    assert not engine.unfinished.leaving
+    assert not engine.unfinished.finishing
 
 
 def test_a_view_survives_that_its_sequence_gives_way() -> None:

@@ -88,7 +88,7 @@ def test_a_failed_slice_ends_who_waited_for_it(prompt: tuple[int, ...], overlap:
     engine.run(until=lambda: engine.finish("first") is not None)
     assert engine.finish("first") == "error"
     assert not engine.unfinished.keys
-    assert not engine.unfinished.leaving
+    assert not engine.unfinished.finishing
     before = len(engine.tokens("stream"))
     second = look("second", 1, prompt=(7,))
     engine.add(second)

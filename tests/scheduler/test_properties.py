@@ -255,7 +255,7 @@ def verify(engine: Engine, accepted: dict[str, Request]) -> None:
     stats = engine.scheduler.stats()
     assert (stats.swap_slots_used, stats.swap_waiting) == (0, 0)
     assert not engine.unfinished.keys
-    assert not engine.unfinished.leaving
+    assert not engine.unfinished.finishing
 
 
 def ends_with(request: Request, output: list[int]) -> str:

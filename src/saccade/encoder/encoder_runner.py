@@ -1,10 +1,4 @@
-"""Views become features: pixels go up, patches are made and packed, the tower runs, the results are split.
-
-takes   `EncodeTask`s: a view, the raw pixels it looks at, and which layers of the tower it is to pass
-gives   one feature tensor per view that has passed them all, [tokens, (1 + deep levels) * out_dim]
-owns    the preprocessing tables of its device, and the pixels that lie there
-never   keeps features, or decides what to encode; what is between two slices is kept in `PartialViews`
-"""
+"""The encoder runner: uploads pixels, makes and packs patches, runs the vision tower, splits the features."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -27,13 +21,13 @@ from saccade.step_plan import EncodeTask
 
 log = logging.getLogger(__name__)
 
-# Bound the tower's activations; a larger view goes alone. A CPU gains nothing from more: its products are as
-# long as it has patches, and 16,384 took 200 MiB of heap for a moment.
+# Bounds the tower's activations; a larger view runs alone. A CPU gains nothing from larger calls, and 16,384
+# patches take 200 MiB of heap.
 PATCHES_PER_CALL = {"cuda": 16384, "cpu": 4096}
 
 
 class PartialEncoding(NamedTuple):
-    """What a view is between two layers."""
+    """A view between two layers of the tower."""
 
     layer: int  # the next one
     stream: Tensor  # [P, hidden]
@@ -41,24 +35,22 @@ class PartialEncoding(NamedTuple):
 
 
 class EncoderRunner:
-    """The vision tower and what precedes it, on one device."""
-
     def __init__(
         self,
         tower: VisionTower,
         processing: PixelProcessing | Sequence[PixelProcessing],
         device: torch.device,
         dtype: torch.dtype,
-        unfinished: PartialViews[PartialEncoding] | None = None,
+        partial_views: PartialViews[PartialEncoding] | None = None,
         graphs: EncoderGraphs | None = None,
         patches_per_call: int | None = None,
     ) -> None:
-        """`processing` is what the checkpoint does to pictures, or that and what it does to video frames.
-        Without `unfinished` every view must go in one slice; without `graphs` none is captured."""
+        """`processing` is the checkpoint's for images, or those for images and video frames. Without
+        `partial_views` every view runs in one slice; without `graphs` every call is eager."""
         self._tower = tower
         self._device = device
         self._dtype = dtype
-        self._unfinished = unfinished if unfinished is not None else PartialViews(0)
+        self._partial = partial_views if partial_views is not None else PartialViews(0)
         self._graphs = graphs
         self._uploads = PixelUploads(PinnedStaging(device).send) if device.type == "cuda" else None
         self._patches_per_call = patches_per_call or PATCHES_PER_CALL[device.type]
@@ -67,163 +59,164 @@ class EncoderRunner:
         self._preprocessors = {one.digest: Preprocessor(one, device, tables, tower.mode) for one in known}
 
     @torch.inference_mode()
-    def encode(self, encodes: Sequence[EncodeTask], *, capture: bool = False) -> dict[bytes, Tensor]:
-        """The features of each view that is complete, by its key. `capture`: at once what is not captured
-        yet. After an error none of them can be carried on."""
+    def encode(self, tasks: Sequence[EncodeTask], *, capture: bool = False) -> dict[bytes, Tensor]:
+        """The features [tokens, (1 + deep levels) * out_dim] of each completed view, by key. `capture`
+        captures graphs at once. After an error no view of `tasks` can be continued."""
         features: dict[bytes, Tensor] = {}
-        for group, carrier in self._calls(encodes, capture=capture):
-            features |= self._pass(group, carrier, self._take(group))
+        for group, stages in self._calls(tasks, capture=capture):
+            features |= self._run(group, stages, self._take_partial(group))
         return features
 
     @torch.inference_mode()
-    def try_encode(self, encodes: Sequence[EncodeTask]) -> tuple[dict[bytes, Tensor], dict[bytes, str]]:
-        """The same; views of a call that fails, for want of memory say, are tried again, each alone and
-        uncaptured. Gives also those that cannot be made, by key: why. Those must be given up."""
+    def try_encode(self, tasks: Sequence[EncodeTask]) -> tuple[dict[bytes, Tensor], dict[bytes, str]]:
+        """The same. If a call fails, for example for lack of memory, its views are tried again one by one,
+        eagerly. Also gives the reason for each view that cannot be encoded, by key; the caller must drop
+        those."""
         features: dict[bytes, Tensor] = {}
         failed: dict[bytes, str] = {}
-        for group, carrier in self._calls(encodes, capture=False):
-            made = self._try(group, carrier)
-            if isinstance(made, dict):
-                features |= made
+        for group, stages in self._calls(tasks, capture=False):
+            result = self._try(group, stages)
+            if isinstance(result, dict):
+                features |= result
                 continue
-            for encode in group:
-                again = len(group) > 1 or carrier is not self._tower
-                made = self._try([encode], self._tower) if again else made
-                if isinstance(made, dict):
-                    features |= made
+            for task in group:
+                again = len(group) > 1 or stages is not self._tower
+                result = self._try([task], self._tower) if again else result
+                if isinstance(result, dict):
+                    features |= result
                 else:
-                    failed[encode.key] = made
+                    failed[task.key] = result
         return features, failed
 
-    def _try(self, group: Sequence[EncodeTask], carrier: TowerStages) -> dict[bytes, Tensor] | str:
-        """The features of the views that are complete, or why there are none: then nothing has changed."""
-        halves = self._take(group)
+    def _try(self, group: Sequence[EncodeTask], stages: TowerStages) -> dict[bytes, Tensor] | str:
+        """The features of completed views, or the reason of a failure, after which nothing has changed."""
+        partial = self._take_partial(group)
         try:
-            return self._pass(group, carrier, halves)
+            return self._run(group, stages, partial)
         except Exception as error:
             log.exception("%d views of %s patches could not be encoded", len(group), group[0].view.grid)
-            why = _why(error)
-        # Behind the except, whose error holds on to all that the call had on the device.
-        for encode, half in zip(group, halves, strict=False):
-            self._unfinished.put_back(encode.key, half)
-        return why
+            reason = _failure_reason(error)
+        # After the except block: its error keeps the call's tensors alive.
+        for task, one in zip(group, partial, strict=False):
+            self._partial.put_back(task.key, one)
+        return reason
 
-    def _pass(
-        self, group: Sequence[EncodeTask], carrier: TowerStages, halves: Sequence[PartialEncoding]
+    def _run(
+        self, group: Sequence[EncodeTask], stages: TowerStages, partial: Sequence[PartialEncoding]
     ) -> dict[bytes, Tensor]:
-        """One call of the tower; `halves`: what slices before left, of views not at their first."""
+        """One call of the tower. `partial` is the state of views that continue."""
         first, stop = group[0].first_layer, group[0].stop_layer
         grids, tokens = [one.view.grid for one in group], [one.view.tokens for one in group]
-        blank = carrier.views - len(group) if isinstance(carrier, TowerGraph) else 0
-        layout = self._tower.layout(grids + grids[-1:] * blank)
+        padding = stages.views - len(group) if isinstance(stages, TowerGraph) else 0
+        layout = self._tower.layout(grids + grids[-1:] * padding)
         levels: list[Tensor] = []
         if first:
-            stream, levels = _resume(halves)
+            levels = [_join(level) for level in zip(*(one.levels for one in partial), strict=True)]
+            stream = _join([one.stream for one in partial])
         else:
-            stream = carrier.begin(self._packed(group), layout)
+            stream = stages.begin(self._packed_patches(group), layout)
         end = self._tower.depth if stop is None else stop
-        stream, more = carrier.carry(stream, layout, first, end)
+        stream, more = stages.carry(stream, layout, first, end)
         levels += more
         if stop is not None:
-            self._leave(group, stop, stream, levels, lent=carrier is not self._tower)
+            self._keep_partial(group, stop, stream, levels, borrowed=stages is not self._tower)
             return {}
-        features = carrier.finish(stream, levels)[: sum(tokens)]
-        parts = self._split(features, tokens, copy=blank > 0)
-        return {encode.key: part for encode, part in zip(group, parts, strict=True)}
+        features = stages.finish(stream, levels)[: sum(tokens)]
+        parts = self._split(features, tokens, copy=padding > 0)
+        return {task.key: part for task, part in zip(group, parts, strict=True)}
 
     def _calls(
-        self, encodes: Sequence[EncodeTask], *, capture: bool
+        self, tasks: Sequence[EncodeTask], *, capture: bool
     ) -> Iterator[tuple[list[EncodeTask], TowerStages]]:
-        """Alike views in the graphs of their shape; what has none is packed, alike or not. In the
-        deterministic mode each goes alone, captured from the first time on: always the same kernels."""
-        rest: list[EncodeTask] = []
+        """Views of one shape use its graphs; the others are packed into eager calls. In deterministic mode
+        each view runs alone, captured from the first time on, so that the kernels are always the same."""
+        eager: list[EncodeTask] = []
         alone = self._tower.mode.deterministic
-        for _, alike in groupby(sorted(encodes, key=_order), key=self._likeness):
+        for _, alike in groupby(sorted(tasks, key=_sort_key), key=self._graph_key):
             views = list(alike)
             while views:
-                count = 1 if alone else self._next_call(views)
-                step, found = self._find(views[0], count, now=capture or alone)
+                count = 1 if alone else self._next_count(views)
+                step, found = self._find_graph(views[0], count, now=capture or alone)
                 some, views = views[:count], views[count:]
                 if found is None:
-                    rest += some
+                    eager += some
                 else:
                     yield from ((some[first : first + step], found) for first in range(0, len(some), step))
-        for group in self._groups(rest):
+        for group in self._eager_groups(eager):
             yield group, self._tower
 
-    def _likeness(self, encode: EncodeTask) -> tuple[int, int | None, int, PatchGrid | None]:
-        """Views that have it in common can go in one captured call."""
-        return (
-            encode.first_layer,
-            encode.stop_layer,
-            encode.patches,
-            encode.view.grid if self._tower.by_grid else None,
-        )
+    def _graph_key(self, task: EncodeTask) -> tuple[int, int | None, int, PatchGrid | None]:
+        """Views with the same key can share a captured call."""
+        grid = task.view.grid if self._tower.by_grid else None
+        return task.first_layer, task.stop_layer, task.patches, grid
 
-    def _find(self, encode: EncodeTask, count: int, *, now: bool) -> tuple[int, TowerGraph | None]:
-        """Graphs for so many views like this, and for how many at a time: all, or a part that has graphs."""
+    def _find_graph(self, task: EncodeTask, count: int, *, now: bool) -> tuple[int, TowerGraph | None]:
+        """Graphs for `count` views like this, and how many of them a call takes."""
         if self._graphs is None:
             return count, None
-        shape = self._graphs.shape_for(encode.view.grid, count)
+        shape = self._graphs.shape_for(task.view.grid, count)
         found = self._graphs.find(shape, now=now)
-        part = self._graphs.find_fewer_views(shape) if found is None else None
-        return (count, found) if part is None else (part[0].views, part[1])
+        fewer = self._graphs.find_fewer_views(shape) if found is None else None
+        return (count, found) if fewer is None else (fewer[0].views, fewer[1])
 
     def views_per_call(self, size: int, views: int) -> int:
-        """How many views a captured call for so many of `size` patches has."""
+        """How many views of `size` patches a captured call takes when there are `views`."""
         return self._graphs.views_per_call(size, views) if self._graphs is not None else 1
 
-    def _next_call(self, alike: Sequence[EncodeTask]) -> int:
-        """The same for these; blank ones only where nothing of them is left half way."""
+    def _next_count(self, alike: Sequence[EncodeTask]) -> int:
+        """The same for these tasks; with padding only if they run the whole tower."""
         if self._graphs is None:
             return len(alike)
         whole = alike[0].first_layer == 0 and alike[0].stop_layer is None
         return self._graphs.views_per_call(alike[0].patches, len(alike), padding=whole)
 
-    def _groups(self, encodes: Sequence[EncodeTask]) -> Iterator[list[EncodeTask]]:
-        """Neighbours that pass the same layers and fit the patch budget of one call together."""
+    def _eager_groups(self, tasks: Sequence[EncodeTask]) -> Iterator[list[EncodeTask]]:
+        """Neighbours that run the same layers and fit the patch budget of one call."""
         group: list[EncodeTask] = []
         patches = 0
-        for encode in encodes:
-            other = group and (group[0].first_layer, group[0].stop_layer) != (
-                encode.first_layer,
-                encode.stop_layer,
-            )
-            full = self._tower.mode.deterministic or patches + encode.patches > self._patches_per_call
-            if group and (other or full):
+        layers: tuple[int, int | None] | None = None
+        for task in tasks:
+            full = self._tower.mode.deterministic or patches + task.patches > self._patches_per_call
+            if group and (full or layers != (task.first_layer, task.stop_layer)):
                 yield group
                 group, patches = [], 0
-            group.append(encode)
-            patches += encode.patches
+            group.append(task)
+            patches, layers = patches + task.patches, (task.first_layer, task.stop_layer)
         if group:
             yield group
 
     # Between slices
 
-    def _take(self, group: Sequence[EncodeTask]) -> list[PartialEncoding]:
-        """What the slices before left, of views that are not at their first."""
-        halves = [self._unfinished.take(encode.key) for encode in group if encode.first_layer]
-        for encode, half in zip(group, halves, strict=False):
-            if half.layer != encode.first_layer:
+    def _take_partial(self, group: Sequence[EncodeTask]) -> list[PartialEncoding]:
+        """The state of the views that continue."""
+        partial = [self._partial.take(task.key) for task in group if task.first_layer]
+        for task, one in zip(group, partial, strict=False):
+            if one.layer != task.first_layer:
                 raise RuntimeError(
-                    f"a view has passed {half.layer} layers; a slice from {encode.first_layer} came"
+                    f"a view has passed {one.layer} layers; its slice starts at {task.first_layer}"
                 )
-        return halves
+        return partial
 
-    def _leave(
-        self, group: Sequence[EncodeTask], stop: int, stream: Tensor, levels: Sequence[Tensor], *, lent: bool
+    def _keep_partial(
+        self,
+        group: Sequence[EncodeTask],
+        stop: int,
+        stream: Tensor,
+        levels: Sequence[Tensor],
+        *,
+        borrowed: bool,
     ) -> None:
-        """`lent`: stream and levels may be buffers that the next call overwrites."""
-        tokens = [encode.view.tokens for encode in group]
-        streams = self._split(stream, [encode.patches for encode in group], copy=lent)
-        split = [self._split(level, tokens, copy=lent) for level in levels]
-        for place, encode in enumerate(group):
-            own = tuple(level[place] for level in split)
-            self._unfinished.keep(encode.key, PartialEncoding(stop, streams[place], own))
+        """`borrowed`: stream and levels may be buffers that the next call overwrites."""
+        tokens = [task.view.tokens for task in group]
+        streams = self._split(stream, [task.patches for task in group], copy=borrowed)
+        split = [self._split(level, tokens, copy=borrowed) for level in levels]
+        for index, task in enumerate(group):
+            own = tuple(level[index] for level in split)
+            self._partial.keep(task.key, PartialEncoding(stop, streams[index], own))
 
     def _split(self, packed: Tensor, sizes: Sequence[int], *, copy: bool = False) -> list[Tensor]:
-        """To be kept: a copy each where there are several, or none would be freed before its neighbours are;
-        and of all on a CPU, where what is kept is not to lie among activations."""
+        """Each view gets a copy where there are several, so that it can be freed alone. On a CPU each gets a
+        mapping of its own, apart from the heap of activations."""
         if self._device.type == "cpu":
             return [copy_to_own_mapping(part) for part in torch.split(packed, list(sizes))]
         if len(sizes) == 1 and not copy:
@@ -233,63 +226,54 @@ class EncoderRunner:
     # From pixels to patches
 
     @torch.inference_mode()
-    def preprocess(self, encode: EncodeTask) -> Tensor:
-        """The patches of a view, and nothing more."""
-        return self._packed([encode])
+    def preprocess(self, task: EncodeTask) -> Tensor:
+        """The patches of a view."""
+        return self._packed_patches([task])
 
-    def _packed(self, group: Sequence[EncodeTask]) -> Tensor:
-        frames = self._upload(group)
-        return _join([self._patches(frames[id(encode.pixels)], encode) for encode in group])
-
-    def _upload(self, group: Sequence[EncodeTask]) -> dict[int, Tensor]:
-        """The pixels of a group on the device, by identity of the array: views of one picture share it."""
-        distinct = {id(encode.pixels): encode for encode in group}
-        return {name: self.upload(one.pixels, one.view.content) for name, one in distinct.items()}
+    def _packed_patches(self, group: Sequence[EncodeTask]) -> Tensor:
+        distinct = {id(task.pixels): task for task in group}  # views of one image share its pixels
+        frames = {name: self.upload(one.pixels, one.view.content) for name, one in distinct.items()}
+        return _join([self._patches(frames[id(task.pixels)], task) for task in group])
 
     def upload(self, pixels: Pixels, content: bytes = b"") -> Tensor:
-        """A copy on the device, to be read only, that does not wait for it. `content`: of which picture."""
+        """A copy on the device, to be read only; the host does not wait for it. `content` is the image's
+        hash."""
         if self._uploads is not None:
             return self._uploads.send(pixels, content)
         own = contiguous(pixels)
-        # A read-only array is not one torch would wrap.
+        # torch does not wrap read-only arrays.
         return torch.from_numpy(own.copy() if own is pixels else own)
 
     def forget_image(self, content: bytes) -> None:
-        """A picture was deleted."""
+        """The image was deleted."""
         if self._uploads is not None:
             self._uploads.forget(content)
 
     def prefetch_pixels(self, pixels: Pixels, content: bytes) -> None:
-        """Views of these may come next: where copies are kept, have one ready. The host copies them while the
-        device does something else. Who needs what could not be sent now sends it then."""
+        """Upload pixels whose views may come next, while the device is busy. Without memory the upload
+        happens when a view needs it."""
         if self._uploads is not None and pixels.size:
             with suppress(torch.OutOfMemoryError):
                 self._uploads.send(pixels, content)
 
-    def _patches(self, frames: Tensor, encode: EncodeTask) -> Tensor:
-        preprocessor = self._preprocessors.get(encode.view.processing)
+    def _patches(self, frames: Tensor, task: EncodeTask) -> Tensor:
+        preprocessor = self._preprocessors.get(task.view.processing)
         if preprocessor is None:
             raise ValueError(
-                f"a view was made for processing {encode.view.processing.hex()}; this encoder knows "
+                f"a view was made for processing {task.view.processing.hex()}; this encoder knows "
                 f"{', '.join(name.hex() for name in self._preprocessors)}"
             )
-        return preprocessor.patches(frames, encode.view, self._dtype)
+        return preprocessor.patches(frames, task.view, self._dtype)
 
 
-def _order(encode: EncodeTask) -> tuple[int, int, int, PatchGrid]:
-    """Alike ones together; of those, grids together, whose tables then lie where they are read."""
-    stop = -1 if encode.stop_layer is None else encode.stop_layer
-    return encode.first_layer, stop, encode.patches, encode.view.grid
+def _sort_key(task: EncodeTask) -> tuple[int, int, int, PatchGrid]:
+    """Views of one shape together, and equal grids together, whose tables are then copied once."""
+    stop = -1 if task.stop_layer is None else task.stop_layer
+    return task.first_layer, stop, task.patches, task.view.grid
 
 
-def _resume(halves: Sequence[PartialEncoding]) -> tuple[Tensor, list[Tensor]]:
-    """Views half way, packed."""
-    levels = [list(level) for level in zip(*(half.levels for half in halves), strict=True)]
-    return _join([half.stream for half in halves]), [_join(level) for level in levels]
-
-
-def _why(error: Exception) -> str:
-    """As its sender may read it; the log has the rest."""
+def _failure_reason(error: Exception) -> str:
+    """For the client; the log has the details."""
     short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
     return "the device is short of memory" if short else "the vision tower failed"
 

@@ -6,8 +6,8 @@ On CUDA all steps run on one stream, the main one; copies over the link run on a
   buffer, at memory speed; the copy stream waits for that and copies the buffer to the slots. There are two
   buffers; the main stream waits only for a buffer whose copy is still running.
 - In: the blocks belong to a sequence that does not run in this step (unless `wait`). The copy stream waits
-  for the main stream, behind everything that used those blocks, copies slots to a staging buffer and from there
-  into the blocks, while the main stream runs the step. The next step, or this one with `wait`, waits for it.
+  for the main stream, behind everything that used those blocks, copies slots to a staging buffer and from
+  there into the blocks, while the main stream runs the step. The next step, or this one with `wait`, waits.
 - Slots: the copy stream runs both directions in the order of the plans, so a slot is read before it is
   written again.
 

@@ -97,11 +97,11 @@ class Making:
         """For one more view, by giving up those not carried on for longest; never one of this step's."""
         views = self._unfinished
         for key in views.keys:
-            if views.patches + patches <= views.room:
+            if views.patches + patches <= views.capacity:
                 break
             if key not in step.views:
                 views.drop(key)
-        return not len(views) or views.patches + patches <= views.room
+        return not len(views) or views.patches + patches <= views.capacity
 
     # Who wants what
 
@@ -136,7 +136,7 @@ class Making:
                 raise RuntimeError(f"view {key.hex()[:12]} is kept half made, but nobody has it ahead")
             if self._unfinished.layers(key) >= self._limits.encode_layers:
                 raise RuntimeError(f"view {key.hex()[:12]} is unfinished, though all its layers are planned")
-        if left := set(self._unfinished.leaving) - set(launching):
+        if left := set(self._unfinished.finishing) - set(launching):
             raise RuntimeError(f"{len(left)} views have had their last slice, but are still there half made")
 
 
