@@ -29,7 +29,7 @@ from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_opti
 from saccade.config import EngineConfig
 from saccade.engine.memory import DTYPES
 from saccade.llm import LLM
-from saccade.models.layers import LanguageModel
+from saccade.models.interface import LanguageModel
 from saccade.sampling_params import SamplingParams
 from saccade.tools.report import percentile
 

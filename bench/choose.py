@@ -38,7 +38,7 @@ class Result(NamedTuple):
 CASES: dict[str, tuple[str, str]] = {
     "decode_attention": ("decode", ""),
     "prefill_attention": ("prefill", ""),
-    "qkv_finish": ("finish", ""),
+    "qk_norm_rope": ("finish", ""),
     "rotary_angles": ("points", "angles"),
     "rotary": ("points", "ViT rotation"),
     "add_rms_norm": ("points", "add + rms norm"),
@@ -123,7 +123,7 @@ def tuned_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]])
 
 
 def left_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) -> list[str]:
-    """Lines of LEFT in kernels/gemm/skinny.py: where `qkv_finish` adds up the partial products of qkv."""
+    """Lines of LEFT in kernels/gemm/skinny.py: where `qk_norm_rope` adds up the partial products of qkv."""
     lines = []
     by_name = {tuning.name: tuning for tuning in CANDIDATES}
     columns, depth, _ = shapes["qkv"]
@@ -134,7 +134,7 @@ def left_lines(results: list[Result], shapes: dict[str, tuple[int, int, bool]]) 
         best = min(found.kernels, key=lambda name: found.kernels[name])
         now = next(iter(found.others.values()))
         if found.kernels[best] < now:
-            figure = f"{found.kernels[best] * 1e6:.1f} us with qkv_finish; apart {now * 1e6:.1f}"
+            figure = f"{found.kernels[best] * 1e6:.1f} us with qk_norm_rope; apart {now * 1e6:.1f}"
             lines.append(f"    ({limit}, {columns}, {depth}): {written(by_name[best])},  # {figure}")
     return lines
 

@@ -2,7 +2,7 @@
 
 Of each product the candidate that was quickest with what follows it stands for election; it is taken where
 the layer with it is quicker than the library's layer, and the head, which is in no layer, where it is quicker
-itself. Parts of qkv are left to `qkv_finish` where that layer is the quickest of the three.
+itself. Parts of qkv are left to `qk_norm_rope` where that layer is the quickest of the three.
 """
 
 from collections.abc import Sequence

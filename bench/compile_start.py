@@ -29,12 +29,13 @@ from bench.compile_kernels import NoDevice, pretend
 from bench.shapes import write
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.kernels import jit
-from saccade.kernels.compile_pool import Workers
+from saccade.kernels.compile_pool import CompilePool
 from saccade.kernels.cuda_graph import PlainRecorder
 from saccade.kernels.dispatch import DEFAULT_MODE
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Pages
-from saccade.models.layers import LanguageModel, Place
+from saccade.models.interface import LanguageModel
+from saccade.models.layers import ModelBuilder
 from saccade.models.registry import find_family
 from saccade.sampling.sampler import Sampler
 from saccade.worker import compile_kernels as first
@@ -61,7 +62,7 @@ def rooms(shapes: str) -> Rooms:
         checkpoint = open_checkpoint(folder)
     config = json.loads(json.dumps(checkpoint.config))
     config["text_config"]["num_hidden_layers"] = LAYERS
-    model = find_family(checkpoint.architecture).build(config, Place(META, torch.bfloat16)).eval()
+    model = find_family(checkpoint.architecture).build(config, ModelBuilder(META, torch.bfloat16)).eval()
     pages = Pages.allocate(single_group(model.kv_cache_groups, BLOCK), 2 * ROWS, META)
     rows = DeviceRows(ROWS, -(-LONGEST // BLOCK), META)
     sampler = Sampler(ROWS, model.vocab_size, META)
@@ -167,8 +168,8 @@ def time_start(shapes: str, workers: int, threads: int) -> None:
     heard: list[bool] = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: heard.append(cache_hit)
     made = rooms(shapes)
-    with Workers(workers) as helpers:
-        if workers and jit.little_compiled():
+    with CompilePool(workers) as helpers:
+        if workers and jit.cache_is_cold():
             helpers.start()
         for where, run in passes(made).items():
             heard[:], Asking.seconds = [], 0.0

@@ -22,7 +22,7 @@ from bench.kernel_cases import PRODUCTS, Layer, make_layer
 from bench.kernels import seconds
 from bench.many_rows import CONTEXT, LAYER, Ways, layer, tables
 from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS, SkinnyTuning
-from saccade.kernels.jit import compiled_ahead
+from saccade.kernels.jit import compile_only
 
 GAIN = 0.998  # of the time before: less is taken for noise
 AHEADS = (0, 128, 256, 512, 1024, 2048, 4096)
@@ -78,7 +78,7 @@ class Search:
 
     def compile(self) -> None:
         one: Layer = self._inputs[self.group[0]][0]
-        with compiled_ahead():
+        with compile_only():
             for name in LAYER:
                 for option in self.options(name):
                     layer(self.with_product(name, option), one, early=self._early)

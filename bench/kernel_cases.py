@@ -21,13 +21,13 @@ from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_t
 from saccade.kernels.attention.quantized_kv import FORMATS, Compact
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
-from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.norm_rope import activation, add_norm, rope
 from saccade.kernels.norm_rope.qk_norm_rope import (
-    FinishTuning,
     HeadNorm,
-    qkv_finish_reference,
-    qkv_finish_triton,
+    QkNormRopeTuning,
+    qk_norm_rope_reference,
+    qk_norm_rope_triton,
 )
 from saccade.kernels.sampling import greedy
 from saccade.kernels.sampling import slot_state as device_rows
@@ -309,8 +309,8 @@ def compact_cases() -> Iterator[Case]:
 def compact_finishes(form: str, share: float) -> Iterator[Case]:
     def run(s: tuple[Finish, Compact]) -> Tensor:
         f, compact = s
-        return qkv_finish_triton(
-            f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(), compact
+        return qk_norm_rope_triton(
+            f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, QkNormRopeTuning(), compact
         )
 
     def make(tokens: int, device: torch.device, seed: int) -> tuple[Finish, Compact]:
@@ -352,11 +352,12 @@ def finish_inputs(tokens: int, device: torch.device, _: int) -> Finish:
 
 
 def finish_cases() -> Iterator[Case]:
-    def call(tuning: FinishTuning) -> Callable[[Finish], Tensor]:
-        return lambda f: qkv_finish_triton(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, tuning)
+    def call(tuning: QkNormRopeTuning) -> Callable[[Finish], Tensor]:
+        return lambda f: qk_norm_rope_triton(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, tuning)
 
     tunings = {
-        f"{heads} heads w{warps}": FinishTuning(heads, warps) for heads, warps in ((4, 1), (8, 4), (16, 4))
+        f"{heads} heads w{warps}": QkNormRopeTuning(heads, warps)
+        for heads, warps in ((4, 1), (8, 4), (16, 4))
     }
     for tokens in (1, 32, 256, 8192):
         nbytes = tokens * 4 * (HEADS + 2 * KV_HEADS) * DIM
@@ -366,7 +367,7 @@ def finish_cases() -> Iterator[Case]:
             partial(finish_inputs, tokens),
             copies(nbytes),
             {name: call(tuning) for name, tuning in tunings.items()},
-            {"twin": lambda f: qkv_finish_reference(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)},
+            {"twin": lambda f: qk_norm_rope_reference(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)},
             nbytes / COPY,
         )
 
@@ -428,20 +429,20 @@ def angle_cases() -> Iterator[Case]:
 def row_cases() -> Iterator[Case]:
     """The first and the last kernel of a captured decode step."""
 
-    def make(rows: int, device: torch.device, _: int) -> tuple[Tensor, device_rows.RowState, Tensor]:
+    def make(rows: int, device: torch.device, _: int) -> tuple[Tensor, device_rows.SlotState, Tensor]:
         kinds = (torch.int64, torch.int32, torch.float32, torch.int32)
         lines = [torch.zeros(rows + 1, dtype=kind, device=device) for kind in kinds]
         tables = torch.zeros(rows + 1, 4096, dtype=torch.int32, device=device)
         step = torch.arange(rows, dtype=torch.int32, device=device)
-        return step, device_rows.RowState(tables, *lines), step.long()
+        return step, device_rows.SlotState(tables, *lines), step.long()
 
-    def kernels(x: tuple[Tensor, device_rows.RowState, Tensor]) -> None:
-        device_rows.gather_rows_triton(x[0], x[1], BLOCK)
-        device_rows.advance_rows_triton(x[0], x[2], x[1])
+    def kernels(x: tuple[Tensor, device_rows.SlotState, Tensor]) -> None:
+        device_rows.gather_slots_triton(x[0], x[1], BLOCK)
+        device_rows.advance_slots_triton(x[0], x[2], x[1])
 
-    def twins(x: tuple[Tensor, device_rows.RowState, Tensor]) -> None:
-        device_rows.gather_rows_reference(x[0], x[1], BLOCK)
-        device_rows.advance_rows_reference(x[0], x[2], x[1])
+    def twins(x: tuple[Tensor, device_rows.SlotState, Tensor]) -> None:
+        device_rows.gather_slots_reference(x[0], x[1], BLOCK)
+        device_rows.advance_slots_reference(x[0], x[2], x[1])
 
     for rows in (1, 256):
         yield Case(
@@ -569,13 +570,13 @@ class Projection(NamedTuple):
 def projected(tuning: skinny.SkinnyTuning | None, left: bool, x: Projection) -> Tensor:
     """As in a captured step: launched early. No tuning: the library's product."""
     (values, weight), f = x
-    rest = (HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=True))
+    rest = (HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, QkNormRopeTuning(pdl=True))
     if tuning is None:
-        return qkv_finish_triton(F.linear(values, weight), *rest)
+        return qk_norm_rope_triton(F.linear(values, weight), *rest)
     early = tuning._replace(pdl=True, ahead=skinny.AHEAD)
     if left:
-        return qkv_finish_triton(skinny.skinny_parts(values, weight, None, early), *rest)
-    return qkv_finish_triton(skinny.skinny_triton(values, weight, tuning=early)[0], *rest)
+        return qk_norm_rope_triton(skinny.skinny_partials(values, weight, None, early), *rest)
+    return qk_norm_rope_triton(skinny.skinny_triton(values, weight, tuning=early)[0], *rest)
 
 
 def projection_cases(rows: tuple[int, ...]) -> Iterator[Case]:
@@ -630,7 +631,7 @@ class LayerWay(NamedTuple):
 
     pdl: bool = True
     ahead: int = 512
-    left: bool = False  # qkv's parts are added up by `qkv_finish`
+    left: bool = False  # qkv's parts are added up by `qk_norm_rope`
     last: bool = False  # attention in one launch
 
 
@@ -648,15 +649,17 @@ def run_layer(way: LayerWay, x: Layer) -> Any:
         return skinny.skinny_triton(values, x.weights[name], gated=gated, tuning=tuned(name), **epilogue)
 
     f, p = x.finish, x.paged
-    qkv: Tensor | Parts
+    qkv: Tensor | SplitKPartials
     if way.left:
         columns, depth, _ = PRODUCTS["qkv"]
-        tuning = skinny.left_tuning(rows, columns, depth) or LEFT_UNMEASURED
+        tuning = skinny.partials_tuning(rows, columns, depth) or LEFT_UNMEASURED
         tuning = tuning._replace(pdl=way.pdl, ahead=way.ahead)
-        qkv = skinny.skinny_parts(x.normed, x.weights["qkv"], None, tuning)
+        qkv = skinny.skinny_partials(x.normed, x.weights["qkv"], None, tuning)
     else:
         qkv = product("qkv", x.normed)[0]
-    q = qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=way.pdl))
+    q = qk_norm_rope_triton(
+        qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, QkNormRopeTuning(pdl=way.pdl)
+    )
     splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)  # as for the first context tier
     decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=way.pdl, last=way.last)
     tables, lengths = p.rows.tables, p.rows.lengths
@@ -668,7 +671,7 @@ def run_layer(way: LayerWay, x: Layer) -> Any:
 def twin_layer(x: Layer) -> Any:
     f, p, w = x.finish, x.paged, x.weights
     qkv = F.linear(x.normed, w["qkv"])
-    q = qkv_finish_reference(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)
+    q = qk_norm_rope_reference(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)
     seen = paged_attention_reference(q, p.k, p.v, p.rows, DIM**-0.5, None).flatten(1)
     normed, stream = add_norm.add_rms_norm_reference(F.linear(seen, w["o"]), x.stream, *x.norm)
     inner = activation.silu_mul_reference(F.linear(normed, w["gate_up"]))

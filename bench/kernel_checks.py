@@ -14,23 +14,23 @@ from bench.candidates import CANDIDATES, TALL, TILES, fits
 from saccade.kernels.attention import copy_blocks as copy_block
 from saccade.kernels.attention.decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.attention.metadata import Rows
-from saccade.kernels.attention.paged import any_shape, paged_attention_reference
+from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, read_slots
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
-from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.norm_rope import activation, add_norm, rope
-from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qkv_finish_reference, qkv_finish_triton
+from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope_reference, qk_norm_rope_triton
 from saccade.kernels.sampling import greedy
 from saccade.kernels.sampling import top_k_top_p as draw
 from saccade.kernels.sampling.slot_state import (
-    Gathered,
-    RowState,
-    advance_rows_reference,
-    advance_rows_triton,
-    gather_rows_reference,
-    gather_rows_triton,
+    GatheredSlots,
+    SlotState,
+    advance_slots_reference,
+    advance_slots_triton,
+    gather_slots_reference,
+    gather_slots_triton,
 )
 from saccade.kernels.vision import patchify
 from saccade.kernels.vision.texture import channels_triton, means_triton, shrink_triton
@@ -135,7 +135,7 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
                 pages.append(flat.view(blocks, block, kv_heads, dim))
             q = torch.randn(rows.tokens, heads + 2, dim, device=device).to(dtype)[:, 1:-1]
             clean = [torch.nan_to_num(part) for part in pages]
-            with any_shape(device):
+            with sdpa_any_shape(device):
                 wanted = paged_attention_reference(q, clean[0], clean[1], rows, dim**-0.5, window)
             label = f"{heads}/{kv_heads} x {dim}, window {window}, block {block}"
             small = dtype == torch.float32  # fp32 tiles are twice as large
@@ -182,7 +182,7 @@ def captured(device: torch.device, dice: random.Random, launch: Launch) -> Itera
     pages = flat.view(2, blocks, block, kv_heads, dim)
     q = torch.randn(8, heads, dim, device=device).bfloat16()
     clean = torch.nan_to_num(pages)
-    with any_shape(device):
+    with sdpa_any_shape(device):
         wanted = paged_attention_reference(q[:5], clean[0], clean[1], rows, dim**-0.5, None)
     order = torch.tensor(dice.sample(range(9), 5), device=device)
     tables = torch.full((10, rows.tables.shape[1]), 2**30, dtype=torch.int32, device=device)
@@ -195,15 +195,17 @@ def captured(device: torch.device, dice: random.Random, launch: Launch) -> Itera
     yield compared("decode by index, padded", made[:5], wanted, torch.bfloat16)
     kinds = (torch.int64, torch.int32, torch.float32, torch.int32)
     lines = [torch.randint(0, 90, (10,), device=device).to(kind) for kind in kinds]
-    mine, theirs = (RowState(tables.clone(), *(line.clone() for line in lines)) for _ in range(2))
-    got = launch(gather_rows_triton, step, mine, block)
-    wanted_rows = gather_rows_reference(step, theirs, block)
-    for name, left, right in zip(Gathered._fields, got, wanted_rows, strict=False):  # one where only compiled
+    mine, theirs = (SlotState(tables.clone(), *(line.clone() for line in lines)) for _ in range(2))
+    got = launch(gather_slots_triton, step, mine, block)
+    wanted_rows = gather_slots_reference(step, theirs, block)
+    for name, left, right in zip(
+        GatheredSlots._fields, got, wanted_rows, strict=False
+    ):  # one where only compiled
         yield Check(f"rows gathered: {name}", float((left != right).sum()), 0)
     tokens = torch.arange(100, 108, device=device)
-    launch(advance_rows_triton, step, tokens, mine)
-    advance_rows_reference(step, tokens, theirs)
-    for name, left, right in zip(RowState._fields, mine, theirs, strict=True):
+    launch(advance_slots_triton, step, tokens, mine)
+    advance_slots_reference(step, tokens, theirs)
+    for name, left, right in zip(SlotState._fields, mine, theirs, strict=True):
         yield Check(f"rows moved on: {name}", float((left[:9] != right[:9]).sum()), 0)
 
 
@@ -217,7 +219,7 @@ def arriving(device: torch.device, dice: random.Random, launch: Launch) -> Itera
         flat[:, slots] = torch.randn(2, len(slots), kv_heads, dim, device=device).bfloat16()
         pages = flat.view(2, blocks, 16, kv_heads, dim)
         q = torch.randn(count, heads, dim, device=device).bfloat16()
-        with any_shape(device):
+        with sdpa_any_shape(device):
             wanted = paged_attention_reference(q, pages[0], pages[1], rows, dim**-0.5, None)
         counters = torch.zeros(count * kv_heads, dtype=torch.int32, device=device)
         for pdl in (False, True):
@@ -256,8 +258,8 @@ def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterat
             qkv = torch.randn(len(slots), (heads + 2 * kv_heads) * dim, device=device).to(dtype)
             angles = torch.rand(len(slots), dim, device=device)
             rest = (angles.cos().to(dtype), angles.sin().to(dtype), slots)
-            launch(qkv_finish_triton, qkv, heads, None, *rest, pages.k[0], pages.v[0], compact=made)
-            qkv_finish_reference(qkv, heads, None, *rest, pages.k[1], pages.v[1], true)
+            launch(qk_norm_rope_triton, qkv, heads, None, *rest, pages.k[0], pages.v[0], compact=made)
+            qk_norm_rope_reference(qkv, heads, None, *rest, pages.k[1], pages.v[1], true)
             keys = (
                 read_slots(pages.k[i], c.k, c.k_scale, c.first, slots) for i, c in enumerate((made, true))
             )
@@ -267,7 +269,7 @@ def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterat
             )
             yield Check(f"compact v {label}", relative(*values), STEP[form])
             q = torch.randn(rows.tokens, heads, dim, device=device).to(dtype)
-            with any_shape(device):
+            with sdpa_any_shape(device):
                 wanted = paged_attention_reference(q, pages.k[1], pages.v[1], rows, dim**-0.5, None, true)
             tables = (rows.tables[:5], rows.lengths[:5])
             out = launch(decode_attention_triton, q[:5], pages.k[1], pages.v[1], *tables, dim**-0.5, None,
@@ -296,8 +298,12 @@ def finish(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
             slots = torch.randperm(20 * 16, device=device)[:tokens]
             wanted_pages = torch.full((2, 20, 16, kv_heads, dim), torch.nan, dtype=dtype, device=device)
             made_pages = wanted_pages.clone()
-            wanted = qkv_finish_reference(qkv, heads, norm, cos, sin, slots, wanted_pages[0], wanted_pages[1])
-            made = launch(qkv_finish_triton, qkv, heads, norm, cos, sin, slots, made_pages[0], made_pages[1])
+            wanted = qk_norm_rope_reference(
+                qkv, heads, norm, cos, sin, slots, wanted_pages[0], wanted_pages[1]
+            )
+            made = launch(
+                qk_norm_rope_triton, qkv, heads, norm, cos, sin, slots, made_pages[0], made_pages[1]
+            )
             label = f"{heads}/{kv_heads} x {dim}"
             yield compared(f"finish q {label}", made, wanted, dtype)
             foreign = not torch.equal(made_pages.isnan(), wanted_pages.isnan())
@@ -313,7 +319,7 @@ def projection(device: torch.device, dice: random.Random, launch: Launch) -> Ite
 def left(
     tried: list[tuple[skinny.SkinnyTuning, int]], device: torch.device, launch: Launch
 ) -> Iterator[Check]:
-    """Parts added up by `qkv_finish`: the very bits of adding them up first. Tunings and rows."""
+    """SplitKPartials added up by `qk_norm_rope`: the very bits of adding them up first. Tunings and rows."""
     heads, kv_heads, dim = 32, 8, 128
     width, depth = (heads + 2 * kv_heads) * dim, 4096
     weight = (torch.randn(width, depth, device=device) / 64).bfloat16()
@@ -327,17 +333,17 @@ def left(
         slots = torch.randperm(16 * blocks, device=device)[:rows]
         rest = (angles.cos().bfloat16(), angles.sin().bfloat16(), slots)
         pages = torch.full((3, 2, blocks, 16, kv_heads, dim), torch.nan, dtype=torch.bfloat16, device=device)
-        parts = launch(skinny.skinny_parts, x, weight, bias, tuning)
-        if not isinstance(parts, Parts):  # only compiled
-            parts = Parts(torch.empty(tuning.splits, rows, width), bias, torch.bfloat16)
-        whole = parts.added()
-        apart = launch(qkv_finish_triton, whole, heads, norm, *rest, *pages[0])
-        made = launch(qkv_finish_triton, parts, heads, norm, *rest, *pages[1])
+        parts = launch(skinny.skinny_partials, x, weight, bias, tuning)
+        if not isinstance(parts, SplitKPartials):  # only compiled
+            parts = SplitKPartials(torch.empty(tuning.splits, rows, width), bias, torch.bfloat16)
+        whole = parts.reduce()
+        apart = launch(qk_norm_rope_triton, whole, heads, norm, *rest, *pages[0])
+        made = launch(qk_norm_rope_triton, parts, heads, norm, *rest, *pages[1])
         label = f"{rows} rows {tuning.name}"
         yield Check(f"qkv left q {label}", float((made != apart).sum()), 0)
         differ = torch.nan_to_num(pages[1]) != torch.nan_to_num(pages[0])
         yield Check(f"qkv left pages {label}", float(differ.sum()), 0)
-        wanted = qkv_finish_reference(F.linear(x, weight, bias), heads, norm, *rest, *pages[2])
+        wanted = qk_norm_rope_reference(F.linear(x, weight, bias), heads, norm, *rest, *pages[2])
         yield compared(f"qkv left, twin {label}", made, wanted, torch.bfloat16)
 
 

@@ -2,7 +2,7 @@
 
 The library's way is that of the engine where no line of the tables says otherwise: cuBLAS, then a kernel for
 silu * up, or for residual and norm. Ours has those in its epilogue or in the launch that adds up the splits,
-and leaves the parts of qkv to `qkv_finish` ("left"). A layer of the library is timed beside the same layer
+and leaves the parts of qkv to `qk_norm_rope` ("left"). A layer of the library is timed beside the same layer
 with one product by one candidate ("o: 128 64 4 ..."), and with all four at once.
 """
 
@@ -36,11 +36,11 @@ from bench.kernel_cases import (
 from saccade.kernels.attention.decode import SHORT, decode_attention_triton
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
-from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.gemm.skinny import SkinnyTuning
+from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.norm_rope.activation import silu_mul_triton
 from saccade.kernels.norm_rope.add_norm import add_norm_triton
-from saccade.kernels.norm_rope.qk_norm_rope import FinishTuning, qkv_finish_triton
+from saccade.kernels.norm_rope.qk_norm_rope import QkNormRopeTuning, qk_norm_rope_triton
 
 ROWS, CONTEXT = (128, 256), 640
 LAYER = ("qkv", "o", "gate_up", "down")
@@ -61,7 +61,7 @@ class Ways(NamedTuple):
     """How each product of a layer is made; those not named: by the library."""
 
     by: dict[str, SkinnyTuning]
-    left: bool = False  # the parts of qkv are added up by `qkv_finish`
+    left: bool = False  # the parts of qkv are added up by `qk_norm_rope`
 
 
 def launched(tuning: SkinnyTuning, mode: KernelMode) -> SkinnyTuning:
@@ -70,7 +70,7 @@ def launched(tuning: SkinnyTuning, mode: KernelMode) -> SkinnyTuning:
 
 def product(
     name: str, way: SkinnyTuning | None, left: bool, x: Ended, mode: KernelMode
-) -> tuple[Tensor | Parts, Tensor]:
+) -> tuple[Tensor | SplitKPartials, Tensor]:
     """What comes out of it, and the stream behind it; as in a captured step, launched early if the mode
     says so."""
     gated, normed = PRODUCTS[name][2], name in ("o", "down")
@@ -80,7 +80,7 @@ def product(
             return add_norm_triton(y, x.stream, x.norm.weight, None, x.norm.eps, pdl=mode.pdl)
         return (silu_mul_triton(y, mode=mode) if gated else y), x.stream
     if left:
-        return skinny.skinny_parts(x.x, x.weight, None, launched(way, mode)), x.stream
+        return skinny.skinny_partials(x.x, x.weight, None, launched(way, mode)), x.stream
     rest: dict[str, Any] = {"residual": x.stream, "norm": x.norm} if normed else {}
     return skinny.skinny_triton(x.x, x.weight, gated=gated, tuning=launched(way, mode), **rest)
 
@@ -91,8 +91,10 @@ def alone(name: str, way: SkinnyTuning | None, left: bool, x: Ended) -> Any:
     return made if x.finish is None else finished(made, x.finish, mode)
 
 
-def finished(qkv: Tensor | Parts, f: Finish, mode: KernelMode) -> Tensor:
-    return qkv_finish_triton(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, FinishTuning(pdl=mode.pdl))
+def finished(qkv: Tensor | SplitKPartials, f: Finish, mode: KernelMode) -> Tensor:
+    return qk_norm_rope_triton(
+        qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v, QkNormRopeTuning(pdl=mode.pdl)
+    )
 
 
 def layer(ways: Ways, x: Layer, *, early: bool = True) -> Any:
@@ -121,7 +123,7 @@ def tables(rows: int) -> Ways:
     columns, depth, _ = PRODUCTS["qkv"]
     found = {name: skinny._measured(rows, *PRODUCTS[name]) for name in LAYER}
     by = {name: t for name, t in found.items() if t is not None and t is not skinny.BEST_UNKNOWN}
-    left = skinny.left_tuning(rows, columns, depth)
+    left = skinny.partials_tuning(rows, columns, depth)
     return Ways(by if left is None else by | {"qkv": left}, left is not None)
 
 

@@ -36,7 +36,8 @@ from saccade.inputs.image_processor import plain_view
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.dispatch import KernelMode
 from saccade.models.config import VisionDims
-from saccade.models.layers import Layout, Place
+from saccade.models.interface import Layout
+from saccade.models.layers import ModelBuilder
 from saccade.models.vit import QwenVision, VisionLayer
 from saccade.step_plan import EncodeTask
 
@@ -80,7 +81,7 @@ def build(tiny: bool, device: torch.device) -> Lab:
     dims = TINY if tiny else QWEN3_VL_8B
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
-    tower = QwenVision(dims, Place(device, dtype))
+    tower = QwenVision(dims, ModelBuilder(device, dtype))
     for name, parameter in tower.named_parameters():
         if "norm" in name:
             parameter.data.fill_(1.0 if name.endswith("weight") else 0.0)
@@ -186,7 +187,7 @@ def operations(tower: QwenVision, patches: int) -> tuple[float, float]:
     mergers = sum(
         one.numel() for name, one in tower.named_parameters() if "merger" in name and one.dim() == 2
     )
-    embedding = tower.patch_embedding.weight.numel()
+    embedding = tower.patch_embedding.get_parameter("weight").numel()
     products = 2.0 * patches * (weights + embedding + mergers / tower.merge**2)
     return products, 4.0 * tower.depth * patches**2 * tower.hidden_dim
 
@@ -299,9 +300,7 @@ def attention_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
 
 def mlp_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
     up = first_layer(lab).up
-    weight, bias = up.weight, up.bias
-    if bias is None:
-        raise TypeError("the tower's products have a bias")
+    weight, bias = up.get_parameter("weight"), up.get_parameter("bias")
     x = torch.randn(lab.picture(size).patches, lab.tower.hidden_dim, device=lab.device, dtype=lab.dtype)
     ceiling = 2.0 * len(x) * weight.numel() / PRODUCT
 

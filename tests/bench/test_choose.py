@@ -49,7 +49,7 @@ def test_a_kernel_is_chosen_for_being_right_and_faster() -> None:
     assert made["decode_attention"][0] == "triton"
     assert made["prefill_attention"][0] == "triton"
     assert made["fresh_attention"][0] == "torch"  # flash is faster there
-    assert made["qkv_finish"][0] == "torch"
+    assert made["qk_norm_rope"][0] == "torch"
     assert made["draw"] == ("torch", "wrong on this chip")
     assert made["gelu"] == ("torch", "not compared")
     assert set(made) == set(CHOICE) - {"patchify"}
@@ -68,7 +68,7 @@ def test_the_lines_are_those_the_tables_take(tmp_path: Path) -> None:
     }
     assert set(chosen) == set(CHOICE)
     assert chosen["decode_attention"] == "KERNEL"
-    assert chosen["qkv_finish"] == "TORCH"
+    assert chosen["qk_norm_rope"] == "TORCH"
 
     lines = skinny_lines(RESULTS, set(), PRODUCTS)
     made = rewrite_skinny(Path(str(skinny.__file__)).read_text(), lines)

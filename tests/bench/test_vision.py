@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bench import vision
 from saccade.encoder.encoder_graphs import TowerGraph
-from saccade.models.layers import Place
+from saccade.models.layers import ModelBuilder
 from saccade.models.vit import QwenVision
 
 SIZE = (96, 64)
@@ -42,7 +42,7 @@ def test_every_part_is_timed(lab: vision.Lab, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_ceiling_of_a_1024_picture_is_that_of_the_anchors() -> None:
     """27 layers over 4,096 patches: 3.5 TFLOP of products at 644, 2.1 of attention at 360: 11 ms."""
-    tower = QwenVision(vision.QWEN3_VL_8B, Place(torch.device("meta"), torch.bfloat16))
+    tower = QwenVision(vision.QWEN3_VL_8B, ModelBuilder(torch.device("meta"), torch.bfloat16))
     products, attention = vision.operations(tower, 4096)
     assert products == pytest.approx(3.55e12, rel=0.05)
     assert attention == pytest.approx(2.09e12, rel=0.01)

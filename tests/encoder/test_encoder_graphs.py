@@ -17,8 +17,8 @@ from saccade.encoder.encoder_graphs import (
     build_encoder_graphs,
 )
 from saccade.kernels.cuda_graph import PlainRecorder, Replay
-from saccade.models.layers import Layout, VisionTower
-from saccade.models.load_model import load
+from saccade.models.interface import Layout, VisionTower
+from saccade.models.loader import load_model
 from tests import checkpoints
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ Grid = tuple[int, int]
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
     folder = checkpoints.qwen3_vl(tmp_path_factory.mktemp("vl"))
-    vision = load(open_checkpoint(str(folder)), "cpu", torch.float32).vision
+    vision = load_model(open_checkpoint(str(folder)), "cpu", torch.float32).vision
     assert vision is not None
     return vision
 
@@ -271,7 +271,7 @@ def test_graphs_on_a_device_give_what_the_uncaptured_tower_gives(
     """Captured with the first grids, replayed with others; and sliced, others in between."""
     device = torch.device("cuda")
     folder = checkpoints.qwen3_vl(tmp_path)
-    vision = load(open_checkpoint(str(folder)), "cuda", torch.bfloat16).vision
+    vision = load_model(open_checkpoint(str(folder)), "cuda", torch.bfloat16).vision
     assert vision is not None
     made = build_encoder_graphs(vision, device, torch.bfloat16)
     shape = made.shape_for(calls[0][0], len(calls[0]))

@@ -19,8 +19,8 @@ from saccade.inputs.image_processor import plain_view
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.cuda_graph import PlainRecorder
 from saccade.kernels.dispatch import KernelMode
-from saccade.models.layers import Layout, VisionTower
-from saccade.models.load_model import load
+from saccade.models.interface import Layout, VisionTower
+from saccade.models.loader import load_model
 from saccade.request import Pixels, View
 from saccade.step_plan import EncodeTask
 from tests import checkpoints
@@ -44,7 +44,7 @@ VIT_PROCESSING = replace(PROCESSING, patch_size=16, min_pixels=1024, max_pixels=
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
     folder = checkpoints.qwen3_vl(tmp_path_factory.mktemp("vl"))
-    vision = load(open_checkpoint(str(folder)), "cpu", torch.float32).vision
+    vision = load_model(open_checkpoint(str(folder)), "cpu", torch.float32).vision
     assert vision is not None
     assert vision.depth > 3
     return vision

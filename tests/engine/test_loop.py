@@ -15,7 +15,7 @@ from saccade.config import EngineConfig
 from saccade.engine.core import Engine
 from saccade.engine.step_timer import Stopwatch
 from saccade.inputs.processor import InputProcessor
-from saccade.models.layers import Layout
+from saccade.models.interface import Layout
 from saccade.request import Delta
 from saccade.step_plan import StepPlan
 from saccade.worker.model_runner import Launched, Runner

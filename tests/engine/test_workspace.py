@@ -12,8 +12,8 @@ from saccade.engine.workspace import largest_grid, unfinished_bytes
 from saccade.inputs.image_processor import plain_view
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.cuda_graph import PlainRecorder
-from saccade.models.layers import VisionTower
-from saccade.models.load_model import load
+from saccade.models.interface import VisionTower
+from saccade.models.loader import load_model
 from saccade.worker.warmup import warm_pictures
 from tests import checkpoints
 
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
     folder = checkpoints.qwen3_vl(tmp_path_factory.mktemp("vl"))
-    vision = load(open_checkpoint(str(folder)), "cpu", torch.float32).vision
+    vision = load_model(open_checkpoint(str(folder)), "cpu", torch.float32).vision
     assert vision is not None
     return vision
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from saccade.kernels.attention.metadata import MOST_GATHERED, SHORT, Rows, alike
-from saccade.kernels.attention.paged import any_shape, paged_attention
+from saccade.kernels.attention.paged import paged_attention, sdpa_any_shape
 
 CASES = {
     "one decode of one token": ([(1, 1)], 1),
@@ -118,7 +118,7 @@ def test_attention_on_cuda_is_its_formula(case: str, window: int | None, dtype: 
         rows.decodes,
         rows.block_size,
     )
-    with any_shape(there.tables.device):
+    with sdpa_any_shape(there.tables.device):
         out = paged_attention(q.cuda(), k_pages.cuda(), v_pages.cuda(), there, 0.125, window)
     expected = plain_attention(q, k_pages, v_pages, rows, slots, window)
     close = 1e-4 if dtype == torch.float32 else 2e-2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from saccade.kernels import compile_pool as workers
-from saccade.kernels.compile_pool import Workers, current, worth_having
+from saccade.kernels.compile_pool import CompilePool, current, default_workers
 from saccade.worker import compile_kernels as start
 from tests.kernels.buffers import needs_triton
 from tests.kernels.programs import run
@@ -24,14 +24,14 @@ import sys
 import torch, triton
 from bench.compile_kernels import pretend
 from saccade.kernels.norm_rope import activation
-from saccade.kernels.jit import compiled_ahead
-from saccade.kernels.compile_pool import COMMAND, Workers
+from saccade.kernels.jit import compile_only
+from saccade.kernels.compile_pool import COMMAND, CompilePool
 
 pretend()
 found = []
 triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
-with Workers(1, sys.argv[1:] or COMMAND) as workers:
-    with compiled_ahead():
+with CompilePool(1, sys.argv[1:] or COMMAND) as workers:
+    with compile_only():
         for kind in (torch.bfloat16, torch.float16):
             activation.silu_mul(torch.zeros(4, 64, dtype=kind, device="meta"))
     print(*found, workers.alive)
@@ -57,13 +57,13 @@ import sys, time
 import torch
 from bench.compile_kernels import pretend
 from saccade.kernels.norm_rope import activation
-from saccade.kernels.jit import compiled_ahead
-from saccade.kernels.compile_pool import Workers
+from saccade.kernels.jit import compile_only
+from saccade.kernels.compile_pool import CompilePool
 
 pretend()
 began = time.monotonic()
 try:
-    with Workers(1, sys.argv[1:], seconds=60) as workers, compiled_ahead():
+    with CompilePool(1, sys.argv[1:], seconds=60) as workers, compile_only():
         activation.silu_mul(torch.zeros(4, 64, dtype=torch.bfloat16, device="meta"))
         time.sleep(1)
         raise KeyboardInterrupt
@@ -72,8 +72,8 @@ except KeyboardInterrupt:
 """
 ABANDONS = """
 import os
-from saccade.kernels.compile_pool import Workers
-workers = Workers(1)
+from saccade.kernels.compile_pool import CompilePool
+workers = CompilePool(1)
 workers.start()
 print(workers._all[0].pid, flush=True)
 os._exit(0)
@@ -133,7 +133,7 @@ def test_a_worker_ends_when_its_asker_is_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [DIES, RUBBISH, LISTENS, ("/nowhere/python",)])
 def test_a_worker_that_is_no_use_is_asked_once(command: Sequence[str]) -> None:
     """Red when a dead or silent worker is waited for with every kernel."""
-    with Workers(1, command, seconds=0.5) as some:
+    with CompilePool(1, command, seconds=0.5) as some:
         assert not some.compile({"name": "kernel"})
         began = time.monotonic()
         assert not some.compile({"name": "kernel"})
@@ -144,7 +144,7 @@ def test_a_worker_that_is_no_use_is_asked_once(command: Sequence[str]) -> None:
 @pytest.mark.parametrize("path", [Path("/somewhere"), "/with\0zero"])
 def test_a_strange_path_ends_no_start(monkeypatch: pytest.MonkeyPatch, path: object) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, path])
-    with Workers(1, LISTENS, seconds=0.1) as some:
+    with CompilePool(1, LISTENS, seconds=0.1) as some:
         some.start()
         assert some.alive == isinstance(path, Path)  # Python passes over what is no text
         assert not some.compile({"name": "kernel"})
@@ -158,7 +158,7 @@ def test_an_interrupt_waits_for_no_worker(tmp_path: Path) -> None:
 
 
 def test_none_is_left_when_the_owner_fails() -> None:
-    some = Workers(2, LISTENS)
+    some = CompilePool(2, LISTENS)
     pids: list[int] = []
 
     def own() -> None:
@@ -180,13 +180,13 @@ def test_none_is_left_when_the_owner_fails() -> None:
 @pytest.mark.parametrize(("cores", "count"), [(1, 0), (2, 0), (3, 0), (4, 3), (16, 15), (200, 16)])
 def test_few_cores_have_no_workers(monkeypatch: pytest.MonkeyPatch, cores: int, count: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
-    assert worth_having() == count
+    assert default_workers() == count
 
 
 def test_a_frozen_program_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert worth_having() == 0
+    assert default_workers() == 0
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_a_start_has_workers_ready_where_nothing_is_compiled(
     """Red when a start with a full cache starts processes, or one without kernels does."""
     monkeypatch.setattr(start, "TRITON", True)
     monkeypatch.setattr(start, "INTERPRETED", False)
-    monkeypatch.setattr(start, "hash_compiler", lambda: None)
-    monkeypatch.setattr(start, "worth_having", lambda: 2)
-    monkeypatch.setattr(start, "little_compiled", lambda: empty)
-    monkeypatch.setattr(start, "Workers", lambda count: Workers(count, LISTENS))
+    monkeypatch.setattr(start, "hash_triton", lambda: None)
+    monkeypatch.setattr(start, "default_workers", lambda: 2)
+    monkeypatch.setattr(start, "cache_is_cold", lambda: empty)
+    monkeypatch.setattr(start, "CompilePool", lambda count: CompilePool(count, LISTENS))
     with start.compilers(wanted=wanted):
         some = current()
         assert (None if some is None else some.alive) == alive

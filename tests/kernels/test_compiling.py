@@ -9,7 +9,7 @@ PROGRAM = """
 import torch
 from bench.compile_kernels import pretend
 from saccade.kernels.gemm import skinny
-from saccade.kernels.jit import compiled_ahead, compiling
+from saccade.kernels.jit import compile_only, compiling
 
 compiled = pretend()
 weight = torch.zeros(64, 256, dtype=torch.bfloat16)
@@ -18,7 +18,7 @@ def launch(rows):
     skinny.skinny_triton(x, weight, tuning=skinny.SkinnyTuning())
 def kernels():
     return sum(len(cache[0]) for cache in skinny.skinny_kernel.device_caches.values())
-with compiled_ahead():
+with compile_only():
     assert compiling()
     for rows in (1, 2, 15, 16, 33, 48):
         launch(rows)
@@ -34,7 +34,7 @@ LAUNCHERS = """
 import torch, triton
 from bench.compile_kernels import pretend
 from saccade.kernels.norm_rope import activation
-from saccade.kernels.jit import compiled_ahead
+from saccade.kernels.jit import compile_only
 
 made = []
 def launcher(source, metadata):
@@ -44,7 +44,7 @@ def launcher(source, metadata):
 pretend()
 triton.runtime.driver.active.launcher_cls = launcher
 one, two = (torch.zeros(4, 64, dtype=kind, device="meta") for kind in (torch.bfloat16, torch.float16))
-with compiled_ahead():
+with compile_only():
     for x in (one, one, two):
         activation.silu_mul(x)
     activation.silu_mul(one[:, :30])  # another kernel of the same types

@@ -14,17 +14,17 @@ from saccade.checkpoint import open_checkpoint
 from saccade.kernels.attention import paged as attention
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
-from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.norm_rope import activation, add_norm, rope
-from saccade.kernels.norm_rope import qk_norm_rope as qkv_finish
+from saccade.kernels.norm_rope import qk_norm_rope as qk_norm_rope
 from saccade.kernels.sampling import greedy
 from saccade.models.layers import Attention
-from saccade.models.load_model import load
+from saccade.models.loader import load_model
 from saccade.sampling import sampler
 from tests.kernels.buffers import CUDA, needs_triton
 from tests.models.harness import Walker, relative_error, text_story
 
-ASKING = (activation, add_norm, attention, qkv_finish, rope, greedy, skinny, sampler)
+ASKING = (activation, add_norm, attention, qk_norm_rope, rope, greedy, skinny, sampler)
 pytestmark = [needs_triton, pytest.mark.skipif(CUDA, reason="for the interpreter")]
 
 
@@ -46,7 +46,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_a_model_on_kernels_gives_the_twins_logits(
     family: str, family_folder: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> None:
-    model = load(open_checkpoint(str(family_folder(family))), "cpu", torch.float32)
+    model = load_model(open_checkpoint(str(family_folder(family))), "cpu", torch.float32)
     tokens = torch.randint(0, 200, (9,), generator=torch.Generator().manual_seed(3))
     expected = Walker(model).run(text_story(model, tokens), 4)
     used = request.getfixturevalue("used")
@@ -55,7 +55,7 @@ def test_a_model_on_kernels_gives_the_twins_logits(
     assert used >= {
         "decode_attention",
         "prefill_attention",
-        "qkv_finish",
+        "qk_norm_rope",
         "rotary_angles",
         "add_rms_norm",
         "skinny_linear",
@@ -65,23 +65,25 @@ def test_a_model_on_kernels_gives_the_twins_logits(
 def test_parts_left_to_the_next_kernel_change_no_bit(
     family_folder: Callable[[str], Path], used: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load(open_checkpoint(str(family_folder("qwen3_vl"))), "cpu", torch.float32)
-    weight = next(module.qkv.weight for module in model.modules() if isinstance(module, Attention))
+    model = load_model(open_checkpoint(str(family_folder("qwen3_vl"))), "cpu", torch.float32)
+    weight = next(
+        module.qkv.get_parameter("weight") for module in model.modules() if isinstance(module, Attention)
+    )
     tokens = torch.arange(3)
     tuning, shape = skinny.SkinnyTuning(64, 16, 2), (64, *weight.shape)
     monkeypatch.setitem(skinny.TUNED, (*shape, False), tuning)
     added_first = Walker(model).run(text_story(model, tokens), 2)
     left: list[bool] = []
-    plain = qkv_finish.qkv_finish_triton
+    plain = qk_norm_rope.qk_norm_rope_triton
 
-    def spy(qkv: torch.Tensor | Parts, *args: Any, **kwargs: Any) -> torch.Tensor:
-        left.append(isinstance(qkv, Parts))
+    def spy(qkv: torch.Tensor | SplitKPartials, *args: Any, **kwargs: Any) -> torch.Tensor:
+        left.append(isinstance(qkv, SplitKPartials))
         return plain(qkv, *args, **kwargs)
 
-    monkeypatch.setattr(qkv_finish, "qkv_finish_triton", spy)
+    monkeypatch.setattr(qk_norm_rope, "qk_norm_rope_triton", spy)
     monkeypatch.setitem(skinny.LEFT, shape, tuning)
     assert torch.equal(Walker(model).run(text_story(model, tokens), 2), added_first)
     assert left
     assert all(left)
     x, fixed = torch.zeros(1, weight.shape[1]), KernelMode(deterministic=True)
-    assert isinstance(skinny.skinny_linear_left(x, weight, mode=fixed), torch.Tensor)
+    assert isinstance(skinny.skinny_linear_partials(x, weight, mode=fixed), torch.Tensor)

@@ -10,13 +10,13 @@ from saccade.kernels.attention.metadata import FixedRows, Rows
 from saccade.kernels.attention.paged import paged_attention, paged_attention_reference
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.sampling.slot_state import (
-    RowState,
-    advance_rows,
-    advance_rows_reference,
-    advance_rows_triton,
-    gather_rows,
-    gather_rows_reference,
-    gather_rows_triton,
+    SlotState,
+    advance_slots,
+    advance_slots_reference,
+    advance_slots_triton,
+    gather_slots,
+    gather_slots_reference,
+    gather_slots_triton,
 )
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, needs_triton, poison
 from tests.kernels.test_attention import make_rows
@@ -93,16 +93,16 @@ def test_fixed_rows_give_what_the_rows_give(
     assert_near(out[queries], expected, place.dtype)
 
 
-def state(place: Place, rows: int) -> RowState:
+def state(place: Place, rows: int) -> SlotState:
     generator = torch.Generator().manual_seed(rows)
 
     def numbers(high: int, *shape: int) -> Tensor:
         return torch.randint(0, high, (rows + 1, *shape), generator=generator)
 
-    made = RowState(
+    made = SlotState(
         numbers(90, 6).int(), numbers(500), numbers(23).int(), numbers(70).float(), numbers(9).int()
     )
-    return RowState(*(part.to(place.device) for part in made))
+    return SlotState(*(part.to(place.device) for part in made))
 
 
 @pytest.mark.parametrize("step", [[0], [3, -1, 1, 0, -1], [-1, -1], [*range(6, -1, -1), -1]], ids=str)
@@ -113,27 +113,27 @@ def test_gathering_and_advancing_are_the_twins(
     made, twin = state(place, 7), state(place, 7)
     step_rows = torch.tensor(step, dtype=torch.int32, device=place.device)
     poison(monkeypatch)
-    expected = gather_rows_reference(step_rows, twin, 4)
-    for mine, theirs in zip(gather_rows_triton(step_rows, made, 4), expected, strict=True):
+    expected = gather_slots_reference(step_rows, twin, 4)
+    for mine, theirs in zip(gather_slots_triton(step_rows, made, 4), expected, strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine, theirs)
     tokens = torch.arange(100, 100 + len(step), device=place.device)
-    advance_rows_triton(step_rows, tokens, made)
-    advance_rows_reference(step_rows, tokens, twin)
+    advance_slots_triton(step_rows, tokens, made)
+    advance_slots_reference(step_rows, tokens, twin)
     for mine, theirs in zip(made, twin, strict=True):
         assert torch.equal(mine[:7], theirs[:7])
 
 
 def test_a_step_reads_its_rows_and_moves_only_those() -> None:
     before = state(Place("cpu", torch.float32), 7)
-    after = RowState(*(part.clone() for part in before))
+    after = SlotState(*(part.clone() for part in before))
     step_rows = torch.tensor([5, -1, 2], dtype=torch.int32)
-    got = gather_rows(step_rows, after, 4)
+    got = gather_slots(step_rows, after, 4)
     length = int(before.lengths[5])
     assert got.tokens.tolist() == [int(before.last[5]), 0, int(before.last[2])]
     assert got.contexts.tolist() == [length + 1, 0, int(before.lengths[2]) + 1]
     assert got.slots.tolist()[:2] == [int(before.tables[5, length // 4]) * 4 + length % 4, -1]
-    advance_rows(step_rows, torch.tensor([11, 12, 13]), after)
+    advance_slots(step_rows, torch.tensor([11, 12, 13]), after)
     assert after.last.tolist()[:7] == [
         *before.last[:2].tolist(),
         13,
@@ -156,9 +156,9 @@ def test_tokens_without_a_slot_are_not_written() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     made = state(Place("cpu", torch.float32), 3)
     with pytest.raises(ValueError, match="int64"):
-        gather_rows(torch.zeros(2, dtype=torch.int64), made, 4)
+        gather_slots(torch.zeros(2, dtype=torch.int64), made, 4)
     with pytest.raises(ValueError, match="tokens"):
-        advance_rows(torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int64), made)
+        advance_slots(torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int64), made)
     index = torch.zeros(3, dtype=torch.int32)
     with pytest.raises(ValueError, match="offsets"):
         FixedRows(made.tables, index, index, None, 2, 3, 9, 4)

@@ -15,7 +15,7 @@ from saccade.kernels.attention.decode import (
     default_tuning,
 )
 from saccade.kernels.attention.metadata import Rows
-from saccade.kernels.attention.paged import any_shape, paged_attention_reference
+from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, poison
@@ -69,7 +69,7 @@ def run_decode(
         q, k_pages, v_pages, there.tables, there.lengths, dim**-0.5, window, max(lengths), tuning, mode=mode
     )
     clean = [torch.nan_to_num(pages) for pages in (k_pages, v_pages)]  # the twin's padding may touch any slot
-    with any_shape(q.device):
+    with sdpa_any_shape(q.device):
         expected = paged_attention_reference(q, clean[0], clean[1], there, dim**-0.5, window)
     return out, expected
 
@@ -216,7 +216,7 @@ def run_prefill(
     )
     assert bool(out[:decodes].isnan().all())
     clean = [torch.nan_to_num(pages) for pages in (k_pages, v_pages)]
-    with any_shape(q.device):
+    with sdpa_any_shape(q.device):
         expected = paged_attention_reference(q, clean[0], clean[1], there, dim**-0.5, window)
     return out[decodes:], expected[decodes:]
 

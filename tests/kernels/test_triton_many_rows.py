@@ -10,17 +10,17 @@ from bench.candidates import FULL, TILES, candidates, filled
 from bench.kernel_cases import PRODUCTS
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.gemm import skinny
-from saccade.kernels.gemm.partials import Parts
 from saccade.kernels.gemm.skinny import (
     Norm,
     SkinnyTuning,
     skinny_linear,
     skinny_linear_gated,
-    skinny_linear_left,
     skinny_linear_normed,
-    skinny_parts,
+    skinny_linear_partials,
+    skinny_partials,
     skinny_triton,
 )
+from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.norm_rope.activation import silu_mul_reference
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, needs_triton, poison, where_it_fits
 from tests.kernels.epilogues import assert_epilogues
@@ -49,9 +49,9 @@ def test_every_epilogue_is_the_twin(
         assert_epilogues(place, rows, columns, depth, tuning, sums=tuning.splits == 1)
     x, weight = place.randn(rows, depth), place.randn(columns, depth, seed=1) * depth**-0.5
     bias = place.randn(columns, seed=2)
-    parts = skinny_parts(x, weight, bias, tuning)
+    parts = skinny_partials(x, weight, bias, tuning)
     assert parts.sums.shape == (tuning.splits, rows, columns)
-    assert_near(parts.added(), F.linear(x, weight, bias), place.dtype)
+    assert_near(parts.reduce(), F.linear(x, weight, bias), place.dtype)
 
 
 @pytest.mark.parametrize("place", EXACT)
@@ -93,7 +93,7 @@ def test_lines_of_many_rows_speak_for_their_own_rows_alone(monkeypatch: pytest.M
     monkeypatch.setattr(skinny, "TUNED", {(128, 40, 64, False): None, (256, 40, 64, False): WIDE})
     assert by_kernel() == [64, 129, 256]
     monkeypatch.setattr(skinny, "LEFT", {(256, 40, 64): WIDE})
-    assert [rows for rows in (64, 128, 129, 256, 257) if skinny.left_tuning(rows, 40, 64)] == [129, 256]
+    assert [rows for rows in (64, 128, 129, 256, 257) if skinny.partials_tuning(rows, 40, 64)] == [129, 256]
 
 
 @needs_triton
@@ -119,12 +119,12 @@ def test_the_model_s_products_take_a_measured_line(monkeypatch: pytest.MonkeyPat
     mode = KernelMode("triton")
     product, gated = skinny_linear(x, weight, mode=mode), skinny_linear_gated(x, weight, mode)
     _, stream = skinny_linear_normed(x, weight, residual, norm, mode)
-    assert not isinstance(skinny_linear_left(x, weight, mode=mode), Parts)
+    assert not isinstance(skinny_linear_partials(x, weight, mode=mode), SplitKPartials)
     assert launched == [CUT, WHOLE, CUT, CUT]
     monkeypatch.setattr(skinny, "LEFT", {(128, columns, depth): CUT})
-    left = skinny_linear_left(x, weight, mode=mode)
-    assert isinstance(left, Parts)
-    assert torch.equal(left.added(), product)
+    left = skinny_linear_partials(x, weight, mode=mode)
+    assert isinstance(left, SplitKPartials)
+    assert torch.equal(left.reduce(), product)
     expected = F.linear(x, weight)
     assert_near(product, expected, torch.float32)
     assert_near(gated, silu_mul_reference(expected), torch.float32)

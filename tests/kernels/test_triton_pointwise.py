@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.attention.copy_blocks import copy_block, copy_block_reference, copy_block_triton
-from saccade.kernels.gemm.skinny import SkinnyTuning, skinny_parts, skinny_triton
+from saccade.kernels.gemm.skinny import SkinnyTuning, skinny_partials, skinny_triton
 from saccade.kernels.norm_rope.activation import (
     PointTuning,
     gelu,
@@ -23,11 +23,11 @@ from saccade.kernels.norm_rope.add_norm import (
     add_rms_norm_reference,
 )
 from saccade.kernels.norm_rope.qk_norm_rope import (
-    FinishTuning,
     HeadNorm,
-    qkv_finish,
-    qkv_finish_reference,
-    qkv_finish_triton,
+    QkNormRopeTuning,
+    qk_norm_rope,
+    qk_norm_rope_reference,
+    qk_norm_rope_triton,
 )
 from saccade.kernels.norm_rope.rope import (
     RotaryTuning,
@@ -148,9 +148,9 @@ def test_qkv_finish_is_the_twin_and_touches_only_its_slots(
     shape = (blocks, size, kv_heads, dim)
     wanted = [torch.full(shape, torch.nan, dtype=place.dtype, device=place.device) for _ in "kv"]
     made = [part.clone() for part in wanted]
-    expected = qkv_finish_reference(qkv, heads, norm, cos, sin, slots, wanted[0], wanted[1])
+    expected = qk_norm_rope_reference(qkv, heads, norm, cos, sin, slots, wanted[0], wanted[1])
     poison(monkeypatch)
-    q = qkv_finish_triton(qkv, heads, norm, cos, sin, slots, made[0], made[1], FinishTuning(heads=4))
+    q = qk_norm_rope_triton(qkv, heads, norm, cos, sin, slots, made[0], made[1], QkNormRopeTuning(heads=4))
     assert_near(q, expected, place.dtype)
     for part, target in zip(made, wanted, strict=True):
         mine, theirs = part.flatten(0, 1), target.flatten(0, 1)
@@ -179,21 +179,21 @@ def test_parts_of_the_projection_are_added_up_as_their_product_would_be(
     x, weight = place.randn(tokens, depth), place.randn(width, depth, seed=1) * depth**-0.5
     added = place.randn(width, seed=2) if bias else None
     tuning = SkinnyTuning(16, 32, splits)
-    parts = skinny_parts(x, weight, added, tuning)
+    parts = skinny_partials(x, weight, added, tuning)
     assert parts.sums.shape == (splits if splits < 5 else 5, tokens, width)
     whole, _ = skinny_triton(x, weight, bias=added, tuning=tuning)
-    assert torch.equal(parts.added(), whole)
+    assert torch.equal(parts.reduce(), whole)
     angles = torch.rand(tokens, dim, generator=torch.Generator().manual_seed(1)).to(place.device)
     rest = angles.cos().to(place.dtype), angles.sin().to(place.dtype)
     norm = HeadNorm(place.randn(dim, seed=3), place.randn(dim, seed=4), 1e-6)
     slots = torch.arange(3, 3 + tokens, device=place.device)
     pages = torch.zeros(2, 2, 2, 8, kv_heads, dim, dtype=place.dtype, device=place.device)
-    apart = qkv_finish_triton(whole, heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
-    together = qkv_finish_triton(parts, heads, norm, *rest, slots, pages[1, 0], pages[1, 1])
+    apart = qk_norm_rope_triton(whole, heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
+    together = qk_norm_rope_triton(parts, heads, norm, *rest, slots, pages[1, 0], pages[1, 1])
     assert torch.equal(apart, together)
     assert torch.equal(pages[0], pages[1])
     assert bool(pages[0].any())
-    twin = qkv_finish_reference(parts.added(), heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
+    twin = qk_norm_rope_reference(parts.reduce(), heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
     assert_near(together, twin, place.dtype)
 
 
@@ -202,7 +202,7 @@ def test_a_padding_token_writes_no_page(place: Place) -> None:
     pages = torch.full((2, 2, 8, 1, 16), torch.nan, device=place.device)
     slots = torch.tensor([-1, 3], device=place.device)
     angles = torch.ones(2, 16, device=place.device)
-    qkv_finish_triton(place.randn(2, 4 * 16), 2, None, angles, angles, slots, pages[0], pages[1])
+    qk_norm_rope_triton(place.randn(2, 4 * 16), 2, None, angles, angles, slots, pages[0], pages[1])
     written = ~pages.isnan().flatten(3).any(-1).flatten(1)
     assert written.nonzero().tolist() == [[0, 3], [1, 3]]
 
@@ -223,10 +223,10 @@ def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None
         gelu(x, None, "fast")
     pages, slots = torch.zeros(2, 8, 1, 2), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"need \[T, 8\]"):
-        qkv_finish(x[:, :6], 2, None, x[:, :2], x[:, :2], slots, pages, pages)
+        qk_norm_rope(x[:, :6], 2, None, x[:, :2], x[:, :2], slots, pages, pages)
     angles = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="int32"):
-        qkv_finish(x, 2, None, angles, angles, slots.int(), pages, pages)
+        qk_norm_rope(x, 2, None, angles, angles, slots.int(), pages, pages)
 
 
 @pytest.mark.parametrize("inner", [(16, 2, 64), (4, 8), (3, 5, 40), (16, 8, 128)], ids=str)

@@ -10,14 +10,14 @@ from torch import Tensor
 from saccade.kernels.attention.decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.attention.kv_write import kv_write_reference
 from saccade.kernels.attention.metadata import Rows
-from saccade.kernels.attention.paged import any_shape, paged_attention_reference
+from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, Compact
 from saccade.kernels.norm_rope.qk_norm_rope import (
-    FinishTuning,
     HeadNorm,
-    qkv_finish_reference,
-    qkv_finish_triton,
+    QkNormRopeTuning,
+    qk_norm_rope_reference,
+    qk_norm_rope_triton,
 )
 from saccade.kv_cache.groups import full_attention
 from saccade.kv_cache.pages import Pages
@@ -96,7 +96,7 @@ def test_decode_reads_both_kinds_as_the_twin_does(
         q, k, v, rows.tables, rows.lengths, dim**-0.5, window, max(lengths), tuning, compact=small
     )
     k, v, small = clean(k, v, small)
-    with any_shape(q.device):
+    with sdpa_any_shape(q.device):
         expected = paged_attention_reference(q, k, v, rows, dim**-0.5, window, small)
     assert_near(out, expected, place.dtype)
 
@@ -120,7 +120,7 @@ def test_prefill_reads_both_kinds_as_the_twin_does(
         PrefillTuning(lines=32, tile=32, warps=4, stages=2), compact=small,
     )  # fmt: skip
     k, v, small = clean(k, v, small)
-    with any_shape(q.device):
+    with sdpa_any_shape(q.device):
         expected = paged_attention_reference(q, k, v, rows, dim**-0.5, window, small)
     assert_near(out, expected, place.dtype)
 
@@ -141,10 +141,12 @@ def test_finish_writes_each_token_in_its_blocks_kind(
     norm = HeadNorm(place.randn(dim, seed=3), place.randn(dim, seed=4), 1e-6) if dim != 64 else None
     made = make_pages(place, 4, compact_blocks, form, kv_heads, dim, [0])
     wanted = make_pages(place, 4, compact_blocks, form, kv_heads, dim, [0])
-    expected = qkv_finish_reference(qkv, heads, norm, cos, sin, slots, wanted[0], wanted[1], wanted[2])
+    expected = qk_norm_rope_reference(qkv, heads, norm, cos, sin, slots, wanted[0], wanted[1], wanted[2])
     poison(monkeypatch)
     round_as_a_chip(monkeypatch)
-    q = qkv_finish_triton(qkv, heads, norm, cos, sin, slots, made[0], made[1], FinishTuning(heads=4), made[2])
+    q = qk_norm_rope_triton(
+        qkv, heads, norm, cos, sin, slots, made[0], made[1], QkNormRopeTuning(heads=4), made[2]
+    )
     assert_near(q, expected, place.dtype)
     spare = 0 if compact_blocks == 4 else 1  # what the twin writes there is nobody's
     for part, target in zip(made[:2], wanted[:2], strict=True):
@@ -170,7 +172,7 @@ def test_no_number_is_not_hidden_by_rounding(place: Place, form: torch.dtype) ->
     qkv[0, 20], qkv[1, 40] = torch.nan, torch.inf
     ones = torch.ones(2, 16, device=place.device)
     slots = torch.tensor([4, 5], device=place.device)
-    qkv_finish_triton(qkv, 1, None, ones, ones * 0, slots, k, v, compact=small)
+    qk_norm_rope_triton(qkv, 1, None, ones, ones * 0, slots, k, v, compact=small)
     k_back = small.k.float()[0, :, 0] * small.k_scale[0, 0, :, None]
     v_back = small.v.float()[0, :, 0] * small.v_scale[0, 0, :, None]
     assert not bool(k_back[4].isfinite().any())
@@ -184,7 +186,7 @@ def test_a_padding_token_writes_neither_kind(place: Place) -> None:
     before = [tensor.clone() for tensor in (k, v, *small[:4])]
     ones = torch.ones(1, 16, device=place.device)
     slots = torch.tensor([-1], device=place.device)
-    qkv_finish_triton(place.randn(1, 3 * 16), 1, None, ones, ones, slots, k, v, compact=small)
+    qk_norm_rope_triton(place.randn(1, 3 * 16), 1, None, ones, ones, slots, k, v, compact=small)
     for tensor, old in zip((k, v, *small[:4]), before, strict=True):
         assert torch.equal(tensor.nan_to_num() if tensor.is_floating_point() else tensor,
                            old.nan_to_num() if old.is_floating_point() else old)  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Paged, Pages
-from saccade.models.layers import DeepVisual, LanguageModel
+from saccade.models.interface import DeepStackFeatures, LanguageModel
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Walker:
         return torch.cat(parts)
 
 
-def _deep(spans: Sequence[tuple[Story, slice]]) -> DeepVisual | None:
+def _deep(spans: Sequence[tuple[Story, slice]]) -> DeepStackFeatures | None:
     levels, flags = [], []
     for story, span in spans:
         if story.levels is None or story.visual is None:
@@ -103,7 +103,7 @@ def _deep(spans: Sequence[tuple[Story, slice]]) -> DeepVisual | None:
         levels.append(story.levels[:, span])
         flags.append(story.visual[span])
     index = torch.cat(flags).nonzero()[:, 0]
-    return DeepVisual(index, torch.cat(levels, dim=1)[:, index]) if len(index) else None
+    return DeepStackFeatures(index, torch.cat(levels, dim=1)[:, index]) if len(index) else None
 
 
 def text_story(model: LanguageModel, tokens: Tensor) -> Story:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.models.load_model import load
+from saccade.models.loader import load_model
 from tests import checkpoints
 from tests.models.harness import Walker, relative_error, text_story
 
@@ -27,7 +27,7 @@ def test_logits_on_cuda_equal_those_on_the_cpu(tmp_path: Path, chunk: int | None
     tokens = torch.randint(0, 480, (45,), generator=torch.Generator().manual_seed(3))
     logits = []
     for device in ("cpu", "cuda"):
-        model = load(checkpoint, device, torch.float32)
+        model = load_model(checkpoint, device, torch.float32)
         logits.append(Walker(model).run(text_story(model, tokens.to(device)), chunk).cpu())
     assert relative_error(logits[1], logits[0]) < 1e-3
     assert torch.equal(logits[1].argmax(-1), logits[0].argmax(-1))
@@ -39,7 +39,7 @@ def test_vision_features_on_cuda_equal_those_on_the_cpu(tmp_path: Path) -> None:
     patches = torch.randn(4 * 6 * 2 + 60 + 64, 1536, generator=torch.Generator().manual_seed(0))
     features = []
     for device in ("cpu", "cuda"):
-        vision = load(checkpoint, device, torch.float32).vision
+        vision = load_model(checkpoint, device, torch.float32).vision
         assert vision is not None
         with torch.inference_mode():
             features.append(vision(patches.to(device), grids).cpu())
@@ -48,5 +48,5 @@ def test_vision_features_on_cuda_equal_those_on_the_cpu(tmp_path: Path) -> None:
 
 def test_dummy_weights_are_made_on_the_device(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(checkpoints.qwen3_vl(tmp_path)))
-    model = load(checkpoint, "cuda", torch.bfloat16, "dummy")
+    model = load_model(checkpoint, "cuda", torch.bfloat16, "dummy")
     assert all(parameter.is_cuda and parameter.isfinite().all() for parameter in model.parameters())

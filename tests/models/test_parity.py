@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from saccade.checkpoint import open_checkpoint
-from saccade.models.layers import LanguageModel
-from saccade.models.load_model import load
+from saccade.models.interface import LanguageModel
+from saccade.models.loader import load_model
 from tests import checkpoints
 from tests.models.harness import Story, Walker, relative_error, text_story
 
@@ -35,7 +35,7 @@ TEXT_MODELS = {
 
 
 def open_model(folder: Path, dtype: torch.dtype = torch.float32) -> LanguageModel:
-    return load(open_checkpoint(str(folder)), "cpu", dtype)
+    return load_model(open_checkpoint(str(folder)), "cpu", dtype)
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)

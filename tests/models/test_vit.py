@@ -7,8 +7,8 @@ import torch
 
 from saccade.checkpoint import open_checkpoint
 from saccade.models import vit
-from saccade.models.layers import Layout
-from saccade.models.load_model import load
+from saccade.models.interface import Layout
+from saccade.models.loader import load_model
 from tests import checkpoints
 from tests.models.harness import relative_error
 
@@ -16,7 +16,7 @@ from tests.models.harness import relative_error
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> vit.QwenVision:
     folder: Path = checkpoints.qwen3_vl(tmp_path_factory.mktemp("vl"))
-    vision = load(open_checkpoint(str(folder)), "cpu", torch.float32).vision
+    vision = load_model(open_checkpoint(str(folder)), "cpu", torch.float32).vision
     if not isinstance(vision, vit.QwenVision):
         raise TypeError(type(vision))
     return vision

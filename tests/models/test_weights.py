@@ -14,9 +14,8 @@ from torch import Tensor
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.errors import CheckpointError
 from saccade.models.decoder import Decoder
-from saccade.models.layers import LanguageModel
-from saccade.models.load_model import load
-from saccade.models.loader import find_slots
+from saccade.models.interface import LanguageModel
+from saccade.models.loader import find_slots, load_model
 from saccade.models.registry import FAMILIES, find_family
 from tests import checkpoints
 
@@ -29,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def open_model(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> LanguageModel:
-    return load(open_checkpoint(str(folder)), "cpu", dtype, **options)
+    return load_model(open_checkpoint(str(folder)), "cpu", dtype, **options)
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
@@ -233,7 +232,7 @@ def test_configuration_that_is_not_understood_is_refused_by_name(
     config = checkpoint.config if section is None else checkpoint.config[section]
     config.update(values)
     with pytest.raises(CheckpointError, match=told):
-        load(checkpoint, "cpu", torch.float32, "dummy")
+        load_model(checkpoint, "cpu", torch.float32, "dummy")
 
 
 def test_older_rotary_fields_mean_the_same(folder: Path) -> None:
@@ -242,8 +241,8 @@ def test_older_rotary_fields_mean_the_same(folder: Path) -> None:
     rope = text.pop("rope_parameters")
     text["rope_theta"] = rope.pop("rope_theta")
     text["rope_scaling"] = rope
-    older, newer = load(checkpoint, "cpu", torch.float32), open_model(folder)
+    older, newer = load_model(checkpoint, "cpu", torch.float32), open_model(folder)
     assert isinstance(older, Decoder)
     assert isinstance(newer, Decoder)
     positions = torch.arange(30).view(3, 10)
-    assert torch.equal(older.turn(positions, older.mode).cos, newer.turn(positions, newer.mode).cos)
+    assert torch.equal(older.rotary(positions, older.mode).cos, newer.rotary(positions, newer.mode).cos)

@@ -19,7 +19,7 @@ from saccade.errors import ConfigError
 from saccade.inputs.processor import InputProcessor
 from saccade.kernels.cuda_graph import PlainRecorder, Replay
 from saccade.kernels.dispatch import KernelMode
-from saccade.models.load_model import load
+from saccade.models.loader import load_model
 from saccade.request import View
 from saccade.step_plan import ScheduledSequence, Span
 from saccade.worker import execution_mode as way
@@ -336,7 +336,7 @@ def test_early_launch_needs_a_chip_that_has_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_captured_steps_of_long_contexts_are_budgeted(vl_folder: Path) -> None:
-    model = load(open_checkpoint(str(vl_folder)), "cpu", torch.float32)
+    model = load_model(open_checkpoint(str(vl_folder)), "cpu", torch.float32)
     short, long = (graph_bytes(model, 256, length, torch.bfloat16) for length in (4096, 262_144))
     assert long > short
     assert graph_bytes(model, 512, 4096, torch.bfloat16) > short

@@ -12,8 +12,8 @@ from saccade.encoder.encoder_graphs import MAX_SHAPES, EncoderGraphs, TowerShape
 from saccade.inputs.image_processor import plain_view
 from saccade.lod.allocate import Field, windows
 from saccade.lod.types import ViewRule
-from saccade.models.layers import VisionTower
-from saccade.models.load_model import load
+from saccade.models.interface import VisionTower
+from saccade.models.loader import load_model
 from saccade.worker.idle_warmup import SPARE, Ahead, likely_shapes, look_grids, zoom_grids
 from saccade.worker.warmup import SIZES
 from tests import checkpoints
@@ -26,7 +26,7 @@ RULE = ViewRule(unit=32)
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
     folder: Path = checkpoints.qwen3_vl(tmp_path_factory.mktemp("vl"))
-    vision = load(open_checkpoint(str(folder)), "cpu", torch.float32).vision
+    vision = load_model(open_checkpoint(str(folder)), "cpu", torch.float32).vision
     assert vision is not None
     return vision
 

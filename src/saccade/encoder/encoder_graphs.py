@@ -19,7 +19,7 @@ from torch import Tensor
 
 from saccade.encoder.partial_views import segment_layers
 from saccade.kernels.cuda_graph import CudaGraphCache, CudaRecorder, PlainRecorder, Recorder, Replay
-from saccade.models.layers import Layout, PatchGrid, VisionTower
+from saccade.models.interface import Layout, PatchGrid, VisionTower
 
 MAX_SHAPES = 96  # about 300 kernels each: 10 MB of device memory
 MAX_PATCHES = 8192  # of a shape; longer kernels hide their launches

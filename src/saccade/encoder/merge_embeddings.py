@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.models.layers import DeepVisual
+from saccade.models.interface import DeepStackFeatures
 from saccade.step_plan import ScheduledSequence, Span
 
 
@@ -38,7 +38,7 @@ def visual_slices(rows: Sequence[ScheduledSequence]) -> Iterator[VisualSlice]:
 
 def merge_embeddings(
     embeds: Tensor, rows: Sequence[ScheduledSequence], features: Callable[[bytes], Tensor], depth_levels: int
-) -> DeepVisual | None:
+) -> DeepStackFeatures | None:
     """Write the visual tokens' embeddings into `embeds` [T, H]; gives their deeper (DeepStack) levels, if
     any.
 
@@ -71,7 +71,7 @@ def fill_visual_buffer(
 
 def merge_visual_buffer(
     embeds: Tensor, buffer: Tensor, is_visual: Tensor, index: Tensor
-) -> DeepVisual | None:
+) -> DeepStackFeatures | None:
     """The same for a captured step: `index` [tokens] are the buffer's tokens among those of `embeds` [T, H],
     the last ones; `is_visual` [tokens] masks the visual ones."""
     hidden = embeds.shape[1]
@@ -87,12 +87,12 @@ def _slice_of(features: Tensor, one: VisualSlice, width: int) -> Tensor:
     return features[one.first : one.first + one.length]
 
 
-def _deep_levels(visual: Tensor, hidden: int, index: Tensor) -> DeepVisual | None:
+def _deep_levels(visual: Tensor, hidden: int, index: Tensor) -> DeepStackFeatures | None:
     """[n, (1 + D) * H] -> [D, n, H], a view: each level is read once, so packing it gains nothing."""
     if visual.shape[1] == hidden:
         return None
     levels = visual[:, hidden:].view(len(visual), -1, hidden).transpose(0, 1)
-    return DeepVisual(index=index, levels=levels)
+    return DeepStackFeatures(index=index, levels=levels)
 
 
 def _upload(values: NDArray[np.int64], device: torch.device) -> Tensor:

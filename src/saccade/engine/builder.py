@@ -36,8 +36,8 @@ from saccade.kv_cache.swap_space import SwapSpace
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.image_maps import captured_stills
 from saccade.lod.relevance_pass import Head, Lookout, layers_needed
-from saccade.models.layers import LanguageModel
-from saccade.models.load_model import load
+from saccade.models.interface import LanguageModel
+from saccade.models.loader import load_model
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import CHIPS, CPU, Chip, Network, brief_tokens, coefficients, copy_tokens
@@ -86,7 +86,7 @@ def _build(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *
     dtype = resolve_dtype(config, checkpoint, device)
     laps = Laps()
     way = resolve_way(config, device, dtype)
-    model = load(checkpoint, device, dtype, config.load_format, progress, way.mode)
+    model = load_model(checkpoint, device, dtype, config.load_format, progress, way.mode)
     laps.note("weights")
     if device.type == "cuda":
         small = _compact_dtype(config)

@@ -21,7 +21,7 @@ from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.lod.checkpoint_views import checkpoint_views
-from saccade.models.layers import LanguageModel
+from saccade.models.interface import LanguageModel
 from saccade.worker.buckets import CHUNKS, MOST, TOKENS, most_lines
 from saccade.worker.compile_kernels import lone_prompt
 
@@ -221,7 +221,7 @@ def _measure_workspace(
         hidden = hidden + logits.mean() * 0
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    dtype = next(model.parameters()).dtype
+    dtype = model.dtype
     gathered = 2 * MOST_GATHERED * _kv_width(model) * dtype.itemsize  # of a decode step, one layer
     penalties = 5 * rows * model.vocab_size  # token counts and prompt marks, should every row ask for them
     slack = 512 * MIB  # the allocator's, and library handles

@@ -15,7 +15,7 @@ from saccade.encoder import upload
 from saccade.encoder.encoder_graphs import MAX_PATCHES, MAX_SHAPES, EncoderBuffers
 from saccade.encoder.preprocess import PixelProcessing, Preprocessor
 from saccade.lod import image_maps as stills
-from saccade.models.layers import VisionTower
+from saccade.models.interface import VisionTower
 from saccade.request import View
 
 GRAPH_BYTES = 10 << 20  # of the launch data of a captured shape, some 300 kernels

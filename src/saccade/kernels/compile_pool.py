@@ -27,22 +27,22 @@ SECONDS = 60.0  # for one kernel; the longest takes 3
 DONE, FAILED = b"done\n", b"failed\n"  # what a worker answers
 COMMAND = (sys.executable, "-P", "-m", "saccade.kernels.compile_worker")
 
-_CURRENT: ContextVar["Workers | None"] = ContextVar("workers", default=None)
+_CURRENT: ContextVar["CompilePool | None"] = ContextVar("workers", default=None)
 
 
-def current() -> "Workers | None":
+def current() -> "CompilePool | None":
     """Those that compile for who asks here."""
     return _CURRENT.get()
 
 
-def worth_having() -> int:
+def default_workers() -> int:
     """How many workers this machine has use for; one core is left to who asks."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A frozen program has no interpreter to start: its executable is the program.
     return min(MOST, cores - 1) if cores >= LEAST_CORES and not getattr(sys, "frozen", False) else 0
 
 
-class Workers:
+class CompilePool:
     """Within `with`, `current` gives them. They are asked by as many threads as there are workers."""
 
     def __init__(self, count: int, command: Sequence[str] = COMMAND, seconds: float = SECONDS) -> None:
@@ -52,7 +52,7 @@ class Workers:
         self._starting = threading.Lock()
         self._all: list[subprocess.Popen[bytes]] = []
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        self._token: Token[Workers | None] | None = None
+        self._token: Token[CompilePool | None] | None = None
 
     @property
     def alive(self) -> int:

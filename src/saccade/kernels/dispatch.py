@@ -18,7 +18,7 @@ CHOICE: dict[str, str] = {
     "decode_attention": KERNEL,  # H200: 6.14x the reference over 8 cases, 3.16 to 20.62
     "prefill_attention": KERNEL,  # H200: 1.08x the reference over 6 cases, 0.71 to 1.47
     "fresh_attention": KERNEL,  # H200: 1.52x the reference over 3 cases, 1.31 to 1.84
-    "qkv_finish": KERNEL,  # H200: 15.80x the reference over 4 cases, 13.55 to 19.84
+    "qk_norm_rope": KERNEL,  # H200: 15.80x the reference over 4 cases, 13.55 to 19.84
     "rotary_angles": KERNEL,  # H200: 4.93x the reference over 3 cases, 4.48 to 5.47
     "rotary": KERNEL,  # H200: 10.15x the reference over 1 cases, 10.15 to 10.15
     "add_rms_norm": KERNEL,  # H200: 8.04x the reference over 4 cases, 6.84 to 10.65

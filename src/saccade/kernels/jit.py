@@ -1,7 +1,7 @@
 """Triton where it is installed; names that let the kernels' files load where it is not.
 
 gives   `tl` and `jit` for writing kernels, `TRITON` to ask whether they can run at all, `INTERPRETED` whether
-        they run on the CPU (tests); `compiled_ahead` to have many compiled side by side, by `workers` where
+        they run on the CPU (tests); `compile_only` to have many compiled side by side, by `workers` where
         there are some
 never   decides which implementation runs: that is `choice`
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from saccade.kernels.compile_pool import Workers, current
+from saccade.kernels.compile_pool import CompilePool, current
 
 if TYPE_CHECKING:
     import triton
@@ -44,15 +44,15 @@ __all__ = [
     "INTERPRETED",
     "TRITON",
     "arrives_last",
-    "compiled_ahead",
+    "cache_is_cold",
+    "compile_only",
     "compiling",
     "constant",
-    "fetch_ahead",
-    "hash_compiler",
+    "hash_triton",
     "jit",
     "jit_for_any",
-    "little_compiled",
     "power_of_two",
+    "prefetch_l2",
     "tl",
     "up",
     "wait_for_previous",
@@ -85,7 +85,7 @@ def _likeness(args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
 
 
 @contextmanager
-def compiled_ahead() -> Iterator[None]:
+def compile_only() -> Iterator[None]:
     """Within: a launch has its kernel compiled and does nothing else; at the end all are ready to run. What
     does not compile says so when it is launched for real."""
     if not TRITON or INTERPRETED:
@@ -110,7 +110,7 @@ def compiled_ahead() -> Iterator[None]:
         _COMPILING.reset(token)
 
 
-def little_compiled() -> bool:
+def cache_is_cold() -> bool:
     """Whether Triton's cache is as good as empty; not where nobody may say."""
     folder = Path(triton.knobs.cache.dir)
     try:
@@ -119,7 +119,7 @@ def little_compiled() -> bool:
         return False
 
 
-def hash_compiler() -> None:
+def hash_triton() -> None:
     """Triton names what it has compiled by a hash of itself, 400 MB, that it makes once in a process; outside
     of the interpreter's lock."""
     with suppress(Exception):  # whoever compiles first makes it then
@@ -160,7 +160,7 @@ def _compile(
 
 
 def _have_compiled(
-    helpers: Workers, source: Any, target: Any, options: dict[str, Any], settings: Any, *, launcher: bool
+    helpers: CompilePool, source: Any, target: Any, options: dict[str, Any], settings: Any, *, launcher: bool
 ) -> None:
     """The kernel is in Triton's cache afterwards, where a worker could put it there."""
 
@@ -267,7 +267,7 @@ def arrives_last(counter, expected):
 
 
 @jit
-def fetch_ahead(pointers, mask, room, COUNT: tl.constexpr):
+def prefetch_l2(pointers, mask, room, COUNT: tl.constexpr):
     """Ask L2 for the COUNT (at most `room`) 16-bit values from each pointer on; nothing waits for them."""
     LINES: tl.constexpr = COUNT // 64 if COUNT > 64 else 1  # of 128 bytes
     line = tl.arange(0, LINES)

@@ -34,7 +34,7 @@ from saccade.lod.checkpoint_views import RelevanceHead
 from saccade.lod.image_maps import Stills
 from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
 from saccade.lod.scorers import from_attention, from_head
-from saccade.models.layers import LanguageModel, Watch
+from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.request import Pixels, View
 from saccade.step_plan import RelevanceTarget, ScheduledSequence
 
@@ -160,7 +160,7 @@ class Lookout:
         """Whether a step of these rows needs `watch`. A head needs every token of a view, too."""
         return any(row.relevance_targets or (row.spans and self.watches_views) for row in rows)
 
-    def watch(self, rows: Sequence[ScheduledSequence]) -> Watch:
+    def watch(self, rows: Sequence[ScheduledSequence]) -> HiddenStateTap:
         """The hidden states the forward pass of these rows must keep: of view tokens (with a head), then of
         the last token of each question."""
         starts = accumulate((row.num_tokens for row in rows), initial=0)
@@ -170,17 +170,17 @@ class Lookout:
             if row.relevance_targets
         ]
         if self._head is None:
-            return Watch(dict.fromkeys(self._layers, self._index(last)))
+            return HiddenStateTap(dict.fromkeys(self._layers, self._index(last)))
         views = [np.arange(place, place + count) for _, _, count, place in visual_slices(rows)]
         wanted = self._index(np.concatenate([*views, np.array(last, dtype=np.int64)]))
-        return Watch({self._head.layer: wanted})
+        return HiddenStateTap({self._head.layer: wanted})
 
     def after_forward(
-        self, rows: Sequence[ScheduledSequence], positions: Tensor, paged: Paged, watch: Watch
+        self, rows: Sequence[ScheduledSequence], positions: Tensor, paged: Paged, watch: HiddenStateTap
     ) -> HostLooks | None:
         """After an ordinary forward pass: store vectors of its view tokens, then compute the relevance."""
-        states = [watch.seen[layer] for layer in watch.wanted]
-        tokens = next(iter(watch.wanted.values()))
+        states = [watch.states[layer] for layer in watch.tokens]
+        tokens = next(iter(watch.tokens.values()))
         asking = [i for i, row in enumerate(rows) if row.relevance_targets]
         views = len(tokens) - len(asking)
         if views:

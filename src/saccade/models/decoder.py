@@ -1,4 +1,4 @@
-"""The decoder all families share: its sizes say which of the optional parts it has."""
+"""The decoder that all families share; its dims say which optional parts it has."""
 
 import math
 
@@ -6,30 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from saccade.kernels.attention.metadata import FixedRows, Rows
-from saccade.kernels.attention.paged import any_shape
+from saccade.kernels.attention.paged import sdpa_any_shape
 from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import KernelMode
-from saccade.kernels.gemm.skinny import skinny_linear
 from saccade.kernels.jit import compiling
 from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
 from saccade.kv_cache.groups import full_attention
 from saccade.kv_cache.pages import FixedPaged, Paged
 from saccade.models.config import DecoderDims, RopeDims
-from saccade.models.layers import (
-    Attention,
-    DeepVisual,
-    Embedding,
-    GatedMLP,
-    LanguageModel,
-    Linear,
-    Place,
-    RMSNorm,
-    Turn,
-    VisionTower,
-    Watch,
-)
+from saccade.models.interface import DeepStackFeatures, HiddenStateTap, LanguageModel, VisionTower
+from saccade.models.layers import Attention, Embedding, GatedMLP, ModelBuilder, RMSNorm, Rotary
 
-# The names most families give these modules in their checkpoints; what is fused stands in one line.
+# The names most families give these modules in their checkpoints; fused projections stand in one line.
 NAMES: dict[str, tuple[str, ...]] = {
     "embedding": ("{text}.embed_tokens",),
     "layers.*.attention_norm": ("{text}.layers.*.input_layernorm",),
@@ -45,30 +33,31 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); the last product waits for the next norm."""
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). The caller applies the last projection, fused with the
+    norm of the next layer."""
 
-    def __init__(self, dims: DecoderDims, layer: int, place: Place) -> None:
+    def __init__(self, dims: DecoderDims, layer: int, builder: ModelBuilder) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(dims.hidden, dims.eps, place)
+        self.attention_norm = RMSNorm(dims.hidden, dims.eps, builder)
         self.attention = Attention(
             dims.hidden,
             dims.heads,
             dims.kv_heads,
             dims.head_dim,
-            place,
+            builder.child("attention"),
             bias=dims.attention_bias,
             norm_eps=dims.eps if dims.qk_norm else None,
             window=dims.windows[layer],
         )
-        self.mlp_norm = RMSNorm(dims.hidden, dims.eps, place)
-        self.mlp = GatedMLP(dims.hidden, dims.inner, place, dims.mlp_bias)
+        self.mlp_norm = RMSNorm(dims.hidden, dims.eps, builder)
+        self.mlp = GatedMLP(dims.hidden, dims.inner, builder.child("mlp"), dims.mlp_bias)
 
     def forward(
         self,
-        normed: Tensor,  # the norm of x this layer begins with
+        normed: Tensor,  # attention_norm(x)
         x: Tensor,
-        turn: Turn,
+        rotary: Rotary,
         k_pages: Tensor,
         v_pages: Tensor,
         slots: Tensor,
@@ -76,34 +65,36 @@ class Layer(nn.Module):
         compact: Compact | None,
         mode: KernelMode,
     ) -> tuple[Tensor, Tensor]:
-        """What `mlp.down` takes, and the stream before it: its sum and the next norm are one step."""
-        seen = self.attention.forward(normed, turn, k_pages, v_pages, slots, rows, compact, mode)
-        normed, x = self.attention.out.normed(seen, x, self.mlp_norm, mode)
-        return self.mlp.inner(normed, mode), x
+        """What `mlp.down` takes, and the residual it is added to."""
+        attended = self.attention.forward(normed, rotary, k_pages, v_pages, slots, rows, compact, mode)
+        normed, x = self.attention.out.apply_add_norm(attended, x, self.mlp_norm.epilogue, mode)
+        return self.mlp.forward(normed, mode), x
 
 
 class Decoder(LanguageModel):
-    """Embedding, layers, norm and head; a vision tower beside them where the family has one."""
+    """Embedding, layers, norm and head; beside them a vision tower, if the family has one."""
 
-    def __init__(self, dims: DecoderDims, place: Place, vision: VisionTower | None = None) -> None:
+    def __init__(self, dims: DecoderDims, builder: ModelBuilder, vision: VisionTower | None = None) -> None:
         super().__init__()
-        dtype = str(place.dtype).removeprefix("torch.")
+        dtype = str(builder.dtype).removeprefix("torch.")
         self.kv_cache_groups = full_attention(dims.layers, dims.kv_heads, dims.head_dim, dtype)
         self.vocab_size, self.hidden_size = dims.vocab, dims.hidden
         self.max_positions = dims.max_positions
         self.vision = vision
-        self.mode = place.mode
-        self.embedding = Embedding(dims.vocab, dims.hidden, place)
-        self.layers = nn.ModuleList(Layer(dims, layer, place) for layer in range(dims.layers))
-        self.norm = RMSNorm(dims.hidden, dims.eps, place)
-        self.head = None if dims.tied else Linear(dims.hidden, (dims.vocab,), place)
-        # Plain attributes, not buffers: they stay float32 and int64 whatever the weights are.
+        self.dtype, self.mode = builder.dtype, builder.mode
+        self.embedding = Embedding(dims.vocab, dims.hidden, builder)
+        layers = [DecoderLayer(dims, i, builder.child(f"layers.{i}")) for i in range(dims.layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(dims.hidden, dims.eps, builder)
+        self.head = None if dims.tied else builder.linear("head", dims.hidden, (dims.vocab,))
+        self._layers = layers  # the same, with their type
         self._windows = dims.windows
-        self._frequencies = rotary_frequencies(dims.rope, dims.head_dim).to(place.device)
+        # Plain attributes, not buffers: they stay float32 and int64 whatever the weights are.
+        self._frequencies = rotary_frequencies(dims.rope, dims.head_dim).to(builder.device)
         self._axes = None
         if dims.rope.sections is not None:
             axes = interleaved_axes(dims.rope.sections, dims.head_dim // 2)
-            self._axes = torch.tensor(axes, dtype=torch.int64, device=place.device)
+            self._axes = torch.tensor(axes, dtype=torch.int64, device=builder.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embedding.forward(tokens)
@@ -113,58 +104,52 @@ class Decoder(LanguageModel):
         embeds: Tensor,
         positions: Tensor,
         paged: Paged | FixedPaged,
-        deep: DeepVisual | None,
-        watch: Watch | None = None,
+        deep: DeepStackFeatures | None,
+        tap: HiddenStateTap | None = None,
         stop: int | None = None,
         mode: KernelMode | None = None,
     ) -> Tensor:
         mode = mode or self.mode
-        pages = paged.pages
-        rows = rows_of(paged)
-        turn = self.turn(positions, mode)
-        layers = [layer for layer in self.layers if isinstance(layer, Layer)]  # all are; now it is said
-        norms = [*(layer.attention_norm for layer in layers), self.norm]
-        normed, x = norms[0].add(None, embeds, mode)
+        pages, rows, rotary = paged.pages, rows_of(paged), self.rotary(positions, mode)
+        norms = [*(layer.attention_norm for layer in self._layers[1:]), self.norm]
+        normed, x = self._layers[0].attention_norm.forward(embeds, mode), embeds
         levels = 0 if deep is None else deep.levels.shape[0]
-        with any_shape(x.device):
-            for index, layer in enumerate(layers[:stop]):
-                if watch is not None:
-                    watch.note(index, x)
+        with sdpa_any_shape(x.device):
+            for index, (layer, norm) in enumerate(zip(self._layers[:stop], norms, strict=False)):
+                if tap is not None:
+                    tap.record(index, x)
                 if compiling() and self._windows[index] in self._windows[levels:index]:
-                    continue  # it would launch what a layer like it has launched
+                    continue  # it launches the same kernels as a layer before it
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
-                inner, x = layer.forward(normed, x, turn, k, v, paged.slots, rows, compact, mode)
-                down, norm = layer.mlp.down, norms[index + 1]
+                inner, x = layer.forward(normed, x, rotary, k, v, paged.slots, rows, compact, mode)
+                down = layer.mlp.down
                 if deep is not None and index < levels:
-                    x = (x + down.forward(inner, mode)).index_add(
-                        0, deep.index, deep.levels[index].to(x.dtype)
-                    )
-                    normed, x = norm.add(None, x, mode)
+                    x = x + down.forward(inner, mode)
+                    x = x.index_add(0, deep.index, deep.levels[index].to(x.dtype))
+                    normed = norm.forward(x, mode)
                 else:
-                    normed, x = down.normed(inner, x, norm, mode)
-        if watch is not None:
-            watch.note(len(layers) if stop is None else stop, x)
+                    normed, x = down.apply_add_norm(inner, x, norm.epilogue, mode)
+        if tap is not None:
+            tap.record(len(self._layers) if stop is None else stop, x)
         return normed
 
-    def turn(self, positions: Tensor, mode: KernelMode) -> Turn:
-        """The rotation at positions [3, T], in the weights' dtype."""
-        dtype = self.embedding.weight.dtype
-        return Turn(*rotary_angles(positions, self._frequencies, self._axes, dtype, mode))
+    def rotary(self, positions: Tensor, mode: KernelMode) -> Rotary:
+        """The rotary embedding at positions [3, T], in the model's dtype."""
+        return Rotary(*rotary_angles(positions, self._frequencies, self._axes, self.dtype, mode))
 
     def queries(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
-        one = self.layers[layer]
-        if not isinstance(one, Layer):
-            raise TypeError(f"layer {layer} is a {type(one).__name__}")
-        normed = one.attention_norm.forward(states, self.mode)
-        return one.attention.queries(normed, self.turn(positions, self.mode), self.mode)
+        one, mode = self._layers[layer], self.mode
+        normed = one.attention_norm.forward(states, mode)
+        return one.attention.queries(normed, self.rotary(positions, mode), mode)
 
     def raw_logits(self, hidden: Tensor, mode: KernelMode | None = None) -> Tensor:
-        head = self.embedding if self.head is None else self.head
-        return skinny_linear(hidden, head.weight, mode=mode or self.mode)
+        if self.head is None:
+            return self.embedding.logits(hidden, mode or self.mode)
+        return self.head.forward(hidden, mode or self.mode)
 
 
 def rows_of(paged: Paged | FixedPaged) -> Rows | FixedRows:
-    """Once per step: every layer reads the same rows."""
+    """Made once per step and read by every layer."""
     p, block_size = paged, paged.pages.block_size
     if isinstance(p, FixedPaged):
         tokens = p.slots.shape[0]
@@ -173,17 +158,17 @@ def rows_of(paged: Paged | FixedPaged) -> Rows | FixedRows:
 
 
 def rotary_frequencies(rope: RopeDims, head_dim: int) -> Tensor:
-    """Radians per position, [head_dim / 2] float32:  theta ^ (-2 j / head_dim), then the kind's scaling.
+    """Radians per position, [head_dim / 2] float32:  theta ^ (-2 j / head_dim), then the type's scaling.
 
-    llama3 looks at how many turns t a frequency makes over the original context: kept above `high`,
-    divided by `factor` below `low`, in between mixed by (t - low) / (high - low).
+    llama3 goes by how many periods t of a frequency the original context has: above `high` it is kept, below
+    `low` divided by `factor`, in between mixed by (t - low) / (high - low).
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
-        turns = rope.original * frequencies / (2 * math.pi)
-        keep = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+        periods = rope.original * frequencies / (2 * math.pi)
+        keep = ((periods - rope.low) / (rope.high - rope.low)).clamp(0, 1)
         return keep * frequencies + (1 - keep) * frequencies / rope.factor
     return frequencies

@@ -1,16 +1,10 @@
-"""A checkpoint's tensors, each copied straight into its place.
-
-takes   a model with empty parameters, a family's `WeightMap`, safetensors files
-gives   the same model, filled; or an error that names the tensor
-never   reads anything but safetensors; holds a second copy of the weights
-"""
+"""Builds a model and copies a checkpoint's tensors straight into it: no second copy of the weights exists."""
 
 import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -18,69 +12,99 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from saccade.checkpoint import Checkpoint
+from saccade.config import LoadFormat
 from saccade.errors import CheckpointError
-from saccade.models.layers import LayerNorm, Linear, RMSNorm
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
+from saccade.models.interface import LanguageModel
+from saccade.models.layers import LayerNorm, ModelBuilder, RMSNorm
+from saccade.models.linear import DUMMY_STD, LinearMethod, LinearScheme, UnquantizedLinear
+from saccade.models.registry import WeightMap, find_family, find_quantization
 
 log = logging.getLogger(__name__)
 
 PLAIN_DTYPES = ("F32", "BF16", "F16", "F64")
 SHOWN = 8  # names listed in an error or warning
-DUMMY_STD = 0.02
 DUMMY_SEED = 0
 
 
-@dataclass(frozen=True)
-class WeightMap:
-    """Where our modules' tensors are in a checkpoint, as data.
-
-    `modules` maps one of our modules to the checkpoint's modules it is made of, in order: several where
-    projections are fused. `*` stands for a layer's number, `{root}` for any of the spellings of that root.
-    """
-
-    modules: Mapping[str, tuple[str, ...]]
-    roots: Mapping[str, tuple[str, ...]]
-    ignored: tuple[str, ...] = ()  # endings of names that may be there and are not needed
-
-    def names(self, module: str) -> list[tuple[str, ...]]:
-        """For each part of one of our modules, the names it may have in a checkpoint."""
-        numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", module)
-        parts = self.modules.get(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module))
-        if parts is None:
-            raise ValueError(f"the weight map does not say where {module!r} is in a checkpoint")
-        return [tuple(self._spellings(part, numbers)) for part in parts]
-
-    def _spellings(self, part: str, numbers: Sequence[str]) -> Iterator[str]:
-        for number in numbers:
-            part = part.replace("*", number, 1)
-        found = re.match(r"\{(\w+)\}", part)
-        if found is None:
-            yield part
-            return
-        for root in self.roots[found[1]]:
-            yield root + part[found.end() :]
+def load_model(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "auto",
+    progress: bool = False,
+    mode: KernelMode = DEFAULT_MODE,
+) -> LanguageModel:
+    """Build the model on the device, then fill it: from the files, or with noise (`dummy`)."""
+    family = find_family(checkpoint.architecture)
+    quantization = checkpoint.config.get("quantization_config") if load_format != "dummy" else None
+    scheme: LinearScheme = UnquantizedLinear
+    if quantization is not None:
+        scheme = _scheme(quantization, family.WEIGHTS, checkpoint.weight_files())
+    builder = ModelBuilder(torch.device(device), dtype, mode, scheme)
+    model = family.build(checkpoint.config, builder).eval()
+    if load_format == "dummy":
+        fill_randomly(model)
+    else:
+        allowed = PLAIN_DTYPES if quantization is None else None
+        load_weights(model, family.WEIGHTS, checkpoint.weight_files(), progress, allowed)
+    return model
 
 
-class Slot(NamedTuple):
-    """A place for one tensor: a parameter, or its share of a fused one."""
+def _scheme(quantization: object, weights: WeightMap, files: Sequence[Path]) -> LinearScheme:
+    config: Mapping[str, Any] = quantization if isinstance(quantization, dict) else {}
+    found = find_quantization(str(config.get("quant_method", "unnamed" if config else quantization)))
+    layers: dict[str, set[str]] = {}  # by the checkpoint's name of a layer: the last names of its tensors
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a dict)
+                layer, _, last = name.rpartition(".")
+                layers.setdefault(layer, set()).add(last)
 
-    names: tuple[str, ...]  # any of these
-    into: Tensor
+    def tensors(path: str) -> set[str]:
+        return {last for names in weights.names(path) for name in names for last in layers.get(name, ())}
+
+    return found.build_scheme(config, tensors)
 
 
-def find_slots(model: nn.Module, weights: WeightMap) -> list[Slot]:
+class WeightSlot(NamedTuple):
+    """Where one tensor of a checkpoint goes."""
+
+    names: tuple[str, ...]  # it has any of these
+    load: Callable[[Tensor], None]  # raises a ValueError if the tensor does not fit
+
+
+def find_slots(model: nn.Module, weights: WeightMap) -> list[WeightSlot]:
     slots = []
     for path, module in model.named_modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
-            parts = weights.names(path)
-            sizes = module.parts if isinstance(module, Linear) else (parameter.shape[0],)
-            for names, into in zip(parts, parameter.split(sizes), strict=True):
-                slots.append(Slot(tuple(f"{name}.{leaf}" for name in names), into))
+        if isinstance(module, LinearMethod):
+            for partition, names in enumerate(weights.names(path)):
+                for last in module.checkpoint_tensors():
+                    load = partial(module.load, last, partition)
+                    slots.append(WeightSlot(tuple(f"{name}.{last}" for name in names), load))
+            continue
+        for last, parameter in module.named_parameters(recurse=False):
+            (names,) = weights.names(path)
+            slots.append(WeightSlot(tuple(f"{name}.{last}" for name in names), partial(_copy, parameter)))
     return slots
 
 
+def _copy(parameter: Tensor, tensor: Tensor) -> None:
+    if tensor.shape != parameter.shape:
+        raise ValueError(f"is {list(tensor.shape)}, but config.json makes it {list(parameter.shape)}")
+    parameter.copy_(tensor)
+
+
 @torch.no_grad()
-def fill(model: nn.Module, weights: WeightMap, files: Sequence[Path], progress: bool) -> None:
-    """Copy every tensor of the files to where it belongs; all places must be filled."""
+def load_weights(
+    model: nn.Module,
+    weights: WeightMap,
+    files: Sequence[Path],
+    progress: bool,
+    allowed: Sequence[str] | None = PLAIN_DTYPES,  # of tensors; None: any
+) -> None:
+    """Copy every tensor of the files to its slot; every slot must be filled."""
     slots = find_slots(model, weights)
     by_name = {name: index for index, slot in enumerate(slots) for name in slot.names}
     filled: dict[int, str] = {}
@@ -88,7 +112,7 @@ def fill(model: nn.Module, weights: WeightMap, files: Sequence[Path], progress: 
     with _progress_bar(progress) as bar:
         task = bar.add_task("loading weights", total=sum(file.stat().st_size for file in files))
         for file in files:
-            for name, tensor in _tensors(file):
+            for name, tensor in _tensors(file, allowed):
                 index = by_name.get(name)
                 if index is None:
                     if not name.endswith(weights.ignored):
@@ -98,57 +122,58 @@ def fill(model: nn.Module, weights: WeightMap, files: Sequence[Path], progress: 
                         f"the checkpoint has {name} and {filled[index]} for the same weights"
                     )
                 else:
-                    _copy(name, tensor, slots[index].into)
+                    _load(slots[index], name, tensor)
                     filled[index] = name
                 bar.advance(task, tensor.nbytes)
     missing = [slot.names[0] for index, slot in enumerate(slots) if index not in filled]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_list(missing)}; complete the folder")
     if unexpected:
-        log.warning("the checkpoint has tensors the model has no use for: %s", _list(unexpected))
+        log.warning("the checkpoint has tensors that the model does not use: %s", _list(unexpected))
+    for module in model.modules():
+        if isinstance(module, LinearMethod):
+            module.finish_loading()
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+def _load(slot: WeightSlot, name: str, tensor: Tensor) -> None:
+    try:
+        slot.load(tensor)
+    except ValueError as error:
+        raise CheckpointError(f"the tensor {name} {error}") from error
+
+
+def _tensors(file: Path, allowed: Sequence[str] | None) -> Iterator[tuple[str, Tensor]]:
     """The file's tensors as views of the mapped file: read only when copied."""
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             for name in opened.keys():  # noqa: SIM118 (not a dict)
-                kind = opened.get_slice(name).get_dtype()
-                if kind not in PLAIN_DTYPES:
+                dtype = opened.get_slice(name).get_dtype()
+                if allowed is not None and dtype not in allowed:
                     raise CheckpointError(
-                        f"the tensor {name} is {kind}; quantised checkpoints are not supported, "
-                        f"only {', '.join(PLAIN_DTYPES)}"
+                        f"the tensor {name} is {dtype}; quantised checkpoints are not supported, "
+                        f"only {', '.join(allowed)}"
                     )
                 yield name, opened.get_tensor(name)
     except SafetensorError as error:
         raise CheckpointError(f"{file.name} is damaged or cut short; download it again ({error})") from error
 
 
-def _copy(name: str, tensor: Tensor, into: Tensor) -> None:
-    # A convolution that covers its whole input once is a projection of the flattened input.
-    flat = tensor.flatten(1) if tensor.dim() > 2 and into.dim() == 2 else tensor
-    if flat.shape != into.shape:
-        raise CheckpointError(
-            f"the tensor {name} is {list(tensor.shape)}, but config.json makes it {list(into.shape)}"
-        )
-    into.copy_(flat)
-
-
 @torch.no_grad()
 def fill_randomly(model: nn.Module) -> None:
-    """Weights of the right shapes and no meaning, made where they live: norms 1, biases 0, the rest noise."""
-    generators: dict[torch.device, torch.Generator] = {}
+    """Noise of the right shapes, made on the device: norms 1, biases 0, weights normal."""
+    generator: torch.Generator | None = None
     for module in model.modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
-            if leaf == "bias":
+        for last, parameter in module.named_parameters(recurse=False):
+            generator = generator or torch.Generator(parameter.device).manual_seed(DUMMY_SEED)
+            if isinstance(module, LinearMethod):
+                module.fill_randomly(generator)
+                break  # it has filled all of its parameters
+            if last == "bias":
                 parameter.zero_()
             elif isinstance(module, RMSNorm | LayerNorm):
                 parameter.fill_(1)
             else:
-                device = parameter.device
-                if device not in generators:
-                    generators[device] = torch.Generator(device).manual_seed(DUMMY_SEED)
-                parameter.normal_(0, DUMMY_STD, generator=generators[device])
+                parameter.normal_(0, DUMMY_STD, generator=generator)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -2,13 +2,14 @@
 
 from saccade.models.config import Config, read_decoder
 from saccade.models.decoder import NAMES, Decoder
-from saccade.models.layers import LanguageModel, Place
-from saccade.models.loader import WeightMap
+from saccade.models.interface import LanguageModel
+from saccade.models.layers import ModelBuilder
+from saccade.models.registry import WeightMap
 
 WEIGHTS = WeightMap(NAMES, roots={"text": ("model",)}, ignored=("lm_head.weight",))
 
 
-def build(config: Config, place: Place) -> LanguageModel:
+def build(config: Config, builder: ModelBuilder) -> LanguageModel:
     dims = read_decoder(
         config,
         tied=bool(config.get("tie_word_embeddings", False)),
@@ -16,4 +17,4 @@ def build(config: Config, place: Place) -> LanguageModel:
         default_head_dim=128,
         default_theta=10000.0,
     )
-    return Decoder(dims, place)
+    return Decoder(dims, builder)

@@ -3,8 +3,9 @@
 from saccade.errors import CheckpointError
 from saccade.models.config import Config, inner_config, read_decoder, read_vision
 from saccade.models.decoder import NAMES, Decoder
-from saccade.models.layers import LanguageModel, Place
-from saccade.models.loader import WeightMap
+from saccade.models.interface import LanguageModel
+from saccade.models.layers import ModelBuilder
+from saccade.models.registry import WeightMap
 from saccade.models.vit import ACTIVATIONS, QwenVision
 
 WEIGHTS = WeightMap(
@@ -25,14 +26,14 @@ WEIGHTS = WeightMap(
         "vision.deep_mergers.*.up": ("{vision}.deepstack_merger_list.*.linear_fc1",),
         "vision.deep_mergers.*.down": ("{vision}.deepstack_merger_list.*.linear_fc2",),
     },
-    # As saved today, then as the first files of this kind were.
+    # The names of today's checkpoints, then those of the first ones.
     roots={"text": ("model.language_model", "model"), "vision": ("model.visual", "visual")},
     ignored=("lm_head.weight",),
 )
 SECTIONS = (24, 20, 20)  # frequencies of (time, row, column) where the configuration leaves them out
 
 
-def build(config: Config, place: Place) -> LanguageModel:
+def build(config: Config, builder: ModelBuilder) -> LanguageModel:
     text = inner_config(config, "text_config")
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     dims = read_decoder(
@@ -53,4 +54,4 @@ def build(config: Config, place: Place) -> LanguageModel:
         raise CheckpointError(
             f"config.json: {len(vision.deep)} DeepStack levels need as many decoder layers, not {dims.layers}"
         )
-    return Decoder(dims, place, QwenVision(vision, place))
+    return Decoder(dims, builder, QwenVision(vision, builder.child("vision")))

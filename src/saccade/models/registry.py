@@ -1,18 +1,59 @@
-"""From an architecture's name to the module that builds it. A new family is one line here and one file."""
+"""Which module builds an architecture, and which one reads a quantisation scheme.
 
+A new model or scheme is one line here and one file.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from saccade.errors import CheckpointError
 from saccade.models.config import Config
-from saccade.models.layers import LanguageModel, Place
-from saccade.models.loader import WeightMap
+from saccade.models.interface import LanguageModel
+from saccade.models.layers import ModelBuilder
+from saccade.models.linear import LinearScheme
 
 FAMILIES = {
     "Qwen3VLForConditionalGeneration": "saccade.models.qwen3_vl",
     "Qwen3ForCausalLM": "saccade.models.qwen3",
     "LlamaForCausalLM": "saccade.models.llama",
 }
+SCHEMES: dict[str, str] = {}  # by `quant_method` of `quantization_config`
+
+_NUMBER = r"(?<=\.)\d+(?=\.|$)"
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """Where our modules' tensors are in a checkpoint, as data.
+
+    `modules` maps one of our modules to the checkpoint's modules it is made of, in order: several where
+    projections are fused. `*` stands for a layer's number, `{root}` for any of the spellings of that root.
+    """
+
+    modules: Mapping[str, tuple[str, ...]]
+    roots: Mapping[str, tuple[str, ...]]
+    ignored: tuple[str, ...] = ()  # endings of tensors that a model does not need
+
+    def names(self, module: str) -> list[tuple[str, ...]]:
+        """For each partition of one of our modules, the names it may have in a checkpoint."""
+        numbers = re.findall(_NUMBER, module)
+        parts = self.modules.get(re.sub(_NUMBER, "*", module))
+        if parts is None:
+            raise ValueError(f"the weight map does not say where {module!r} is in a checkpoint")
+        return [tuple(self._spellings(part, numbers)) for part in parts]
+
+    def _spellings(self, part: str, numbers: Sequence[str]) -> Iterator[str]:
+        for number in numbers:
+            part = part.replace("*", number, 1)
+        found = re.match(r"\{(\w+)\}", part)
+        if found is None:
+            yield part
+            return
+        for root in self.roots[found[1]]:
+            yield root + part[found.end() :]
 
 
 class Family(Protocol):
@@ -20,7 +61,18 @@ class Family(Protocol):
 
     WEIGHTS: WeightMap
 
-    def build(self, config: Config, place: Place) -> LanguageModel: ...
+    def build(self, config: Config, builder: ModelBuilder) -> LanguageModel: ...
+
+
+class Quantization(Protocol):
+    """What a quantisation scheme's module offers."""
+
+    def build_scheme(
+        self, config: Mapping[str, Any], tensors: Callable[[str], Collection[str]]
+    ) -> LinearScheme:
+        """`config` is `quantization_config`; `tensors(path)` are the last names of the tensors that the
+        checkpoint has for a linear layer, e.g. weight and weight_scale: they tell whether it is quantised."""
+        ...
 
 
 def find_family(architecture: str) -> Family:
@@ -30,3 +82,12 @@ def find_family(architecture: str) -> Family:
             f"the architecture {architecture!r} is not known; known are {', '.join(sorted(FAMILIES))}"
         )
     return cast(Family, import_module(module))
+
+
+def find_quantization(method: str) -> Quantization:
+    module = SCHEMES.get(method)
+    if module is None:
+        raise CheckpointError(
+            f"the checkpoint is quantised ({method}), which is not supported; use its unquantised version"
+        )
+    return cast(Quantization, import_module(module))

@@ -14,21 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.host.allocator import copy_to_own_mapping
-from saccade.kernels.attention.paged import any_shape, recurring_shape
+from saccade.kernels.attention.paged import sdpa_any_shape, sdpa_recurring_shape
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.norm_rope.activation import gelu
 from saccade.kernels.norm_rope.rope import apply_rotary
 from saccade.models.config import VisionDims
-from saccade.models.layers import (
-    Embedding,
-    LayerNorm,
-    Layout,
-    Linear,
-    PatchGrid,
-    Place,
-    Turn,
-    VisionTower,
-)
+from saccade.models.interface import Layout, PatchGrid, VisionTower
+from saccade.models.layers import Embedding, LayerNorm, ModelBuilder, Rotary
 
 ACTIVATIONS: dict[str, Callable[[Tensor, KernelMode], Tensor]] = {
     "gelu_pytorch_tanh": lambda x, mode: gelu(x, None, "tanh", mode),
@@ -57,7 +49,7 @@ class GridTable(NamedTuple):
 
     corners: Tensor  # [P, 4] int64 into the learned positions
     weights: Tensor  # [P, 4] float32
-    cos: Tensor  # [P, head_dim] float32, as `Turn` has it
+    cos: Tensor  # [P, head_dim] float32, as `Rotary` has it
     sin: Tensor
 
 
@@ -67,16 +59,16 @@ CORNERS, WEIGHTS, COS, SIN = range(4)  # their places
 class VisionAttention(nn.Module):
     """Full attention inside each view."""
 
-    def __init__(self, dims: VisionDims, place: Place) -> None:
+    def __init__(self, dims: VisionDims, builder: ModelBuilder) -> None:
         super().__init__()
         self.heads = dims.heads
-        self.qkv = Linear(dims.hidden, (3 * dims.hidden,), place, bias=True)  # one tensor in checkpoints too
-        self.out = Linear(dims.hidden, (dims.hidden,), place, bias=True)
+        self.qkv = builder.linear("qkv", dims.hidden, (3 * dims.hidden,), bias=True)
+        self.out = builder.linear("out", dims.hidden, (dims.hidden,), bias=True)
 
-    def forward(self, x: Tensor, turn: Turn, runs: Sequence[Run], mode: KernelMode) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, runs: Sequence[Run], mode: KernelMode) -> Tensor:
         patches, width = x.shape
         qkv = self.qkv.forward(x, mode).view(patches, 3 * self.heads, width // self.heads)
-        qk = apply_rotary(qkv[:, : 2 * self.heads], turn.cos, turn.sin, mode)
+        qk = apply_rotary(qkv[:, : 2 * self.heads], rotary.cos, rotary.sin, mode)
         q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :]
         seen = [self._attend(q, k, v, run) for run in runs]
         return self.out.forward(seen[0] if len(seen) == 1 else torch.cat(seen), mode)
@@ -90,17 +82,17 @@ class VisionAttention(nn.Module):
 
 
 class VisionLayer(nn.Module):
-    def __init__(self, dims: VisionDims, place: Place) -> None:
+    def __init__(self, dims: VisionDims, builder: ModelBuilder) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(dims.hidden, EPS, place)
-        self.attention = VisionAttention(dims, place)
-        self.mlp_norm = LayerNorm(dims.hidden, EPS, place)
-        self.up = Linear(dims.hidden, (dims.inner,), place, bias=True)
-        self.down = Linear(dims.inner, (dims.hidden,), place, bias=True)
+        self.attention_norm = LayerNorm(dims.hidden, EPS, builder)
+        self.attention = VisionAttention(dims, builder.child("attention"))
+        self.mlp_norm = LayerNorm(dims.hidden, EPS, builder)
+        self.up = builder.linear("up", dims.hidden, (dims.inner,), bias=True)
+        self.down = builder.linear("down", dims.inner, (dims.hidden,), bias=True)
         self._activation = ACTIVATIONS[dims.activation]
 
     def forward(
-        self, x: Tensor, delta: Tensor | None, turn: Turn, runs: Sequence[Run], mode: KernelMode
+        self, x: Tensor, delta: Tensor | None, rotary: Rotary, runs: Sequence[Run], mode: KernelMode
     ) -> tuple[Tensor, Tensor]:
         """Of the stream x and what is still to be added to it; gives both again. The sum is made together
         with the next layer's norm."""
@@ -108,20 +100,20 @@ class VisionLayer(nn.Module):
             normed = self.attention_norm.forward(x, mode)
         else:
             normed, x = self.attention_norm.add(delta, x, mode)
-        normed, x = self.mlp_norm.add(self.attention.forward(normed, turn, runs, mode), x, mode)
+        normed, x = self.mlp_norm.add(self.attention.forward(normed, rotary, runs, mode), x, mode)
         return x, self.down.forward(self._activation(self.up.forward(normed, mode), mode), mode)
 
 
 class Merger(nn.Module):
     """The merge * merge patches of a token become one vector of the decoder's width."""
 
-    def __init__(self, dims: VisionDims, place: Place, *, norm_merged: bool) -> None:
+    def __init__(self, dims: VisionDims, builder: ModelBuilder, *, norm_merged: bool) -> None:
         super().__init__()
         self.merged = dims.hidden * dims.merge**2
-        self.norm = LayerNorm(self.merged if norm_merged else dims.hidden, EPS, place)
+        self.norm = LayerNorm(self.merged if norm_merged else dims.hidden, EPS, builder)
         self.norm_merged = norm_merged
-        self.up = Linear(self.merged, (self.merged,), place, bias=True)
-        self.down = Linear(self.merged, (dims.out,), place, bias=True)
+        self.up = builder.linear("up", self.merged, (self.merged,), bias=True)
+        self.down = builder.linear("down", self.merged, (dims.out,), bias=True)
 
     def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
         if self.norm_merged:
@@ -132,24 +124,28 @@ class Merger(nn.Module):
 
 
 class QwenVision(VisionTower):
-    def __init__(self, dims: VisionDims, place: Place) -> None:
+    def __init__(self, dims: VisionDims, builder: ModelBuilder) -> None:
         super().__init__()
         self.patch_dim = dims.channels * dims.frames * dims.patch**2
-        self.merge, self.mode = dims.merge, place.mode
+        self.merge, self.mode = dims.merge, builder.mode
         self.depth = dims.depth
         self.hidden_dim = dims.hidden
         self.depth_levels = len(dims.deep)
         self.out_dim = dims.out
-        self.patch_embedding = Linear(self.patch_dim, (dims.hidden,), place, bias=True)
-        self.positions = Embedding(dims.positions**2, dims.hidden, place)
-        self.layers = nn.ModuleList(VisionLayer(dims, place) for _ in range(dims.depth))
-        self.merger = Merger(dims, place, norm_merged=False)
-        self.deep_mergers = nn.ModuleList(Merger(dims, place, norm_merged=True) for _ in dims.deep)
+        self.patch_embedding = builder.linear("patch_embedding", self.patch_dim, (dims.hidden,), bias=True)
+        self.positions = Embedding(dims.positions**2, dims.hidden, builder)
+        self.layers = nn.ModuleList(
+            VisionLayer(dims, builder.child(f"layers.{i}")) for i in range(dims.depth)
+        )
+        self.merger = Merger(dims, builder.child("merger"), norm_merged=False)
+        self.deep_mergers = nn.ModuleList(
+            Merger(dims, builder.child(f"deep_mergers.{i}"), norm_merged=True) for i in range(len(dims.deep))
+        )
         self.deep = dims.deep
         self._side = dims.positions
         self._head_dim = dims.hidden // dims.heads
         self._theta = dims.theta
-        self._place = place
+        self._device, self._dtype = builder.device, builder.dtype
         self._tables: OrderedDict[PatchGrid, GridTable] = OrderedDict()
         self._kept = 0  # patches in _tables
 
@@ -166,19 +162,19 @@ class QwenVision(VisionTower):
                 f"the grids {list(layout.grids)} need patches [{total}, {self.patch_dim}], "
                 f"not {tuple(patches.shape)}"
             )
-        x = self.patch_embedding.forward(patches.to(self._place.dtype), self.mode)
+        x = self.patch_embedding.forward(patches.to(self._dtype), self.mode)
         return x + self._learned_positions(layout).to(x.dtype)
 
     def carry(
         self, stream: Tensor, layout: Layout, first: int, stop: int, *, recurring: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
-        turn, runs = Turn(layout.table(COS), layout.table(SIN)), _runs(layout.sizes)
+        rotary, runs = Rotary(layout.table(COS), layout.table(SIN)), _runs(layout.sizes)
         planned = recurring or max(run.size for run in runs) >= PLANNED_PATCHES
         levels: list[Tensor] = []
         delta: Tensor | None = None
-        with (recurring_shape if planned else any_shape)(stream.device):
+        with (sdpa_recurring_shape if planned else sdpa_any_shape)(stream.device):
             for index in range(first, stop):
-                stream, delta = self.layers[index](stream, delta, turn, runs, self.mode)
+                stream, delta = self.layers[index](stream, delta, rotary, runs, self.mode)
                 if index in self.deep:
                     stream, delta = stream + delta, None
                     levels.append(self.deep_mergers[self.deep.index(index)](stream, self.mode))
@@ -201,10 +197,10 @@ class QwenVision(VisionTower):
         if found is not None:
             self._tables.move_to_end(grid)
             return found
-        made = make_table(grid, self.merge, self._side, self._head_dim, self._theta, self._place.device)
+        made = make_table(grid, self.merge, self._side, self._head_dim, self._theta, self._device)
         self._tables[grid] = made
         self._kept += grid[0] * grid[1]
-        while self._kept > KEPT_PATCHES.get(self._place.device.type, 0) and len(self._tables) > 1:
+        while self._kept > KEPT_PATCHES.get(self._device.type, 0) and len(self._tables) > 1:
             (height, width), _ = self._tables.popitem(last=False)
             self._kept -= height * width
         return made

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from saccade.encoder.preprocess import Preprocessor
 from saccade.inputs.image_processor import ImageProcessor, plain_view
-from saccade.kernels.compile_pool import Workers, worth_having
+from saccade.kernels.compile_pool import CompilePool, default_workers
 from saccade.kernels.dispatch import TORCH, KernelMode
-from saccade.kernels.jit import INTERPRETED, TRITON, compiled_ahead, hash_compiler, little_compiled
+from saccade.kernels.jit import INTERPRETED, TRITON, cache_is_cold, compile_only, hash_triton
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.lod.scorers import image_maps
 from saccade.lod.texture import texture
-from saccade.models.layers import LanguageModel, VisionTower
+from saccade.models.interface import LanguageModel, VisionTower
 
 TOKENS = 513  # of the prompt: kernels are the same for any number that no captured step has
 SHORT = 100  # of another: 65 to 128 launch one of their own, where no captured step has them
@@ -43,9 +43,9 @@ def compilers(*, wanted: bool) -> Iterator[None]:
     if not wanted or not TRITON or INTERPRETED:
         yield
         return
-    Thread(target=hash_compiler, daemon=True).start()  # beside the weights; a third of a second
-    with Workers(worth_having()) as workers:
-        if little_compiled():
+    Thread(target=hash_triton, daemon=True).start()  # beside the weights; a third of a second
+    with CompilePool(default_workers()) as workers:
+        if cache_is_cold():
             workers.start()
         yield
 
@@ -62,14 +62,14 @@ def compile_first(
     """`rows`: the most that are sampled at once; `compact`: of some blocks of the pages."""
     if model.mode.kernels == TORCH:
         return
-    with compiled_ahead():
+    with compile_only():
         lone_prompt(model, device, SHORT, block_size)
         hidden = lone_prompt(model, device, TOKENS, block_size)
         for count in {1, rows}:
             greedy(model.logits(hidden[:count]), model.mode)
         _copies(model, device, block_size, compact)
         if model.vision is not None and image is not None:
-            dtype = next(model.parameters()).dtype
+            dtype = model.dtype
             _pixels(image, device, dtype, SIZES, model.mode)
             _textures(device, SIZES[:1], mode=model.mode)
             _tower(model.vision, device, dtype)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from saccade.kernels.cuda_graph import CudaGraphCache, Recorder, Replay
-from saccade.kernels.jit import compiled_ahead
+from saccade.kernels.jit import compile_only
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import ScheduledSequence
 from saccade.worker.buckets import (
@@ -89,7 +89,7 @@ class Graphs:
 
     def _compile(self, shapes: Sequence[Shape]) -> None:
         """What these launch, side by side; nothing of it runs."""
-        with compiled_ahead():
+        with compile_only():
             for shape in shapes:
                 self._step.clear(shape)
                 self._step.run(shape)

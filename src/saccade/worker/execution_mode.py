@@ -51,7 +51,7 @@ def _capturable(mode: KernelMode, device: torch.device, dtype: torch.dtype) -> b
     """The twins of these read sizes on the host, or cannot leave padding alone."""
     probe = torch.empty(1, dtype=dtype, device=device)
     return all(
-        use_triton(name, probe, mode) for name in ("decode_attention", "prefill_attention", "qkv_finish")
+        use_triton(name, probe, mode) for name in ("decode_attention", "prefill_attention", "qk_norm_rope")
     )
 
 

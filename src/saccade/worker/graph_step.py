@@ -17,9 +17,9 @@ from torch import Tensor
 
 from saccade.encoder.merge_embeddings import fill_visual_buffer, merge_visual_buffer, visual_slices
 from saccade.kernels.sampling.greedy import greedy
-from saccade.kernels.sampling.slot_state import advance_rows, gather_rows
+from saccade.kernels.sampling.slot_state import advance_slots, gather_slots
 from saccade.kv_cache.pages import FixedPaged, Pages
-from saccade.models.layers import LanguageModel, Watch
+from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import ScheduledSequence
 from saccade.worker.buckets import CHUNKS, TOKENS, Division, Shape, most_lines
@@ -103,9 +103,9 @@ class FixedStep:
         self.visual: Tensor | None = None  # [TOKENS[-1], (1 + levels) * hidden]: of prompts' visual tokens
         if sees and model.vision is not None:
             size = TOKENS[-1], (1 + model.vision.depth_levels) * model.hidden_size
-            self.visual = torch.zeros(size, dtype=next(model.parameters()).dtype, device=device)
+            self.visual = torch.zeros(size, dtype=model.dtype, device=device)
         self._watched = watched if self.sees else ()
-        dtype = next(model.parameters()).dtype
+        dtype = model.dtype
         # Of the ends of prompts, for looks: [watched layers, chunks, hidden], [3, chunks]
         self._ends = torch.zeros(
             len(self._watched), most_chunks, model.hidden_size, dtype=dtype, device=device
@@ -156,7 +156,7 @@ class FixedStep:
     def logits(self, shape: Shape) -> Tensor:
         """[lines, vocab] of the last step that ended in logits."""
         if self._logits is None:
-            dtype = next(self._model.parameters()).dtype
+            dtype = self._model.dtype
             size = len(self.tokens), self._model.vocab_size
             self._logits = torch.zeros(size, dtype=dtype, device=self._device)
         return self._logits[: shape.decodes + shape.chunks]
@@ -179,7 +179,7 @@ class FixedStep:
             tokens, sound = greedy(logits, self._mode)
         else:
             tokens, sound = self._sampler.draw(logits, rows, outputs, self._mode)
-        advance_rows(rows, tokens, self._rows.state, self._mode)
+        advance_slots(rows, tokens, self._rows.state, self._mode)
         # Copies last: a kernel can be launched early behind another kernel alone.
         self.tokens[:lines].copy_(tokens)
         self.sound[:lines].copy_(sound)
@@ -203,7 +203,7 @@ class FixedStep:
         state, block_size = self._rows.state, self._pages.block_size
         if not shape.chunks:
             step = self.step_rows[: shape.decodes]
-            got = gather_rows(step, state, block_size, self._mode)
+            got = gather_slots(step, state, block_size, self._mode)
             paged = FixedPaged(
                 self._pages, got.slots, state.tables, step, got.contexts, None, shape.decodes, shape.longest
             )
@@ -223,7 +223,7 @@ class FixedStep:
         at = (feed.ends[1:] - 1).clamp(min=0).long()
         if shape.decodes:
             step = self.step_rows[: shape.decodes]
-            got = gather_rows(step, state, block_size, self._mode)
+            got = gather_slots(step, state, block_size, self._mode)
             slots, tokens = torch.cat((got.slots, slots)), torch.cat((got.tokens, tokens))
             positions = torch.cat((got.positions.expand(3, -1), positions), dim=1)
             index, lengths = torch.cat((step, index)), torch.cat((got.contexts, lengths))
@@ -241,11 +241,11 @@ class FixedStep:
         lines = hidden.index_select(0, at)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 
-    def _watch(self, shape: Shape, positions: Tensor, at: Tensor) -> Watch:
+    def _watch(self, shape: Shape, positions: Tensor, at: Tensor) -> HiddenStateTap:
         """Keeps the hidden states and positions of the last token of each prompt."""
         ends, places = self.ends(shape)
         torch.index_select(positions, 1, at, out=places)
-        return Watch(dict.fromkeys(self._watched, at), dict(zip(self._watched, ends, strict=True)))
+        return HiddenStateTap(dict.fromkeys(self._watched, at), dict(zip(self._watched, ends, strict=True)))
 
     def _enter(self, feed: Feed) -> None:
         """Prompt rows as if their last token were a decode: the end of the step then moves all rows alike."""

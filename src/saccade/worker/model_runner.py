@@ -19,12 +19,12 @@ from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.encoder.merge_embeddings import merge_embeddings
 from saccade.kernels.cuda_graph import Replay
-from saccade.kernels.jit import compiled_ahead, compiling
-from saccade.kernels.sampling.slot_state import advance_rows
+from saccade.kernels.jit import compile_only, compiling
+from saccade.kernels.sampling.slot_state import advance_slots
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import HostLooks
-from saccade.models.layers import LanguageModel
+from saccade.models.interface import LanguageModel
 from saccade.sampling.penalties import send
 from saccade.sampling.sampler import HostSample, SampleOutput, Sampler
 from saccade.step_plan import ScheduledSequence, StepOutput, StepPlan
@@ -187,7 +187,7 @@ class Runner:
         is none: it pretends to have device rows. `draws`: random tokens too, which take the compiler
         longest."""
         self._sampler.vacate()
-        with compiled_ahead():
+        with compile_only():
             for step in steps:
                 rows = step.rows(self._batch.longest)
                 inputs = self._batch.prepare(StepPlan(0, (), (), (), (), rows))
@@ -242,7 +242,7 @@ class Runner:
         output = self._sampler.sample(logits[which].float(), sampled, rows[which].long(), outputs[which])
         tokens = step.tokens[: len(rows)]
         tokens[which] = output.tokens
-        advance_rows(rows, tokens, self._rows.state, self._model.mode)
+        advance_slots(rows, tokens, self._rows.state, self._model.mode)
         return output.to_host()
 
     def _encode(self, plan: StepPlan) -> dict[bytes, str]:

@@ -1,7 +1,7 @@
 """Fixed rows on the device, and what the host knows of them without asking.
 
 takes   what every step did with which rows
-gives   the buffers by device row (`RowState`); which of a plan's rows the device can go on with by itself
+gives   the buffers by device row (`SlotState`); which of a plan's rows the device can go on with by itself
 owns    the buffers, and the host's picture of them: a decode adds one to everything, so it can count along
 never   reads anything back from the device
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.kernels.sampling.slot_state import RowState
+from saccade.kernels.sampling.slot_state import SlotState
 from saccade.step_plan import ScheduledSequence
 
 UNKNOWN = -1  # no place: whatever the row is to do next must be told to the device
@@ -24,7 +24,7 @@ class DeviceRows:
         self.width = blocks_per_row
         # Block tables of all KV cache groups; `state` has those of group 0.
         self._tables = torch.zeros(groups * lines, blocks_per_row, dtype=torch.int32, device=device)
-        self.state = RowState(
+        self.state = SlotState(
             tables=self.tables(0),
             last=torch.zeros(lines, dtype=torch.int64, device=device),
             lengths=torch.zeros(lines, dtype=torch.int32, device=device),

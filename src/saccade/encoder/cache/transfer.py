@@ -26,7 +26,7 @@ from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.cache.tiers import FeatureTransfer, PendingUpload
 from saccade.errors import ConfigError
 from saccade.host.allocator import copy_to_own_mapping, empty_in_own_mapping
-from saccade.models.layers import LanguageModel
+from saccade.models.interface import LanguageModel
 
 FORMAT = 1  # of the files and of what the tower computes; a new number invalidates all files
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

@@ -28,12 +28,12 @@ from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def any_shape(device: torch.device) -> AbstractContextManager[None]:
+def sdpa_any_shape(device: torch.device) -> AbstractContextManager[None]:
     """Within: attention that costs the same for a shape never seen before. Once per step: it takes 30 us."""
     return sdpa_kernel(ANY_SHAPE) if device.type == "cuda" else nullcontext()
 
 
-def recurring_shape(device: torch.device) -> AbstractContextManager[None]:
+def sdpa_recurring_shape(device: torch.device) -> AbstractContextManager[None]:
     """Within: the fastest attention for a shape that comes again; the first time a plan is made for it. In
     the vision tower (16 heads of 72, 4,096 patches) an H200 reaches 360 TFLOP/s by cuDNN, 229 by flash."""
     order = [SDPBackend.CUDNN_ATTENTION, *ANY_SHAPE]

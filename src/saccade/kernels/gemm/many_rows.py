@@ -12,7 +12,7 @@ W is the left side (wgmma takes 64 of its rows at once), the lines of x the righ
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
-from saccade.kernels.jit import fetch_ahead, jit, jit_for_any, tl, wait_for_previous
+from saccade.kernels.jit import jit, jit_for_any, prefetch_l2, tl, wait_for_previous
 from saccade.kernels.norm_rope.activation import silu
 
 
@@ -97,11 +97,11 @@ def many_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride
     w2 = w + _row_of_w(first + 2 * EACH, columns, PIECE, GATED).to(tl.int64) * depth
     if PDL and AHEAD > 0:
         every = tl.full([PIECE], True, tl.int1)
-        fetch_ahead(w0 + start, every, stop - start, AHEAD)
+        prefetch_l2(w0 + start, every, stop - start, AHEAD)
         if PIECES > 1:
-            fetch_ahead(w1 + start, every, stop - start, AHEAD)
+            prefetch_l2(w1 + start, every, stop - start, AHEAD)
         if PIECES > 2:
-            fetch_ahead(w2 + start, every, stop - start, AHEAD)
+            prefetch_l2(w2 + start, every, stop - start, AHEAD)
     wait_for_previous(PDL)
     acc0 = tl.zeros([PIECE, LINES], tl.float32)
     acc1 = tl.zeros([PIECE, LINES], tl.float32)

@@ -9,8 +9,8 @@ All that counts is that W comes from memory once and without a pause: N * K * it
 weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
 share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
 takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
-launches. A kernel that comes next and can add the parts itself gets them (`skinny_linear_left`: one launch
-less). Sums of one tuning and one padding of x (16, 32 or 64 lines) are in one order whatever the neighbours.
+launches. A next kernel that can add the parts itself gets them (`skinny_linear_partials`): one launch less.
+Sums of one tuning and one padding of x (16, 32 or 64 rows) are in one order whatever the other rows are.
 
 Ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more: wgmma, W
 from shared memory without a transposition), "fma" multiplies in registers (M = 1 only), "many" is a kernel of
@@ -34,8 +34,7 @@ from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.many_rows import many_kernel
-from saccade.kernels.gemm.partials import Parts
-from saccade.kernels.gemm.split_k import reduce_kernel, skinny_kernel
+from saccade.kernels.gemm.split_k import SplitKPartials, reduce_kernel, skinny_kernel
 from saccade.kernels.jit import power_of_two, up
 from saccade.kernels.norm_rope.activation import silu_mul
 from saccade.kernels.norm_rope.add_norm import WIDEST, add_rms_norm
@@ -96,8 +95,8 @@ TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
     (32, 151936, 4096, False): SkinnyTuning(64, 128, 1, 4, 5, "dot"),  # head: 4.16 TB/s, 1.03x cuBLAS
     (64, 151936, 4096, False): None,  # head: 3.86 TB/s, 0.97x cuBLAS
 }
-# The same by (rows up to, N, K) for products whose parts the next kernel adds up (qkv, by `qkv_finish`), only
-# where that was quicker than TUNED's way.
+# The same by (rows up to, N, K) for products whose parts the next kernel adds up (qkv, by `qk_norm_rope`),
+# only where that was faster than as TUNED says.
 LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
     (1, 6144, 4096): SkinnyTuning(192, 64, 4, 4, 6, "many", ahead=128, lines=16),  # qkv
 }
@@ -116,7 +115,9 @@ def default_tuning(
     return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD) if mode.pdl else tuning
 
 
-def left_tuning(rows: int, columns: int, depth: int, mode: KernelMode = DEFAULT_MODE) -> SkinnyTuning | None:
+def partials_tuning(
+    rows: int, columns: int, depth: int, mode: KernelMode = DEFAULT_MODE
+) -> SkinnyTuning | None:
     """For parts that are left to the next kernel; None: the answer in the usual way."""
     keys = ((limit, columns, depth) for limit in _limits(rows))
     tuning = next((LEFT[key] for key in keys if key in LEFT), None)
@@ -151,15 +152,15 @@ def skinny_linear(
     return linear_reference(x, weight, bias, mode)
 
 
-def skinny_linear_left(
+def skinny_linear_partials(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, mode: KernelMode = DEFAULT_MODE
-) -> Tensor | Parts:
+) -> Tensor | SplitKPartials:
     """The same for a caller who can add the parts up: he gets them where that was measured to be quicker."""
     rows, depth = x.shape
-    tuning = None if mode.deterministic else left_tuning(rows, weight.shape[0], depth, mode)
+    tuning = None if mode.deterministic else partials_tuning(rows, weight.shape[0], depth, mode)
     if tuning is None or not rows or not use_triton("skinny_linear", x, mode):
         return skinny_linear(x, weight, bias, mode)
-    return skinny_parts(x, weight, bias, tuning)
+    return skinny_partials(x, weight, bias, tuning)
 
 
 def skinny_linear_gated(x: Tensor, weight: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
@@ -252,10 +253,10 @@ def skinny_triton(
     return out, stream
 
 
-def skinny_parts(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> Parts:
+def skinny_partials(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> SplitKPartials:
     """The product in one launch, its shares of K side by side."""
     _check(x, weight, bias, None, False)
-    return Parts(_parts(x, weight, False, tuning), bias, x.dtype)
+    return SplitKPartials(_parts(x, weight, False, tuning), bias, x.dtype)
 
 
 def _parts(x: Tensor, weight: Tensor, gated: bool, t: SkinnyTuning) -> Tensor:

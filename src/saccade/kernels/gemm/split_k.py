@@ -3,9 +3,32 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
-from saccade.kernels.jit import fetch_ahead, jit, jit_for_any, tl, wait_for_previous
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.jit import jit, jit_for_any, prefetch_l2, tl, wait_for_previous
 from saccade.kernels.norm_rope.activation import silu
 from saccade.kernels.norm_rope.add_norm import scaled_by_rms
+
+
+class SplitKPartials(NamedTuple):
+    """A product whose splits of K are not added up yet: y = cast(sums[0] + sums[1] + ... + bias)."""
+
+    sums: Tensor  # [splits, M, N] float32
+    bias: Tensor | None
+    dtype: torch.dtype  # of y
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.sums.shape[1:]
+
+    def reduce(self) -> Tensor:
+        total = self.sums[0]
+        for part in self.sums[1:]:
+            total = total + part
+        return (total if self.bias is None else total + self.bias.float()).to(self.dtype)
 
 
 @jit
@@ -58,7 +81,7 @@ def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stri
     stop = tl.minimum(start + steps * DEPTH, depth)
     total = columns * (2 if GATED else 1)  # rows of W
     if PDL and AHEAD > 0:
-        fetch_ahead(w + n.to(tl.int64) * depth + start, n < columns, stop - start, AHEAD)
+        prefetch_l2(w + n.to(tl.int64) * depth + start, n < columns, stop - start, AHEAD)
     wait_for_previous(PDL)
     A: tl.constexpr = LINES if MODE == "dot" else COLUMNS
     B: tl.constexpr = COLUMNS if MODE == "dot" else (LINES if MODE == "swap" else DEPTH)

@@ -11,7 +11,7 @@ Bytes: the projection read once, q, K and V written once: 2 * (heads + 2 * kv_he
 token, 24 KiB on Qwen3-VL-8B; 8,192 tokens move 201 MB, 47 us at the copy ceiling. The twin takes nine
 launches and reads or writes about five times as much. For a decode step the launch is all that counts.
 
-The projection may come as parts (`Parts`): they are added here in their order and rounded to the
+The projection may come as parts (`SplitKPartials`): they are added here in their order and rounded to the
 dtype before anything else, so every bit is that of adding them up first; one launch less.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from saccade.kernels.attention.kv_write import kv_write_reference
 from saccade.kernels.attention.quantized_kv import Compact, check_compact, pointers, to_small
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.gemm.partials import Parts
+from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.norm_rope.rms_norm import rms_norm_reference
 from saccade.kernels.norm_rope.rope import apply_rotary_reference, turned
@@ -40,7 +40,7 @@ class HeadNorm(NamedTuple):
     eps: float
 
 
-class FinishTuning(NamedTuple):
+class QkNormRopeTuning(NamedTuple):
     heads: int = 8  # heads of one program: more for large steps, fewer to spread a single token
     warps: int = 4
     pdl: bool = False
@@ -138,8 +138,8 @@ def _finish_kernel(qkv, bias, q_weight, k_weight, cos, sin, slots, q, k_pages, v
         tl.store(v_at + HALF, high, mask=is_v)
 
 
-def qkv_finish(
-    qkv: Tensor | Parts,  # [T, (heads + 2 * kv_heads) * dim]
+def qk_norm_rope(
+    qkv: Tensor | SplitKPartials,  # [T, (heads + 2 * kv_heads) * dim]
     heads: int,
     norm: HeadNorm | None,
     cos: Tensor,  # [T, dim]
@@ -170,20 +170,20 @@ def qkv_finish(
         raise ValueError(f"heads of {dim} in {qkv.dtype} need norm weights of the same, not {norm.q.shape}")
     if compact is not None:
         check_compact(compact, k_pages)
-    if use_triton("qkv_finish", k_pages, mode):
-        return qkv_finish_triton(
-            qkv, heads, norm, cos, sin, slots, k_pages, v_pages, FinishTuning(pdl=mode.pdl), compact
+    if use_triton("qk_norm_rope", k_pages, mode):
+        return qk_norm_rope_triton(
+            qkv, heads, norm, cos, sin, slots, k_pages, v_pages, QkNormRopeTuning(pdl=mode.pdl), compact
         )
-    whole = qkv.added() if isinstance(qkv, Parts) else qkv
-    return qkv_finish_reference(whole, heads, norm, cos, sin, slots, k_pages, v_pages, compact)
+    whole = qkv.reduce() if isinstance(qkv, SplitKPartials) else qkv
+    return qk_norm_rope_reference(whole, heads, norm, cos, sin, slots, k_pages, v_pages, compact)
 
 
-def _lines(qkv: Tensor | Parts) -> Tensor:
-    return qkv.sums if isinstance(qkv, Parts) else qkv
+def _lines(qkv: Tensor | SplitKPartials) -> Tensor:
+    return qkv.sums if isinstance(qkv, SplitKPartials) else qkv
 
 
-def qkv_finish_triton(
-    qkv: Tensor | Parts,
+def qk_norm_rope_triton(
+    qkv: Tensor | SplitKPartials,
     heads: int,
     norm: HeadNorm | None,
     cos: Tensor,
@@ -191,16 +191,16 @@ def qkv_finish_triton(
     slots: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
-    tuning: FinishTuning | None = None,
+    tuning: QkNormRopeTuning | None = None,
     compact: Compact | None = None,
 ) -> Tensor:
-    """As `qkv_finish`; a negative slot (a padding token of a captured step) writes nothing."""
+    """As `qk_norm_rope`; a negative slot (a padding token of a captured step) writes nothing."""
     kv_heads, dim = k_pages.shape[2:]
     q = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=k_pages.device)
-    tuning = tuning or FinishTuning()
+    tuning = tuning or QkNormRopeTuning()
     lines = power_of_two(min(tuning.heads, heads + 2 * kv_heads))
     small, values = pointers(compact, k_pages), _lines(qkv)
-    parts = qkv if isinstance(qkv, Parts) else None
+    parts = qkv if isinstance(qkv, SplitKPartials) else None
     bias = None if parts is None else parts.bias
     if qkv.shape[0]:
         _finish_kernel[(qkv.shape[0], up(heads + 2 * kv_heads, lines))](
@@ -215,7 +215,7 @@ def qkv_finish_triton(
     return q
 
 
-def qkv_finish_reference(
+def qk_norm_rope_reference(
     qkv: Tensor,
     heads: int,
     norm: HeadNorm | None,

@@ -25,7 +25,7 @@ from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import compiling, jit_for_any, power_of_two, tl, wait_for_previous
 
 
-class RowState(NamedTuple):
+class SlotState(NamedTuple):
     """By device row; one spare line at the end."""
 
     tables: Tensor  # [rows + 1, W] int32
@@ -35,7 +35,7 @@ class RowState(NamedTuple):
     outputs: Tensor  # [rows + 1] int32
 
 
-class Gathered(NamedTuple):
+class GatheredSlots(NamedTuple):
     """By step row."""
 
     tokens: Tensor  # [n] int64
@@ -81,21 +81,23 @@ def _advance_kernel(step_rows, tokens, last, lengths, positions, outputs, n, UP:
     tl.store(outputs + row, tl.load(outputs + row, mask=real, other=0) + 1, mask=real)
 
 
-def gather_rows(
-    step_rows: Tensor, state: RowState, block_size: int, mode: KernelMode = DEFAULT_MODE
-) -> Gathered:
+def gather_slots(
+    step_rows: Tensor, state: SlotState, block_size: int, mode: KernelMode = DEFAULT_MODE
+) -> GatheredSlots:
     """step_rows [n] int32, negative for padding; no device row twice."""
     _check(step_rows, state)
     if use_triton("device_rows", step_rows, mode):
-        return gather_rows_triton(step_rows, state, block_size, mode.pdl)
-    return gather_rows_reference(step_rows, state, block_size)
+        return gather_slots_triton(step_rows, state, block_size, mode.pdl)
+    return gather_slots_reference(step_rows, state, block_size)
 
 
-def gather_rows_triton(step_rows: Tensor, state: RowState, block_size: int, pdl: bool = False) -> Gathered:
+def gather_slots_triton(
+    step_rows: Tensor, state: SlotState, block_size: int, pdl: bool = False
+) -> GatheredSlots:
     n, device = step_rows.shape[0], step_rows.device
     kinds = (torch.int64, torch.float32, torch.int32, torch.int64, torch.int64, torch.int64)
     new = torch.zeros if compiling() else torch.empty  # others look things up by these numbers
-    made = Gathered(*(new(n, dtype=kind, device=device) for kind in kinds))
+    made = GatheredSlots(*(new(n, dtype=kind, device=device) for kind in kinds))
     _gather_kernel[(1,)](
         step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=_padded(n),
         PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
@@ -108,13 +110,13 @@ def _padded(n: int) -> int:
     return max(power_of_two(n), 512)
 
 
-def gather_rows_reference(step_rows: Tensor, state: RowState, block_size: int) -> Gathered:
+def gather_slots_reference(step_rows: Tensor, state: SlotState, block_size: int) -> GatheredSlots:
     real = step_rows >= 0
     rows = step_rows.clamp(min=0).long()
     lengths = state.lengths[rows]
     blocks = state.tables[rows, (lengths // block_size).long()].long()
     slots = blocks * block_size + lengths % block_size
-    return Gathered(
+    return GatheredSlots(
         tokens=torch.where(real, state.last[rows], 0),
         positions=torch.where(real, state.positions[rows], 0.0),
         contexts=torch.where(real, lengths + 1, 0),
@@ -124,17 +126,19 @@ def gather_rows_reference(step_rows: Tensor, state: RowState, block_size: int) -
     )
 
 
-def advance_rows(step_rows: Tensor, tokens: Tensor, state: RowState, mode: KernelMode = DEFAULT_MODE) -> None:
+def advance_slots(
+    step_rows: Tensor, tokens: Tensor, state: SlotState, mode: KernelMode = DEFAULT_MODE
+) -> None:
     """tokens [n] int64, sampled by the step; those of padding are dropped."""
     _check(step_rows, state)
     if tokens.shape != step_rows.shape or tokens.dtype != torch.int64:
         raise ValueError(f"{step_rows.shape[0]} step rows with tokens {tuple(tokens.shape)} {tokens.dtype}")
     if use_triton("device_rows", step_rows, mode):
-        return advance_rows_triton(step_rows, tokens, state, mode.pdl)
-    return advance_rows_reference(step_rows, tokens, state)
+        return advance_slots_triton(step_rows, tokens, state, mode.pdl)
+    return advance_slots_reference(step_rows, tokens, state)
 
 
-def advance_rows_triton(step_rows: Tensor, tokens: Tensor, state: RowState, pdl: bool = False) -> None:
+def advance_slots_triton(step_rows: Tensor, tokens: Tensor, state: SlotState, pdl: bool = False) -> None:
     n = step_rows.shape[0]
     _advance_kernel[(1,)](
         step_rows, tokens, state.last, state.lengths, state.positions, state.outputs, n,
@@ -142,7 +146,7 @@ def advance_rows_triton(step_rows: Tensor, tokens: Tensor, state: RowState, pdl:
     )  # fmt: skip
 
 
-def advance_rows_reference(step_rows: Tensor, tokens: Tensor, state: RowState) -> None:
+def advance_slots_reference(step_rows: Tensor, tokens: Tensor, state: SlotState) -> None:
     spare = state.last.shape[0] - 1
     rows = torch.where(step_rows < 0, spare, step_rows).long()
     step = (step_rows >= 0).int()
@@ -152,7 +156,7 @@ def advance_rows_reference(step_rows: Tensor, tokens: Tensor, state: RowState) -
     state.outputs.index_add_(0, rows, step)
 
 
-def _check(step_rows: Tensor, state: RowState) -> None:
+def _check(step_rows: Tensor, state: SlotState) -> None:
     lines = state.last.shape[0]
     kinds = (torch.int32, torch.int64, torch.int32, torch.float32, torch.int32)
     for tensor, kind in zip(state, kinds, strict=True):

@@ -1,0 +1,154 @@
+"""Linear layers: `LinearMethod` is how one stores its weights and multiplies by them.
+
+A quantisation scheme is another `LinearMethod` in a file of its own and a line in `models.registry.SCHEMES`.
+Nothing outside a method reads its parameters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.kernels.dispatch import KernelMode
+from saccade.kernels.gemm.skinny import (
+    Norm,
+    skinny_linear,
+    skinny_linear_gated,
+    skinny_linear_normed,
+    skinny_linear_partials,
+)
+from saccade.kernels.gemm.split_k import SplitKPartials
+from saccade.kernels.norm_rope.activation import silu_mul
+from saccade.kernels.norm_rope.add_norm import add_rms_norm
+
+DUMMY_STD = 0.02
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """One linear layer of a model: y [T, sum(partitions)] = x [T, in_features] W^T + b."""
+
+    path: str  # of the module in the model, e.g. layers.0.attention.qkv
+    in_features: int
+    partitions: tuple[int, ...]  # output features of each projection fused into the layer
+    bias: bool
+    device: torch.device
+    dtype: torch.dtype  # of x and y
+
+    def offset(self, partition: int) -> int:
+        """The first output feature of a partition."""
+        return sum(self.partitions[:partition])
+
+
+class LinearMethod(nn.Module):
+    """A linear layer. The constructor allocates its parameters; `forward` is the plain product (`nn.Module`
+    has another `apply`); the fused forms default to the plain one and what follows it."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def checkpoint_tensors(self) -> tuple[str, ...]:
+        """The last names of the checkpoint's tensors of each partition, e.g. weight, bias."""
+        raise NotImplementedError
+
+    def load(self, name: str, partition: int, tensor: Tensor) -> None:
+        """Copy the checkpoint's tensor `name` of one partition to its place."""
+        raise NotImplementedError
+
+    def finish_loading(self) -> None:
+        """Repack, once all tensors are loaded."""
+
+    def fill_randomly(self, generator: torch.Generator) -> None:
+        """Weights without a meaning, for benchmarks."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+        raise NotImplementedError
+
+    def apply_partition(self, x: Tensor, partition: int, mode: KernelMode) -> Tensor:
+        """The output of one partition alone."""
+        start = self.spec.offset(partition)
+        return self.forward(x, mode)[:, start : start + self.spec.partitions[partition]]
+
+    def apply_silu_mul(self, x: Tensor, mode: KernelMode) -> Tensor:
+        """silu(gate) * up, of a layer whose partitions are gate and up."""
+        return silu_mul(self.forward(x, mode), mode)
+
+    def apply_add_norm(
+        self, x: Tensor, residual: Tensor, norm: Norm, mode: KernelMode
+    ) -> tuple[Tensor, Tensor]:
+        """The RMS norm of residual + y, and that sum."""
+        return add_rms_norm(self.forward(x, mode), residual, norm.weight, norm.eps, mode)
+
+    def apply_partials(self, x: Tensor, mode: KernelMode) -> Tensor | SplitKPartials:
+        """y, or its split-K partial sums where the next kernel (`qk_norm_rope`) adds them up faster."""
+        return self.forward(x, mode)
+
+
+LinearScheme = Callable[[LinearSpec], LinearMethod]
+
+
+class UnquantizedLinear(LinearMethod):
+    """Weights [out, in] and bias [out] in the model's dtype, partitions one after the other."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__(spec)
+        out = sum(spec.partitions)
+        self.weight = empty_parameter(spec.device, spec.dtype, out, spec.in_features)
+        self.bias = empty_parameter(spec.device, spec.dtype, out) if spec.bias else None
+
+    def checkpoint_tensors(self) -> tuple[str, ...]:
+        return ("weight", "bias") if self.spec.bias else ("weight",)
+
+    def load(self, name: str, partition: int, tensor: Tensor) -> None:
+        copy_partition(self.get_parameter(name), self.spec, partition, tensor)
+
+    def fill_randomly(self, generator: torch.Generator) -> None:
+        self.weight.normal_(0, DUMMY_STD, generator=generator)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+        return skinny_linear(x, self.weight, self.bias, mode)
+
+    def apply_partition(self, x: Tensor, partition: int, mode: KernelMode) -> Tensor:
+        start = self.spec.offset(partition)
+        rows = slice(start, start + self.spec.partitions[partition])
+        return F.linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+    def apply_silu_mul(self, x: Tensor, mode: KernelMode) -> Tensor:
+        if self.bias is not None:
+            return super().apply_silu_mul(x, mode)
+        return skinny_linear_gated(x, self.weight, mode)
+
+    def apply_add_norm(
+        self, x: Tensor, residual: Tensor, norm: Norm, mode: KernelMode
+    ) -> tuple[Tensor, Tensor]:
+        if self.bias is not None:
+            return super().apply_add_norm(x, residual, norm, mode)
+        return skinny_linear_normed(x, self.weight, residual, norm, mode)
+
+    def apply_partials(self, x: Tensor, mode: KernelMode) -> Tensor | SplitKPartials:
+        return skinny_linear_partials(x, self.weight, self.bias, mode)
+
+
+def empty_parameter(device: torch.device, dtype: torch.dtype, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+
+
+def copy_partition(
+    parameter: Tensor, spec: LinearSpec, partition: int, tensor: Tensor, *, dim: int = 0, features: int = 1
+) -> None:
+    """Copy a checkpoint's tensor into the partition's slice of a fused parameter. The output features lie
+    along `dim`; `features` of them share one entry (packed integers, scales of blocks). Raises a ValueError
+    that completes "the tensor ..."."""
+    start, size = (-(-n // features) for n in (spec.offset(partition), spec.partitions[partition]))
+    into = parameter.narrow(dim, start, size)
+    # A convolution that covers its whole input once is a projection of the flattened input.
+    flat = tensor.flatten(1) if tensor.dim() > 2 and into.dim() == 2 else tensor
+    if flat.shape != into.shape:
+        raise ValueError(f"is {list(tensor.shape)}, but config.json makes it {list(into.shape)}")
+    into.copy_(flat)
