@@ -30,21 +30,6 @@ Processor = TypeVar("Processor", ImageProcessor, VideoProcessor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationDefaults:
-    """generation_config.json: used where a request has no value of its own. None: not in the file."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-    def given(self) -> dict[str, float | int]:
-        """The values that are set, by the names `Sampling` uses."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """Everything but the weights. A missing file is None; the code that needs it raises."""
 
@@ -52,7 +37,7 @@ class Checkpoint:
     name: str  # as the user named it, or the folder's name
     config: Json  # config.json
     architecture: str  # architectures[0]
-    generation: GenerationDefaults
+    generation: dict[str, float]  # sampling defaults of generation_config.json, by `Sampling`'s names
     image: ImageProcessor | None
     video: VideoProcessor | None
     tokenizer_file: Path | None  # tokenizer.json
@@ -229,22 +214,18 @@ def _bos_id(*configs: Json) -> int | None:
     return next((token for token in found if token is not None), None)
 
 
-def _generation(config: Json) -> GenerationDefaults:
-    def number(key: str) -> float | None:
+def _generation(config: Json) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
         value = config.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"generation_config.json has {key} {value!r}; a number is needed")
-        return None if value is None else float(value)
-
-    top_k = number("top_k")
-    greedy = config.get("do_sample") is False  # explicitly off; a missing key means sampling
-    return GenerationDefaults(
-        temperature=0.0 if greedy else number("temperature"),
-        top_p=number("top_p"),
-        top_k=None if top_k is None else max(0, int(top_k)),
-        min_p=number("min_p"),
-        repetition_penalty=number("repetition_penalty"),
-    )
+        found[key] = max(0, int(value)) if key == "top_k" else float(value)
+    if config.get("do_sample") is False:  # explicitly off; a missing key means sampling
+        found["temperature"] = 0.0
+    return found
 
 
 def _chat_template(path: Path, tokenizer_config: Json) -> str | None:

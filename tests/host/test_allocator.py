@@ -43,11 +43,11 @@ def test_a_copy_has_the_same_values_in_pages_of_its_own() -> None:
         assert original.any()
 
 
-def test_nothing_at_all_can_be_kept() -> None:
+def test_an_empty_tensor_can_be_kept() -> None:
     assert copy_to_own_mapping(torch.empty(0, 7)).shape == (0, 7)
 
 
-def test_what_nobody_refers_to_is_given_back() -> None:
+def test_freed_tensors_are_returned_to_the_system() -> None:
     kept = empty_in_own_mapping((64 << 20,), torch.uint8)
     view, address = kept[1 << 20 :], kept.data_ptr()
     del kept
@@ -56,7 +56,7 @@ def test_what_nobody_refers_to_is_given_back() -> None:
     assert mapping_of(address) is None
 
 
-def test_mappings_are_bounded_and_the_heap_takes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_mapping_limit_the_heap_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     monkeypatch.setattr(module, "MOST_MAPPINGS", len(module._mappings) + 2)
     kept = [copy_to_own_mapping(torch.ones(3)) for _ in range(4)]
@@ -66,7 +66,7 @@ def test_mappings_are_bounded_and_the_heap_takes_the_rest(monkeypatch: pytest.Mo
     assert lies_apart(copy_to_own_mapping(torch.ones(3)))
 
 
-def test_tables_and_features_are_kept_apart() -> None:
+def test_tables_and_features_have_their_own_mappings() -> None:
     assert lies_apart(build_table(300, 64, CPU).weights)
     transfer = CpuTransfer()
     features = torch.randn(5, 12)
@@ -80,7 +80,7 @@ def test_tables_and_features_are_kept_apart() -> None:
         assert torch.equal(kept, features)
 
 
-def test_where_the_system_has_no_more_mappings_the_heap_takes_what_is_kept(
+def test_the_heap_is_used_if_mmap_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none_left(*_: object, **__: object) -> None:

@@ -6,7 +6,7 @@ import time
 from saccade.host.event_loop_lag import INTERVAL_SECONDS, measure_event_loop_lag
 
 
-async def test_a_loop_that_stands_still_is_told_of_once_and_by_how_much() -> None:
+async def test_a_blocked_loop_is_reported_once_with_its_lag() -> None:
     told: list[float] = []
     async with measure_event_loop_lag(told.append):
         await asyncio.sleep(3 * INTERVAL_SECONDS)
@@ -17,7 +17,7 @@ async def test_a_loop_that_stands_still_is_told_of_once_and_by_how_much() -> Non
     assert min(told) < 0.1
 
 
-async def test_nothing_watches_on_afterwards_however_it_ends() -> None:
+async def test_measuring_ends_however_the_block_ends() -> None:
     told: list[float] = []
     try:
         async with measure_event_loop_lag(told.append):

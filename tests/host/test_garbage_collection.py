@@ -13,7 +13,7 @@ class Loop:
         self.me = self
 
 
-def test_inside_older_objects_are_not_gone_through_and_younger_cycles_are_found() -> None:
+def test_inside_only_younger_cycles_are_collected() -> None:
     older = Loop()
     gone = weakref.ref(older)
     with existing_objects_frozen():
@@ -39,7 +39,7 @@ def test_nothing_stays_frozen_when_the_work_fails() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_process_that_keeps_all_has_little_left_to_go_through() -> None:
+def test_a_frozen_process_has_few_objects_to_visit() -> None:
     code = """
 import gc
 from saccade.host.garbage_collection import freeze_all_objects
@@ -54,7 +54,7 @@ print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 500)
     assert told.stdout.split() == ["True"] * 4
 
 
-def test_short_stretches_one_after_the_other_leave_no_cycles_behind() -> None:
+def test_many_short_calls_leave_no_cycles_behind() -> None:
     """Freezing sets back what the interpreter counts towards its searches: it would never search again."""
     left: list[weakref.ref[Loop]] = []
     for _ in range(400):
@@ -64,7 +64,7 @@ def test_short_stretches_one_after_the_other_leave_no_cycles_behind() -> None:
     assert len(left) < 1000
 
 
-def test_what_became_a_lost_cycle_during_a_stretch_is_found_in_the_end() -> None:
+def test_cycles_made_inside_are_collected_eventually() -> None:
     left: list[weakref.ref[Loop]] = []
     for _ in range(2 * FULL_COLLECTION_EVERY):
         older = Loop()
@@ -74,7 +74,7 @@ def test_what_became_a_lost_cycle_during_a_stretch_is_found_in_the_end() -> None
     assert len([one for one in left if one() is not None]) <= FULL_COLLECTION_EVERY
 
 
-def test_what_the_program_has_frozen_itself_stays_frozen() -> None:
+def test_objects_the_program_froze_stay_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
@@ -85,7 +85,7 @@ def test_what_the_program_has_frozen_itself_stays_frozen() -> None:
         gc.unfreeze()
 
 
-def test_one_stretch_inside_another_ends_with_the_outer_one() -> None:
+def test_nested_calls_end_with_the_outer_one() -> None:
     with existing_objects_frozen():
         with existing_objects_frozen():
             pass
@@ -93,7 +93,7 @@ def test_one_stretch_inside_another_ends_with_the_outer_one() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_program_that_searches_by_itself_is_left_alone() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     try:
         with existing_objects_frozen():
@@ -102,7 +102,7 @@ def test_a_program_that_searches_by_itself_is_left_alone() -> None:
         gc.enable()
 
 
-def test_at_its_end_a_process_that_kept_all_lets_it_go() -> None:
+def test_objects_are_unfrozen_at_exit() -> None:
     """Libraries count their own objects there, and complain of each that is left."""
     program = (
         "import atexit, gc\n"

@@ -66,25 +66,25 @@ def kept(how: str, probe: str = PROBE) -> int:
 
 
 @pytest.mark.skipif(not GLIBC or not sys.platform.startswith("linux"), reason="needs glibc and /proc")
-def test_a_large_block_that_is_freed_is_given_back() -> None:
+def test_a_freed_large_block_is_returned_to_the_system() -> None:
     assert kept("settled") < 2048
     assert kept("unsettled") > 8192  # else the settings are needless here
 
 
 @pytest.mark.skipif(not GLIBC or not sys.platform.startswith("linux"), reason="needs glibc and /proc")
-def test_a_trimmer_gives_back_what_lies_in_the_middle_of_a_heap() -> None:
+def test_trimming_returns_free_pages_in_the_middle_of_the_heap() -> None:
     assert kept("trimmed") < 2048
 
 
 @pytest.mark.skipif(not torch._C._has_mkldnn, reason="torch was built without oneDNN")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-def test_kernels_compiled_for_shapes_that_do_not_come_again_are_given_back() -> None:
+def test_the_onednn_kernel_cache_is_bounded() -> None:
     free, bound = kept("free", SHAPES), kept("bound", SHAPES)
     assert free > 20 << 10  # else the bound is needless here
     assert bound < free // 2
 
 
-def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trimming_is_due_after_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     trims: list[int] = []
     trimmer = heap.HeapTrimmer(10.0, clock=lambda: now[0])
@@ -95,7 +95,7 @@ def test_a_trimmer_waits_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(trims) == 2
 
 
-def test_who_is_busy_trims_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trimming_is_overdue_after_twelve_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     trimmer = heap.HeapTrimmer(10.0, clock=lambda: now[0])
     monkeypatch.setattr(trimmer, "_trim", lambda _: None)
@@ -110,12 +110,12 @@ def test_who_is_busy_trims_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not trimmer.due
 
 
-def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malloc_settings_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
     assert not heap.configure_malloc(heap.MMAP_LARGE_BLOCKS)
 
 
-def test_the_users_bound_on_kernels_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_cache_limit_of_the_user_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in heap.KEPT_KERNELS:
         monkeypatch.setenv(name, "gone")  # so that what is set here is undone
         monkeypatch.delenv(name)

@@ -100,7 +100,7 @@ def test_include_stop_keeps_the_stop_string() -> None:
     assert stream.push(tokens().encode("Hello world")).text == "Hello wor"
 
 
-def test_text_that_only_began_a_stop_string_comes_out_at_the_end() -> None:
+def test_the_beginning_of_a_stop_string_is_returned_at_the_end() -> None:
     stream = Detokenizer(tokens(), ["world!"])
     shown = stream.push(tokens().encode("Hello world")).text
     assert shown + stream.finish() == "Hello world"

@@ -55,7 +55,7 @@ def some_sizes(count: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("patch", "least", "most"), [(16, 65536, 16777216), (14, 3136, 1003520), (16, 1024, 4096)]
 )
-def test_picture_grids_are_those_of_the_reference(patch: int, least: int, most: int) -> None:
+def test_image_grids_equal_those_of_transformers(patch: int, least: int, most: int) -> None:
     processing = image(patch, least, most)
     compared = refused = 0
     for width, height in some_sizes(400):
@@ -72,7 +72,7 @@ def test_picture_grids_are_those_of_the_reference(patch: int, least: int, most: 
     assert refused > 10
 
 
-def test_patch_counts_are_those_the_reference_processor_announces() -> None:
+def test_patch_counts_equal_those_of_transformers() -> None:
     oracle = Qwen2VLImageProcessorPil(patch_size=16, size={"shortest_edge": 65536, "longest_edge": 16777216})
     for width, height in [(640, 480), (1, 1), (1999, 33)]:
         rows, columns = image().grid(width, height)
@@ -80,19 +80,19 @@ def test_patch_counts_are_those_the_reference_processor_announces() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 20000), (20000, 1), (1, 201)])
-def test_longer_than_200_to_1_is_refused(width: int, height: int) -> None:
+def test_an_aspect_ratio_above_200_is_refused(width: int, height: int) -> None:
     with pytest.raises(MediaRefused, match="200 times"):
         image().grid(width, height)
 
 
 @pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0), (0, 0)])
-def test_no_pixels_is_refused(width: int, height: int) -> None:
+def test_an_empty_image_is_refused(width: int, height: int) -> None:
     with pytest.raises(MediaRefused, match="at least 1"):
         image().grid(width, height)
 
 
 @pytest.mark.parametrize("frame_tokens", [None, 768, 20])
-def test_video_grids_are_those_of_the_reference(frame_tokens: int | None) -> None:
+def test_video_grids_equal_those_of_transformers(frame_tokens: int | None) -> None:
     draw = random.Random(3)
     processing = video(frame_tokens=frame_tokens)
     compared = 0
@@ -123,7 +123,7 @@ class _Sampler:
     fps, min_frames, max_frames = 2, 4, 768
 
 
-def test_sampled_frames_are_those_of_the_reference() -> None:
+def test_sampled_frames_equal_those_of_transformers() -> None:
     draw = random.Random(5)
     for _ in range(300):
         total, fps = draw.randint(1, 60000), draw.choice([1.0, 10.0, 23.976, 24.0, 29.97, 30.0, 60.0])
@@ -144,7 +144,7 @@ def test_a_video_without_frames_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
-def test_timestamps_are_those_of_the_reference(count: int) -> None:
+def test_timestamps_equal_those_of_transformers(count: int) -> None:
     indices = [int(index) for index in np.linspace(0, 100, count).round()]
     reference = Qwen3VLProcessor._calculate_timestamps(None, list(indices), 29.97, 2)
     assert video().timestamps(indices, 29.97) == reference
@@ -155,13 +155,13 @@ def test_groups_repeat_the_last_frame() -> None:
     assert video().groups(5) == [[0, 1], [2, 3], [4, 4]]
 
 
-def test_digest_names_what_is_done_to_pixels_and_nothing_else() -> None:
+def test_digest_covers_what_is_done_to_pixels_and_not_the_grid() -> None:
     assert image().digest == image(least=1).digest  # sizes are in the view's grid
     assert image().digest == video().digest
     assert image().digest != image(patch=14).digest
 
 
-def test_views_cover_the_whole_picture() -> None:
+def test_views_cover_the_whole_image() -> None:
     view = plain_view(b"c" * 32, (640, 480), image())
     assert view.box == (0, 0, 640, 480)
     assert view.grid == (30, 40)

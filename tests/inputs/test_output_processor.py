@@ -26,7 +26,7 @@ def delta(
     return Delta(request_id="r", index=index, tokens=ids, finish=finish, cached_tokens=cached)
 
 
-def test_the_stream_joined_is_the_answer_and_the_end_token_is_counted_not_shown() -> None:
+def test_stream_equals_the_complete_text_and_the_end_token_is_only_counted() -> None:
     answer = OutputProcessor(request(), tokens(), skip_special=False)
     pieces = [answer.push(delta("Hello")), answer.push(delta(", world", finish="stop", end=True))]
     shown = "".join(piece.text for piece in pieces if piece is not None)
@@ -39,7 +39,7 @@ def test_the_stream_joined_is_the_answer_and_the_end_token_is_counted_not_shown(
     )
 
 
-def test_a_stop_string_ends_the_choice_and_asks_for_cancellation() -> None:
+def test_a_stop_string_ends_the_sequence_and_requires_cancellation() -> None:
     answer = OutputProcessor(request(), tokens(), stop=["wor"])
     first = answer.push(delta("Hello wo"))
     assert first is not None
@@ -55,7 +55,7 @@ def test_a_stop_string_ends_the_choice_and_asks_for_cancellation() -> None:
     assert not answer.must_cancel  # the engine has ended by itself meanwhile
 
 
-def test_with_several_choices_cancellation_waits_for_all() -> None:
+def test_with_several_sequences_cancellation_waits_for_all() -> None:
     answer = OutputProcessor(request(n=2), tokens(), stop=["!"])
     answer.push(delta("a!", index=0))
     assert (answer.done, answer.must_cancel) == (False, False)
@@ -94,7 +94,7 @@ def test_usage_counts_prompt_visual_and_cached_tokens() -> None:
     assert usage.total_tokens == 8
 
 
-def test_logprobs_are_spelled_out_per_token_and_end_with_the_stop() -> None:
+def test_logprobs_are_decoded_per_token_and_end_with_the_stop() -> None:
     ids = tuple(tokens().encode("a🙂b"))
     rows = tuple(TokenLogprobs(-0.5, ((index, -0.5), (END, -1.0))) for index in ids)
     answer = OutputProcessor(request(logprobs=2), tokens(), stop=["b"])
@@ -128,7 +128,7 @@ FINISHES: tuple[FinishReason, ...] = ("stop", "length", "cancelled")
     st.integers(0, 3),
 )
 @settings(max_examples=300)
-def test_an_answer_taken_whole_is_the_streamed_one(
+def test_an_accumulated_answer_equals_the_streamed_one(
     groups: list[list[int]],
     finish: FinishReason,
     stop: list[str],
@@ -157,7 +157,7 @@ def test_an_answer_taken_whole_is_the_streamed_one(
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])
-def test_each_choice_taken_whole_counts_once_and_has_its_log_probabilities(logprobs: int | None) -> None:
+def test_each_accumulated_sequence_counts_once_and_has_its_logprobs(logprobs: int | None) -> None:
     answer = OutputProcessor(request(n=2, logprobs=logprobs), tokens())
     told = (TokenLogprobs(-1.0, ()),) if logprobs is not None else ()
     first, second = (tokens().encode(letter)[0] for letter in "ab")

@@ -39,13 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def front(folder: Path) -> Iterator[InputProcessor]:
+def input_processor(folder: Path) -> Iterator[InputProcessor]:
     one = InputProcessor(open_checkpoint(str(folder)), 2048)
     yield one
     one.close()
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def random_image(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -97,12 +97,14 @@ def oracle() -> Any:
 
 
 @pytest.mark.parametrize("sizes", [[(64, 64)], [(33, 1000)], [(640, 480), (10, 10), (200, 71)]])
-def test_chat_with_pictures_gives_the_ids_and_grids_of_the_reference(
-    front: InputProcessor, sizes: list[tuple[int, int]]
+def test_chat_with_images_has_the_ids_and_grids_of_transformers(
+    input_processor: InputProcessor, sizes: list[tuple[int, int]]
 ) -> None:
-    images = [picture(*size, seed=number) for number, size in enumerate(sizes)]
+    images = [random_image(*size, seed=number) for number, size in enumerate(sizes)]
     words = [{"type": "text", "text": "What is in the picture?"}]
-    request = front.prepare_chat([{"role": "user", "content": [*map(part, images), *words]}], ASK, "r")
+    request = input_processor.prepare_chat(
+        [{"role": "user", "content": [*map(part, images), *words]}], ASK, "r"
+    )
     processor = oracle()
     text = processor.apply_chat_template(
         [{"role": "user", "content": [*({"type": "image"} for _ in images), *words]}],
@@ -121,11 +123,13 @@ def test_chat_with_pictures_gives_the_ids_and_grids_of_the_reference(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 41])
-def test_videos_expand_as_the_reference_expands_them(front: InputProcessor, count: int) -> None:
+def test_videos_expand_as_in_transformers(input_processor: InputProcessor, count: int) -> None:
     source = frames(count)
     prompt = f"Look: {MOVIE} and say."
-    request = front.prepare_prompt(prompt, ASK, "r", videos=[{"frames": source, "fps": 10.0}], trusted=True)
-    processing = front.checkpoint.video
+    request = input_processor.prepare_prompt(
+        prompt, ASK, "r", videos=[{"frames": source, "fps": 10.0}], trusted=True
+    )
+    processing = input_processor.checkpoint.video
     assert processing is not None
     indices = processing.sample(count, 10.0, 768)
     pairs = (len(indices) + 1) // 2
@@ -145,21 +149,21 @@ def test_videos_expand_as_the_reference_expands_them(front: InputProcessor, coun
     assert len({media.view.key for media in request.media}) == pairs
 
 
-def test_an_encoded_video_in_a_chat_is_sampled_and_stamped(front: InputProcessor) -> None:
+def test_an_encoded_video_in_a_chat_is_sampled_and_has_timestamps(input_processor: InputProcessor) -> None:
     url = data_uri(encoded(frames(20)), "video/mp4")
     content = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "hi"}]
-    request = front.prepare_chat([{"role": "user", "content": content}], ASK, "r")
+    request = input_processor.prepare_chat([{"role": "user", "content": content}], ASK, "r")
     assert len(request.media) == 2
     assert all(media.pixels.shape == (2, 48, 64, 3) for media in request.media)
     text = tokens().decode(request.prompt, skip_special=False)
     assert "<0.3 seconds><|vision_start|><|video_pad|><|vision_end|><1.6 seconds>" in text
 
 
-# --- forms a picture may have ------------------------------------------------------------------------------
+# --- forms an image may have ------------------------------------------------------------------------------
 
 
-def test_the_library_takes_pictures_in_any_form(front: InputProcessor, tmp_path: Path) -> None:
-    image = picture(64, 48)
+def test_the_library_takes_images_in_any_form(input_processor: InputProcessor, tmp_path: Path) -> None:
+    image = random_image(64, 48)
     (tmp_path / "a.png").write_bytes(png(image))
     forms = [
         image,
@@ -170,30 +174,36 @@ def test_the_library_takes_pictures_in_any_form(front: InputProcessor, tmp_path:
         data_uri(png(image)),
     ]
     for form in forms:
-        request = front.prepare_prompt(f"x{PLACE}", ASK, "r", images=[form], trusted=True)
+        request = input_processor.prepare_prompt(f"x{PLACE}", ASK, "r", images=[form], trusted=True)
         np.testing.assert_array_equal(request.media[0].pixels[0], np.asarray(image))
         chat = [{"role": "user", "content": [{"type": "image", "image": form}]}]
-        assert len(front.prepare_chat(chat, ASK, "r", trusted=True).media) == 1
+        assert len(input_processor.prepare_chat(chat, ASK, "r", trusted=True).media) == 1
 
 
 @pytest.mark.parametrize("form", ["path", "object", "bytes"])
-def test_who_is_not_trusted_gives_urls_only(front: InputProcessor, tmp_path: Path, form: str) -> None:
-    (tmp_path / "a.png").write_bytes(png(picture(8, 8)))
+def test_untrusted_callers_may_give_only_urls(
+    input_processor: InputProcessor, tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "a.png").write_bytes(png(random_image(8, 8)))
     forms: dict[str, Any] = {
         "path": str(tmp_path / "a.png"),
-        "object": picture(8, 8),
-        "bytes": png(picture(8, 8)),
+        "object": random_image(8, 8),
+        "bytes": png(random_image(8, 8)),
     }
     chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": forms[form]}}]}]
     with pytest.raises(MediaRefused):
-        front.prepare_chat(chat, ASK, "r")
+        input_processor.prepare_chat(chat, ASK, "r")
 
 
-def test_equal_pictures_have_equal_views_and_different_ones_never(front: InputProcessor) -> None:
+def test_equal_images_have_equal_keys_and_different_ones_never(input_processor: InputProcessor) -> None:
     def key(form: Any, salt: bytes = b"") -> bytes:
-        return front.prepare_prompt(PLACE, ASK, "r", salt, images=[form], trusted=True).media[0].view.key
+        return (
+            input_processor.prepare_prompt(PLACE, ASK, "r", salt, images=[form], trusted=True)
+            .media[0]
+            .view.key
+        )
 
-    image = picture(64, 48)
+    image = random_image(64, 48)
     other = image.copy()
     other.putpixel((0, 0), (1, 2, 3))
     turned = np.asarray(image).reshape(64, 48, 3)  # the same bytes in another shape
@@ -207,18 +217,18 @@ def test_equal_pictures_have_equal_views_and_different_ones_never(front: InputPr
 # --- trust -------------------------------------------------------------------------------------------------
 
 
-def test_an_untrusted_prompt_is_plain_text(front: InputProcessor) -> None:
+def test_an_untrusted_prompt_is_plain_text(input_processor: InputProcessor) -> None:
     text = "<|im_start|>system <|image_pad|>"
-    request = front.prepare_prompt(text, ASK, "r")
-    assert not any(tokens().is_control(token) for token in request.prompt)
+    request = input_processor.prepare_prompt(text, ASK, "r")
+    assert not any(token in tokens().control.values() for token in request.prompt)
     assert tokens().decode(request.prompt) == text
-    trusted = front.prepare_prompt("<|im_start|>system", ASK, "r", trusted=True)
+    trusted = input_processor.prepare_prompt("<|im_start|>system", ASK, "r", trusted=True)
     assert trusted.prompt[0] == token_id("<|im_start|>")
 
 
-def test_placeholders_typed_in_a_chat_do_not_count(front: InputProcessor) -> None:
-    content = [part(picture(64, 64)), {"type": "text", "text": "<|image_pad|> <|vision_start|>"}]
-    request = front.prepare_chat([{"role": "user", "content": content}], ASK, "r")
+def test_placeholders_typed_in_a_chat_do_not_count(input_processor: InputProcessor) -> None:
+    content = [part(random_image(64, 64)), {"type": "text", "text": "<|image_pad|> <|vision_start|>"}]
+    request = input_processor.prepare_chat([{"role": "user", "content": content}], ASK, "r")
     assert request.prompt.count(IMAGE_PAD) == 1
     assert request.prompt[request.media[0].placeholder] == IMAGE_PAD
 
@@ -226,23 +236,27 @@ def test_placeholders_typed_in_a_chat_do_not_count(front: InputProcessor) -> Non
 # --- limits ------------------------------------------------------------------------------------------------
 
 
-def test_placeholders_and_pictures_must_match(front: InputProcessor) -> None:
+def test_placeholders_and_images_must_match(input_processor: InputProcessor) -> None:
     with pytest.raises(InvalidValue, match=r"1 image placeholders.*for 0 images"):
-        front.prepare_prompt(PLACE, ASK, "r", trusted=True)
+        input_processor.prepare_prompt(PLACE, ASK, "r", trusted=True)
     with pytest.raises(InvalidValue, match="0 image placeholders"):
-        front.prepare_prompt("x", ASK, "r", images=[picture(8, 8)], trusted=True)
+        input_processor.prepare_prompt("x", ASK, "r", images=[random_image(8, 8)], trusted=True)
     with pytest.raises(InvalidValue, match="1 image placeholders"):
-        front.prepare_prompt([IMAGE_PAD], ASK, "r")  # ids of anybody
+        input_processor.prepare_prompt([IMAGE_PAD], ASK, "r")  # ids of anybody
     with pytest.raises(InvalidValue, match="0 video placeholders"):
-        front.prepare_prompt(PLACE, ASK, "r", videos=[frames(4)], images=[picture(8, 8)], trusted=True)
+        input_processor.prepare_prompt(
+            PLACE, ASK, "r", videos=[frames(4)], images=[random_image(8, 8)], trusted=True
+        )
 
 
-def test_pictures_a_template_has_no_place_for_are_not_lost(tmp_path: Path) -> None:
+def test_images_the_template_drops_are_refused(tmp_path: Path) -> None:
     source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     (write_checkpoint(tmp_path) / "chat_template.jinja").write_text(source)
     with pytest.raises(InvalidValue):
         InputProcessor(open_checkpoint(str(tmp_path)), 2048).prepare_chat(
-            [{"role": "user", "content": [part(picture(64, 64)), {"type": "text", "text": "x"}]}], ASK, "r"
+            [{"role": "user", "content": [part(random_image(64, 64)), {"type": "text", "text": "x"}]}],
+            ASK,
+            "r",
         )
 
 
@@ -264,7 +278,7 @@ def test_a_prompt_beyond_the_context_names_both_numbers(folder: Path) -> None:
     with pytest.raises(ContextTooLong, match=rf"{length} tokens.*40.*shorter text"):
         small.prepare_prompt("a" * 100, ASK, "r")
     with pytest.raises(ContextTooLong, match=r"256 of them visual.*smaller images"):
-        small.prepare_prompt(PLACE, ASK, "r", images=[picture(512, 512)], trusted=True)
+        small.prepare_prompt(PLACE, ASK, "r", images=[random_image(512, 512)], trusted=True)
 
 
 def test_the_prompt_may_fill_the_context_but_for_one_token(folder: Path) -> None:
@@ -275,60 +289,65 @@ def test_the_prompt_may_fill_the_context_but_for_one_token(folder: Path) -> None
         InputProcessor(open_checkpoint(str(folder)), len(ids)).prepare_prompt(ids, ASK, "r")
 
 
-def test_max_tokens_is_what_the_context_leaves_and_lowering_it_is_said(
-    front: InputProcessor, caplog: pytest.LogCaptureFixture
+def test_max_tokens_is_limited_by_the_context_and_lowering_it_is_logged(
+    input_processor: InputProcessor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    everything = front.prepare_prompt([1, 2, 3], SamplingParams(max_tokens=None), "r")
+    everything = input_processor.prepare_prompt([1, 2, 3], SamplingParams(max_tokens=None), "r")
     assert everything.sampling.max_tokens == 2048 - 3
     with caplog.at_level(logging.INFO, logger="saccade.inputs.processor"):
-        lowered = front.prepare_prompt([1, 2, 3], SamplingParams(max_tokens=5000), "r7")
+        lowered = input_processor.prepare_prompt([1, 2, 3], SamplingParams(max_tokens=5000), "r7")
     assert lowered.sampling.max_tokens == 2045
     assert "r7: max_tokens 5000 lowered to the 2045 left" in caplog.text
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_an_empty_prompt_is_refused(front: InputProcessor, prompt: Any) -> None:
+def test_an_empty_prompt_is_refused(input_processor: InputProcessor, prompt: Any) -> None:
     with pytest.raises(InvalidValue, match="empty"):
-        front.prepare_prompt(prompt, ASK, "r")
+        input_processor.prepare_prompt(prompt, ASK, "r")
 
 
 @pytest.mark.parametrize("token", [-1, 10**9, True, 1.0, "1"])
-def test_token_ids_out_of_range_are_refused(front: InputProcessor, token: Any) -> None:
+def test_token_ids_out_of_range_are_refused(input_processor: InputProcessor, token: Any) -> None:
     with pytest.raises(InvalidValue, match="token"):
-        front.prepare_prompt([1, token], ASK, "r")
+        input_processor.prepare_prompt([1, token], ASK, "r")
 
 
-def test_one_bad_picture_among_good_ones_refuses_the_request(front: InputProcessor) -> None:
-    bad = {"type": "image_url", "image_url": {"url": data_uri(png(picture(8, 8))[:60])}}
+def test_one_bad_image_among_good_ones_refuses_the_request(input_processor: InputProcessor) -> None:
+    bad = {"type": "image_url", "image_url": {"url": data_uri(png(random_image(8, 8))[:60])}}
     with pytest.raises(MediaRefused, match="damaged"):
-        front.prepare_chat([{"role": "user", "content": [part(picture(8, 8)), bad]}], ASK, "r")
+        input_processor.prepare_chat([{"role": "user", "content": [part(random_image(8, 8)), bad]}], ASK, "r")
 
 
 # --- sampling ----------------------------------------------------------------------------------------------
 
 
-def test_the_checkpoints_defaults_fill_silence_and_give_way_to_words(front: InputProcessor) -> None:
-    silent = front.prepare_prompt([1], ASK, "r").sampling
+def test_the_checkpoints_sampling_defaults_apply_unless_the_request_sets_them(
+    input_processor: InputProcessor,
+) -> None:
+    silent = input_processor.prepare_prompt([1], ASK, "r").sampling
     assert (silent.temperature, silent.top_p, silent.top_k) == (0.7, 0.8, 20)
-    spoken = front.prepare_prompt([1], SamplingParams(temperature=0.0, top_k=0), "r").sampling
+    spoken = input_processor.prepare_prompt([1], SamplingParams(temperature=0.0, top_k=0), "r").sampling
     assert (spoken.temperature, spoken.top_p, spoken.top_k) == (0.0, 0.8, 0)
 
 
-def test_end_tokens_stop_unless_ignored(front: InputProcessor) -> None:
-    ends = front.checkpoint.eos_ids
-    assert front.prepare_prompt([1], ASK, "r").sampling.stop_token_ids == ends
-    assert front.prepare_prompt([1], SamplingParams(ignore_eos=True), "r").sampling.stop_token_ids == ()
+def test_end_tokens_stop_unless_ignored(input_processor: InputProcessor) -> None:
+    ends = input_processor.checkpoint.eos_ids
+    assert input_processor.prepare_prompt([1], ASK, "r").sampling.stop_token_ids == ends
+    assert (
+        input_processor.prepare_prompt([1], SamplingParams(ignore_eos=True), "r").sampling.stop_token_ids
+        == ()
+    )
 
 
-def test_request_carries_its_name_and_tenant(front: InputProcessor) -> None:
-    request = front.prepare_prompt([1], ASK, "name", b"tenant")
+def test_request_has_its_id_and_salt(input_processor: InputProcessor) -> None:
+    request = input_processor.prepare_prompt([1], ASK, "name", b"tenant")
     assert (request.id, request.salt) == ("name", b"tenant")
     assert request.arrived > 0
 
 
-def test_an_answer_uses_the_callers_stop_strings(front: InputProcessor) -> None:
+def test_the_output_processor_uses_the_callers_stop_strings(input_processor: InputProcessor) -> None:
     params = SamplingParams(stop="END", include_stop_str_in_output=True)
-    answer = front.output_processor(front.prepare_prompt([1], params, "r"), params)
+    answer = input_processor.output_processor(input_processor.prepare_prompt([1], params, "r"), params)
     assert answer.choices[0].text == ""
     assert answer.usage.prompt_tokens == 1
 
@@ -345,7 +364,7 @@ def test_a_model_without_template_or_tokenizer_says_so(folder: Path, tmp_path: P
         InputProcessor(open_checkpoint(str(tmp_path)), 99)
 
 
-def test_a_model_that_sees_nothing_refuses_what_only_pictures_could_fulfil(tmp_path: Path) -> None:
+def test_a_text_model_refuses_options_that_need_images(tmp_path: Path) -> None:
     blind = InputProcessor(open_checkpoint(str(checkpoints.qwen3(tmp_path))), 99)
     for detail_req in (DetailRequest(preview_only=True), DetailRequest(visual_tokens=9)):
         with pytest.raises(InvalidValue, match="image"):
@@ -369,18 +388,20 @@ def executed_files(work: Callable[[], object]) -> set[str]:
     return found
 
 
-def test_a_plain_image_request_runs_no_code_of_lod_named_images_or_video(front: InputProcessor) -> None:
-    messages = [{"role": "user", "content": [part(picture(64, 64)), {"type": "text", "text": "what?"}]}]
-    front.prepare_chat(messages, ASK, "r")  # fills caches
-    files = executed_files(lambda: front.prepare_chat(messages, ASK, "r"))
+def test_a_plain_image_request_runs_no_code_of_lod_named_images_or_video(
+    input_processor: InputProcessor,
+) -> None:
+    messages = [{"role": "user", "content": [part(random_image(64, 64)), {"type": "text", "text": "what?"}]}]
+    input_processor.prepare_chat(messages, ASK, "r")  # fills caches
+    files = executed_files(lambda: input_processor.prepare_chat(messages, ASK, "r"))
     assert "inputs/media/decode.py" in files
     assert not [file for file in files if file.startswith("lod/")]
     assert not files & {"inputs/media/image_names.py", "inputs/media/video.py", "inputs/media/ssrf.py"}
 
 
-def test_a_text_request_runs_no_code_for_media(front: InputProcessor) -> None:
+def test_a_text_request_runs_no_code_for_media(input_processor: InputProcessor) -> None:
     messages = [{"role": "user", "content": "what?"}]
-    files = executed_files(lambda: front.prepare_chat(messages, ASK, "r"))
+    files = executed_files(lambda: input_processor.prepare_chat(messages, ASK, "r"))
     assert files <= {
         "inputs/processor.py",
         "inputs/chat_template.py",

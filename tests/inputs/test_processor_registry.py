@@ -18,7 +18,7 @@ from saccade.lod.detail import DetailRequest
 from saccade.lod.types import Detail, Grid, LodParams
 from saccade.request import Request, View
 from saccade.sampling_params import SamplingParams
-from tests.inputs.test_processor import part, picture
+from tests.inputs.test_processor import part, random_image
 from tests.inputs.tiny_tokenizer import IMAGE, token_id, write_checkpoint
 
 IMAGE_PAD, NEWLINE = token_id("<|image_pad|>"), token_id("<|vision_end|>")
@@ -93,7 +93,7 @@ def visual(request: Request) -> list[int]:
 
 
 def test_tiles_separators_and_thumbnail_replace_the_placeholder(processor: InputProcessor) -> None:
-    request = processor.prepare_chat(chat(picture(56, 56)), ASK, "r")
+    request = processor.prepare_chat(chat(random_image(56, 56)), ASK, "r")
     pad = IMAGE_PAD
     assert visual(request)[:-1] == [pad, pad, pad, NEWLINE, pad, pad]  # the last newline closes the row
     assert [item.view.box for item in request.media] == [
@@ -109,7 +109,7 @@ def test_tiles_separators_and_thumbnail_replace_the_placeholder(processor: Input
 
 
 def test_the_count_is_that_of_the_prompt_the_engine_computes(processor: InputProcessor) -> None:
-    request = processor.prepare_chat(chat(picture(70, 30)), ASK, "r")
+    request = processor.prepare_chat(chat(random_image(70, 30)), ASK, "r")
     image = processor.checkpoint.image
     assert image is not None
     assert image.num_tokens((70, 30)) == 7 * 4
@@ -120,16 +120,18 @@ def test_the_count_is_that_of_the_prompt_the_engine_computes(processor: InputPro
     assert (usage.visual_tokens, usage.full_visual_tokens, usage.prompt_tokens) == (28, 28, request.length)
 
 
-def test_low_detail_is_the_family_s_own(processor: InputProcessor) -> None:
-    request = processor.prepare_chat(chat(picture(56, 56), detail="low"), ASK, "r")
+def test_low_detail_is_passed_to_the_family(processor: InputProcessor) -> None:
+    request = processor.prepare_chat(chat(random_image(56, 56), detail="low"), ASK, "r")
     assert [item.view.box for item in request.media] == [(0, 0, 56, 56)]
 
 
 def test_an_image_beyond_the_context_is_refused_by_its_tokens(processor: InputProcessor) -> None:
     with pytest.raises(ContextTooLong, match="404 of them visual"):
-        processor.prepare_chat(chat(picture(280, 280)), ASK, "r")
+        processor.prepare_chat(chat(random_image(280, 280)), ASK, "r")
 
 
 def test_level_of_detail_is_refused_where_images_are_tiled(processor: InputProcessor) -> None:
     with pytest.raises(InvalidValue, match="level of detail"):
-        processor.prepare_chat(chat(picture(56, 56)), ASK, "r", detail_req=DetailRequest(params=LodParams()))
+        processor.prepare_chat(
+            chat(random_image(56, 56)), ASK, "r", detail_req=DetailRequest(params=LodParams())
+        )

@@ -20,12 +20,12 @@ def test_trusted_text_parses_control_tokens_and_plain_text_does_not(token: str) 
     text = f"a {token} b"
     assert token_id(token) in tokens().encode(text)
     plain = tokens().encode_plain(text)
-    assert not any(tokens().is_control(index) for index in plain)
+    assert not any(index in tokens().control.values() for index in plain)
     assert tokens().decode(plain) == text
 
 
 @pytest.mark.parametrize("token", ORDINARY)
-def test_added_tokens_that_are_not_special_are_vocabulary_for_everybody(token: str) -> None:
+def test_added_tokens_that_are_not_special_are_ordinary_vocabulary(token: str) -> None:
     assert token_id(token) in tokens().encode_plain(f"a{token}b")
 
 
@@ -63,7 +63,7 @@ def test_split_control_finds_what_the_tokenizer_finds() -> None:
     assert pieces == ["x", "<|im_start|>", "user\n", "<|image_pad|>", "", "<|image_pad|>", "y"]
 
 
-def test_a_tokenizer_that_frames_text_frames_plain_text_alike() -> None:
+def test_special_prefix_and_suffix_are_added_to_plain_text_too() -> None:
     value = json.loads(tokenizer_json())
     start = {"id": "<|endoftext|>", "type_id": 0}
     value["post_processor"] = {
@@ -88,7 +88,7 @@ def test_a_broken_tokenizer_file_is_a_checkpoint_error() -> None:
         Tokenizer('{"model": 3}')
 
 
-def test_letters_a_vocabulary_lacks_are_not_taken_for_a_typed_token() -> None:
+def test_characters_outside_the_vocabulary_are_not_taken_for_a_control_token() -> None:
     source = {
         "version": "1.0",
         "added_tokens": [
@@ -126,7 +126,7 @@ class Only:
         raise AssertionError("this holds every other thread back")
 
 
-def test_encoding_lets_other_threads_run() -> None:
+def test_encoding_releases_the_gil() -> None:
     one = Tokenizer(tokenizer_json())
     trusted, plain = Only(one._trusted), Only(one._plain)
     vars(one).update(_trusted=trusted, _plain=plain)
@@ -136,18 +136,18 @@ def test_encoding_lets_other_threads_run() -> None:
 
 
 @given(TEXT, st.booleans())
-def test_ids_are_those_of_the_librarys_plain_call(text: str, framed: bool) -> None:
+def test_batch_encoding_gives_the_ids_of_a_single_call(text: str, framed: bool) -> None:
     text += "<|im_end|> a"
     expected = tokens()._trusted.encode(text, add_special_tokens=framed).ids
     assert tokens().encode(text, add_special_tokens=framed) == expected
 
 
 @given(TEXT)
-def test_no_token_stands_for_more_bytes_than_the_longest(text: str) -> None:
+def test_no_token_has_more_bytes_than_longest(text: str) -> None:
     assert len(text.encode()) <= tokens().longest * len(tokens().encode(text))
 
 
-def test_a_token_is_spelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spelling_of_a_token_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Tokenizer(tokenizer_json())
     first = one.spelling(5)
     monkeypatch.setattr(Tokenizer, "token_bytes", None)

@@ -286,7 +286,7 @@ class InputProcessor:
             room=room,
             vocab_size=self.checkpoint.vocab_size,
             end_tokens=self.checkpoint.eos_ids,
-            defaults=self.checkpoint.generation.given(),
+            defaults=self.checkpoint.generation,
         )
 
     def _check_ids(self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call) -> None:

@@ -116,9 +116,6 @@ class Tokenizer:
         text: str | None = self._trusted.id_to_token(index)
         return text
 
-    def is_control(self, index: int) -> bool:
-        return index in self._control_ids
-
     def id_of(self, token: str) -> int | None:
         index: int | None = self._trusted.token_to_id(token)
         return index

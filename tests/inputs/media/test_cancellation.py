@@ -65,7 +65,7 @@ def tarpit(say: bytes = b"") -> Iterator[tuple[int, threading.Event]]:
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"])
-def test_a_halt_ends_a_fetch_that_waits_for_its_server(scheme: str, said: bytes) -> None:
+def test_cancelling_ends_a_fetch_that_waits_for_its_server(scheme: str, said: bytes) -> None:
     cancel = CancelToken()
     with tarpit(said if scheme == "http" else b"") as (port, connected):
         worker = Worker(lambda: fetch_bytes(f"{scheme}://127.0.0.1:{port}/a.png", OPEN, cancel=cancel))
@@ -75,7 +75,7 @@ def test_a_halt_ends_a_fetch_that_waits_for_its_server(scheme: str, said: bytes)
 
 
 @pytest.mark.parametrize("where", ["resolving", "connecting"])
-def test_a_halt_ends_a_fetch_that_waits_for_the_system(where: str) -> None:
+def test_cancelling_ends_a_fetch_that_waits_for_the_system(where: str) -> None:
     waiting, go_on = threading.Event(), threading.Event()
     late = socket.socket()
 
@@ -107,7 +107,7 @@ def test_a_halt_ends_a_fetch_that_waits_for_the_system(where: str) -> None:
     late.close()
 
 
-def test_a_halt_said_before_lets_nothing_begin() -> None:
+def test_nothing_starts_after_cancelling() -> None:
     cancel = CancelToken()
     cancel.cancel()
 
@@ -125,7 +125,7 @@ def test_a_halt_said_before_lets_nothing_begin() -> None:
         video.decode_video(encoded(frames(4)), processing(), MediaLimits(), cancel)
 
 
-def test_a_halt_ends_the_decoder_of_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_kills_the_video_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = tmp_path / "started"
     program = tmp_path / "worker.py"
     program.write_text(f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep({LONG})\n")
@@ -141,7 +141,7 @@ def test_a_halt_ends_the_decoder_of_a_video(tmp_path: Path, monkeypatch: pytest.
     assert video._DECODER_SLOTS.free == video.DECODERS
 
 
-def test_a_halt_ends_waiting_for_a_turn_and_leaves_the_budget_whole() -> None:
+def test_cancelling_ends_waiting_for_the_semaphore_and_leaks_no_units() -> None:
     budget, cancel = FairSemaphore(10), CancelToken()
 
     def take() -> None:
@@ -156,7 +156,7 @@ def test_a_halt_ends_waiting_for_a_turn_and_leaves_the_budget_whole() -> None:
     assert budget.free == 10
 
 
-def test_a_turn_that_does_not_come_in_time_is_an_overload() -> None:
+def test_waiting_too_long_for_the_semaphore_raises_overloaded() -> None:
     budget = FairSemaphore(10)
     with (
         budget.holding(99, CancelToken(), LONG),
@@ -167,7 +167,7 @@ def test_a_turn_that_does_not_come_in_time_is_an_overload() -> None:
     assert budget.free == 10
 
 
-def test_who_waits_for_much_is_not_overtaken_by_who_wants_little() -> None:
+def test_small_requests_do_not_starve_a_large_one() -> None:
     budget = FairSemaphore(10)
     order: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Pictures of anybody: allowed formats to RGB by the reference's rule, the rest refused, nothing escapes."""
+"""Images of anybody: allowed formats to RGB by the reference's rule, the rest refused, nothing escapes."""
 
 import io
 import random
@@ -40,7 +40,7 @@ def png(width: int, height: int, data: bytes, *extra: bytes, depth: int = 8, col
 
 
 def reference(data: bytes) -> Pixels:
-    """What the reference processor makes of the upright picture."""
+    """What the reference processor makes of the upright image."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     pixels: Pixels = convert_to_rgb(image, return_numpy=True)
     return pixels
@@ -50,7 +50,7 @@ def reference(data: bytes) -> Pixels:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
-def test_allowed_formats_decode_as_the_reference(kind: str) -> None:
+def test_allowed_formats_decode_as_in_pillow(kind: str) -> None:
     data = encoded(Image.fromarray(NOISE), kind)
     found = decode(data, LIMITS)
     assert found.format == kind == sniff(data)
@@ -91,11 +91,11 @@ def _modes() -> list[tuple[str, bytes]]:
 @pytest.mark.parametrize(
     ("name", "data"), _modes(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_every_mode_is_normalised_as_the_reference_does(name: str, data: bytes) -> None:
+def test_every_mode_is_converted_to_rgb_as_in_pillow(name: str, data: bytes) -> None:
     np.testing.assert_array_equal(decode(data, LIMITS).pixels[0], reference(data))
 
 
-def test_transparency_is_laid_over_white() -> None:
+def test_transparency_is_composited_over_white() -> None:
     clear = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
     assert (decode(encoded(clear, "PNG"), LIMITS).pixels == 255).all()
 
@@ -127,7 +127,7 @@ def test_an_animation_gives_its_first_frame_and_the_rest_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 200), (200, 1)])
-def test_small_and_long_pictures_up_to_200_to_1_are_taken(size: tuple[int, int]) -> None:
+def test_small_and_long_images_up_to_200_to_1_are_taken(size: tuple[int, int]) -> None:
     assert decode(encoded(Image.new("RGB", size), "PNG"), LIMITS).pixels.shape == (1, size[1], size[0], 3)
 
 
@@ -135,7 +135,7 @@ def test_small_and_long_pictures_up_to_200_to_1_are_taken(size: tuple[int, int])
 
 
 @pytest.mark.parametrize("size", [(1, 20000), (20000, 1), (1, 201)])
-def test_pictures_longer_than_200_to_1_are_refused(size: tuple[int, int]) -> None:
+def test_images_longer_than_200_to_1_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(MediaRefused, match="200 times"):
         decode(encoded(Image.new("RGB", size), "PNG"), LIMITS)
 
@@ -167,7 +167,7 @@ def test_other_formats_are_refused_even_if_pillow_reads_them(kind: str) -> None:
         b"\x00\x00\x00\x20ftypavif",
     ],
 )
-def test_bytes_that_are_no_picture_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_an_image_are_refused(data: bytes) -> None:
     with pytest.raises(MediaRefused, match="no known format"):
         decode(data, LIMITS)
 
@@ -178,7 +178,7 @@ def test_another_format_behind_the_first_bytes_of_jpeg_is_refused(kind: str) -> 
         decode(b"\xff\xd8\xff" + encoded(Image.fromarray(NOISE), kind), LIMITS)
 
 
-def test_nothing_and_too_much_are_refused() -> None:
+def test_empty_and_oversized_data_are_refused() -> None:
     with pytest.raises(MediaRefused, match="empty"):
         decode(b"", LIMITS)
     with pytest.raises(MediaRefused, match="at most 100"):
@@ -201,7 +201,7 @@ def test_too_many_pixels_are_refused_by_the_header() -> None:
         b"VP8 " + struct.pack("<I", 10) + b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 16383, 16383),
     ],
 )
-def test_large_webp_canvases_are_refused_unopened(header: bytes) -> None:
+def test_large_webp_canvases_are_refused_before_opening(header: bytes) -> None:
     data = b"RIFF" + struct.pack("<I", 4 + len(header)) + b"WEBP" + header
     with pytest.raises(MediaRefused, match=r"1638\dx1638\d.*at most 64000000"):
         decode(data, LIMITS)
@@ -253,7 +253,7 @@ def test_bombs_cost_less_than_50_megabytes(bomb: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
-def test_cut_off_pictures_are_refused(kind: str) -> None:
+def test_cut_off_images_are_refused(kind: str) -> None:
     data = encoded(Image.fromarray(NOISE), kind)
     for part in (0.3, 0.6, 0.9):
         with pytest.raises(MediaRefused):
@@ -282,7 +282,7 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
 
 
 def fuzz(count: int, seed: int) -> tuple[int, int]:
-    """How many mutated pictures were taken and how many refused; anything but a refusal raises."""
+    """How many mutated images were taken and how many refused; anything but a refusal raises."""
     draw = random.Random(seed)
     small = Image.fromarray(NOISE)
     exif = Image.Exif()
@@ -311,7 +311,7 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
     return taken, refused
 
 
-def test_damaged_pictures_are_refused_or_decoded_and_nothing_else() -> None:
+def test_damaged_images_are_refused_or_decoded_and_nothing_else() -> None:
     taken, refused = fuzz(400, seed=1)
     assert refused > 100
     assert taken + refused == 400
@@ -320,7 +320,7 @@ def test_damaged_pictures_are_refused_or_decoded_and_nothing_else() -> None:
 # --- the library's own forms -------------------------------------------------------------------------------
 
 
-def test_pil_images_and_arrays_of_the_library_are_normalised_alike() -> None:
+def test_pil_images_and_arrays_are_converted_alike() -> None:
     np.testing.assert_array_equal(from_image(Image.fromarray(NOISE), LIMITS)[0], NOISE)
     np.testing.assert_array_equal(from_array(NOISE, LIMITS)[0], NOISE)
     grey = NOISE[:, :, 0]

@@ -33,7 +33,7 @@ def data_uri(data: bytes, mime: str = "image/png") -> str:
 # --- data URIs ---------------------------------------------------------------------------------------------
 
 
-def test_a_data_uri_gives_its_bytes() -> None:
+def test_a_data_uri_is_decoded() -> None:
     assert fetch_bytes(data_uri(png()), MediaLimits()) == png()
     assert fetch_bytes(data_uri(png(), "IMAGE/PNG;charset=x"), MediaLimits()) == png()
 
@@ -204,7 +204,7 @@ def sends(body: bytes, status: int = 200, **headers: str) -> Callable[[BaseHTTPR
     return answer
 
 
-def test_a_url_gives_its_body_and_the_server_sees_the_right_host(server: Server) -> None:
+def test_a_url_is_fetched_with_the_right_host_header(server: Server) -> None:
     server.routes["/a.png?x=1"] = sends(png())
     assert fetch_bytes(server.url("/a.png?x=1"), OPEN, network=LOCAL) == png()
     path, headers = server.asked[0]

@@ -1,4 +1,4 @@
-"""The identity of media: everything that changes a picture changes its hash."""
+"""The identity of media: everything that changes an image changes its hash."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_every_part_is_in_the_hash() -> None:
     assert content_hash(*BASE) == content_hash(*BASE)
 
 
-def test_hashing_by_all_cores_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_on_all_cores_gives_the_same_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("PNG", "RGB", (4, 6), bytes(range(256)) * 8192)
     monkeypatch.setattr(rgbx, "PARALLEL_BYTES", 1 << 30)
     alone = media_hash(*given)
@@ -38,7 +38,7 @@ def test_tenants_do_not_share_hashes() -> None:
     assert content_hash(*BASE, b"a") == content_hash(*BASE, b"a")
 
 
-def test_what_an_owner_is_told_names_nothing_of_anybody_elses() -> None:
+def test_a_digest_gives_no_access_to_another_tenants_image() -> None:
     """The digest is the same for all, the identity made of it is the tenant's own."""
     digest = media_hash(*BASE)
     assert tenant_hash(digest, b"a") == content_hash(*BASE, b"a")

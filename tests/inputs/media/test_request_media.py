@@ -21,7 +21,7 @@ from saccade.inputs.processor import InputProcessor
 from saccade.sampling_params import SamplingParams
 from tests.inputs.media.test_cancellation import Worker, tarpit
 from tests.inputs.media.test_video import encoded, frames
-from tests.inputs.test_processor import ASK, MOVIE, PLACE, data_uri, part, picture, png
+from tests.inputs.test_processor import ASK, MOVIE, PLACE, data_uri, part, png, random_image
 from tests.inputs.tiny_tokenizer import write_checkpoint
 
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def front(folder: Path) -> Iterator[InputProcessor]:
+def input_processor(folder: Path) -> Iterator[InputProcessor]:
     one = InputProcessor(
         open_checkpoint(str(folder)), 2048, MediaLimits(allow_private_addresses=True, fetch_timeout=3600.0)
     )
@@ -55,11 +55,11 @@ def chat(*parts: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "object", "array"])
-def test_pictures_beyond_the_context_are_not_decoded(
+def test_images_beyond_the_context_are_not_decoded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
     small = InputProcessor(open_checkpoint(str(folder)), 100)
-    image = picture(512, 512)
+    image = random_image(512, 512)
     path = tmp_path / "a"
     given: Any = {"object": image, "array": np.asarray(image)}.get(form, path)
     if given is path:
@@ -83,8 +83,8 @@ def test_all_pixels_of_a_request_have_a_limit_and_are_not_decoded_beyond_it(
     limits = MediaLimits(max_request_pixels=3 * 64 * 64 - 1)
     one = InputProcessor(open_checkpoint(str(folder)), 2048, limits)
     no_decoding(monkeypatch)
-    same = part(picture(64, 64))
-    for parts in ([same] * 3, [part(picture(64, 64, seed)) for seed in range(3)]):
+    same = part(random_image(64, 64))
+    for parts in ([same] * 3, [part(random_image(64, 64, seed)) for seed in range(3)]):
         with pytest.raises(MediaRefused, match=r"12288 pixels together; at most 12287") as caught:
             one.prepare_chat(chat(*parts), ASK, "r")
         assert caught.value.param == "messages"
@@ -92,14 +92,16 @@ def test_all_pixels_of_a_request_have_a_limit_and_are_not_decoded_beyond_it(
         one.prepare_prompt(MOVIE, ASK, "r", videos=[encoded(frames(20))], trusted=True)
 
 
-def test_a_turned_picture_costs_what_was_counted(front: InputProcessor) -> None:
-    image, processor = picture(200, 71), front.checkpoint.image
+def test_an_image_with_exif_rotation_has_the_tokens_that_were_counted(
+    input_processor: InputProcessor,
+) -> None:
+    image, processor = random_image(200, 71), input_processor.checkpoint.image
     assert processor is not None
     exif = Image.Exif()
     exif[0x0112] = 6
     straight, turned = png(image), io_png(image, exif)
     ids = [
-        front.prepare_prompt(PLACE, ASK, "r", images=[one], trusted=True).media[0].view
+        input_processor.prepare_prompt(PLACE, ASK, "r", images=[one], trusted=True).media[0].view
         for one in (straight, turned)
     ]
     assert ids[0].grid == ids[1].grid[::-1]
@@ -130,7 +132,7 @@ def test_only_so_many_pixels_are_decoded_at_once(folder: Path, monkeypatch: pyte
                 now -= 1
 
     monkeypatch.setattr(decode, "decode", counted)
-    parts = [part(picture(100, 100, seed)) for seed in range(8)]
+    parts = [part(random_image(100, 100, seed)) for seed in range(8)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: one.prepare_chat(chat(*parts), ASK, name), "abcd"))
     assert most == 1
@@ -142,15 +144,15 @@ def test_only_so_many_pixels_are_decoded_at_once(folder: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 def test_a_lazily_opened_image_may_be_used_by_many_at_once(
-    front: InputProcessor, tmp_path: Path, form: str
+    input_processor: InputProcessor, tmp_path: Path, form: str
 ) -> None:
-    picture(700, 700).save(tmp_path / "a", form)
+    random_image(700, 700).save(tmp_path / "a", form)
     lazy = Image.open(tmp_path / "a")
     expected = np.asarray(Image.open(tmp_path / "a").convert("RGB"))
 
     def prepare(name: int) -> Any:
         images = [lazy] * 3
-        return front.prepare_prompt(PLACE * 3, ASK, f"r{name}", images=images, trusted=True)
+        return input_processor.prepare_prompt(PLACE * 3, ASK, f"r{name}", images=images, trusted=True)
 
     with ThreadPoolExecutor(4) as pool:
         requests = list(pool.map(prepare, range(8)))
@@ -160,8 +162,8 @@ def test_a_lazily_opened_image_may_be_used_by_many_at_once(
     assert len({media.view.key for request in requests for media in request.media}) == 1
 
 
-def test_what_stands_twice_in_a_prompt_is_loaded_once(
-    front: InputProcessor, monkeypatch: pytest.MonkeyPatch
+def test_an_image_that_occurs_twice_in_a_prompt_is_loaded_once(
+    input_processor: InputProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
     real = decode.decode
@@ -171,8 +173,8 @@ def test_what_stands_twice_in_a_prompt_is_loaded_once(
         return real(*arguments)
 
     monkeypatch.setattr(decode, "decode", counted)
-    same, other = part(picture(64, 64)), part(picture(64, 64, 1))
-    request = front.prepare_chat(chat(same, other, same), ASK, "r")
+    same, other = part(random_image(64, 64)), part(random_image(64, 64, 1))
+    request = input_processor.prepare_chat(chat(same, other, same), ASK, "r")
     assert len(calls) == 2
     keys = [media.view.key for media in request.media]
     assert keys[0] == keys[2] != keys[1]
@@ -181,32 +183,38 @@ def test_what_stands_twice_in_a_prompt_is_loaded_once(
 # --- errors ------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_picture_or_video_is_named_by_its_place(front: InputProcessor) -> None:
-    bad = {"type": "image_url", "image_url": {"url": data_uri(png(picture(8, 8))[:60])}}
+def test_the_error_param_names_the_refused_part(input_processor: InputProcessor) -> None:
+    bad = {"type": "image_url", "image_url": {"url": data_uri(png(random_image(8, 8))[:60])}}
     movie = {"type": "video_url", "video_url": {"url": data_uri(b"\0\0\0\x18ftypmp42", "video/mp4")}}
     for wrong in (bad, movie):
         with pytest.raises(MediaRefused) as caught:
-            front.prepare_chat([*chat(part(picture(8, 8))), *chat(part(picture(9, 9)), wrong)], ASK, "r")
+            input_processor.prepare_chat(
+                [*chat(part(random_image(8, 8))), *chat(part(random_image(9, 9)), wrong)], ASK, "r"
+            )
         assert caught.value.param == "messages[1].content[1]"
     with pytest.raises(MediaRefused) as caught:
-        front.prepare_prompt(PLACE * 2, ASK, "r", images=[picture(8, 8), b"junk"], trusted=True)
+        input_processor.prepare_prompt(
+            PLACE * 2, ASK, "r", images=[random_image(8, 8), b"junk"], trusted=True
+        )
     assert caught.value.param == "images[1]"
 
 
-def test_limits_name_the_field_the_caller_used(folder: Path) -> None:
+def test_limit_errors_name_the_callers_field(folder: Path) -> None:
     one = InputProcessor(open_checkpoint(str(folder)), 2048, MediaLimits(images_per_prompt=1))
     with pytest.raises(MediaRefused) as caught:
-        one.prepare_chat(chat(*[part(picture(8, 8))] * 2), ASK, "r")
+        one.prepare_chat(chat(*[part(random_image(8, 8))] * 2), ASK, "r")
     assert caught.value.param == "messages"
     with pytest.raises(MediaRefused) as caught:
-        one.prepare_prompt(PLACE * 2, ASK, "r", images=[picture(8, 8)] * 2, trusted=True)
+        one.prepare_prompt(PLACE * 2, ASK, "r", images=[random_image(8, 8)] * 2, trusted=True)
     assert caught.value.param == "prompt"
 
 
-@pytest.mark.parametrize("images", [picture(8, 8), "a.png", None, {"a": 1}, np.zeros((8, 8, 3), np.uint8)])
-def test_one_picture_that_is_not_in_a_list_is_refused(front: InputProcessor, images: Any) -> None:
+@pytest.mark.parametrize(
+    "images", [random_image(8, 8), "a.png", None, {"a": 1}, np.zeros((8, 8, 3), np.uint8)]
+)
+def test_one_image_that_is_not_in_a_list_is_refused(input_processor: InputProcessor, images: Any) -> None:
     with pytest.raises(InvalidValue, match="give a list") as caught:
-        front.prepare_prompt(PLACE, ASK, "r", images=images, trusted=True)
+        input_processor.prepare_prompt(PLACE, ASK, "r", images=images, trusted=True)
     assert caught.value.param == "images"
 
 
@@ -215,23 +223,25 @@ def test_one_picture_that_is_not_in_a_list_is_refused(front: InputProcessor, ima
 
 @pytest.mark.parametrize("who", ["request", "front"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_halt_ends_preparing_a_request(front: InputProcessor, who: str, count: int) -> None:
+def test_cancelling_ends_preparing_a_request(input_processor: InputProcessor, who: str, count: int) -> None:
     cancel = CancelToken()
     with tarpit() as (port, connected):
         parts = [
             {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/{number}.png"}}
             for number in range(count)
         ]
-        worker = Worker(lambda: front.prepare_chat(chat(*parts), SamplingParams(), "r", cancel=cancel))
+        worker = Worker(
+            lambda: input_processor.prepare_chat(chat(*parts), SamplingParams(), "r", cancel=cancel)
+        )
         assert connected.wait(20)
-        cancel.cancel() if who == "request" else front.close()
+        cancel.cancel() if who == "request" else input_processor.close()
         assert isinstance(worker.end(), LoadingCancelled)
 
 
-def test_one_bad_picture_ends_fetching_the_others(front: InputProcessor) -> None:
+def test_one_bad_image_cancels_fetching_the_others(input_processor: InputProcessor) -> None:
     """All threads of a request are over when it is refused; here one would wait for an hour."""
     with tarpit() as (port, _):
         slow = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}
         bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-        worker = Worker(lambda: front.prepare_chat(chat(bad, slow), ASK, "r"))
+        worker = Worker(lambda: input_processor.prepare_chat(chat(bad, slow), ASK, "r"))
         assert isinstance(worker.end(), MediaRefused)

@@ -1,6 +1,7 @@
-"""A picture of the library is copied out of Pillow's memory as it is; one identity however it lies there."""
+"""An image of the library is copied out of Pillow's memory as it is; one identity however it lies there."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +9,16 @@ from PIL import Image
 
 from saccade.config import MediaLimits
 from saccade.inputs.media import rgbx
-from saccade.inputs.media.loader import load_image
+from saccade.inputs.media.loader import LoadedImage, open_image
 from saccade.inputs.media.rgbx import OPAQUE, RgbxWords, contiguous, copy_rgbx, rgb_of_words, words_of_rgb
 from saccade.request import Pixels
 
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 36, 3), dtype=np.uint8)
 SCATTERED = (4400, 1000)  # 16.8 MiB: Pillow keeps it in two pieces
+
+
+def load(source: Any) -> LoadedImage:
+    return open_image(source, MediaLimits(), trusted=True).decode()
 
 
 def plain() -> Image.Image:
@@ -39,7 +44,7 @@ def scattered() -> Image.Image:
 
 
 @pytest.mark.parametrize("make", [plain, resized, cropped, scattered])
-def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
+def test_pixels_equal_those_of_pillow(make: Callable[[], Image.Image]) -> None:
     image = make()
     words = copy_rgbx(image)
     pixels = rgb_of_words(words)
@@ -53,7 +58,7 @@ def test_pixels_are_those_pillow_gives(make: Callable[[], Image.Image]) -> None:
 
 
 @pytest.mark.parametrize("height", [1, 2, 3, 17])
-def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
+def test_a_copy_by_several_threads_equals_that_of_one(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
     image = plain().resize((31, height))
     one = copy_rgbx(image)
     monkeypatch.setattr(rgbx, "PARALLEL_BYTES", 1)
@@ -66,7 +71,7 @@ def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: in
         assert not np.shares_memory(copy, array)
         np.testing.assert_array_equal(copy, array)
     assert words_of_rgb(rgb_of_words(several)) is several
-    with rgbx.all_cores(1 << 30) as granted, rgbx.all_cores(1 << 30) as another:  # one picture at a time
+    with rgbx.all_cores(1 << 30) as granted, rgbx.all_cores(1 << 30) as another:  # one image at a time
         assert (granted, another) == (True, False)
     with rgbx.all_cores(1 << 30) as granted:
         assert granted
@@ -75,7 +80,7 @@ def test_several_cores_copy_the_same(monkeypatch: pytest.MonkeyPatch, height: in
         assert not granted
 
 
-def test_the_copy_stays_as_it_was_when_the_picture_changes_or_goes() -> None:
+def test_the_copy_is_independent_of_the_image() -> None:
     image = plain()
     pixels = rgb_of_words(copy_rgbx(image))
     image.paste("red", (0, 0, *image.size))
@@ -84,34 +89,33 @@ def test_the_copy_stays_as_it_was_when_the_picture_changes_or_goes() -> None:
 
 
 @pytest.mark.parametrize("make", [plain, resized, cropped])
-def test_a_picture_has_one_identity_however_it_lies_in_memory(
+def test_the_hash_of_an_image_does_not_depend_on_its_memory_layout(
     make: Callable[[], Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = make()
     again = Image.fromarray(np.asarray(image))  # its fourth bytes are 255
-    limits = MediaLimits()
-    names = {load_image(one, limits, trusted=True).digest for one in (image, again)}
+    names = {load(one).digest for one in (image, again)}
     monkeypatch.setattr(rgbx, "_borrow", lambda image: None)
-    names.add(load_image(image, limits, trusted=True).digest)
+    names.add(load(image).digest)
     assert len(names) == 1
 
 
-def test_every_pixel_band_and_the_shape_are_in_the_identity() -> None:
-    limits, names = MediaLimits(), set()
+def test_every_pixel_band_and_the_shape_change_the_hash() -> None:
+    names = set()
     for place in [(0, 0, 0), (0, 0, 2), (0, 35, 1), (12, 17, 2), (23, 35, 2), (23, 0, 0)]:
         other = NOISE.copy()
         other[place] ^= 1
-        names |= {load_image(one, limits, trusted=True).digest for one in (other, Image.fromarray(other))}
+        names |= {load(one).digest for one in (other, Image.fromarray(other))}
     for same in (NOISE, NOISE.reshape(36, 24, 3)):
-        names |= {load_image(one, limits, trusted=True).digest for one in (same, Image.fromarray(same))}
+        names |= {load(one).digest for one in (same, Image.fromarray(same))}
     assert len(names) == 2 * 8
 
 
 def test_an_array_of_the_library_is_copied() -> None:
     given = NOISE.copy()
-    picture = load_image(given, MediaLimits(), trusted=True)
+    random_image = load(given)
     given[:] = 0
-    np.testing.assert_array_equal(picture.pixels[0], NOISE)
+    np.testing.assert_array_equal(random_image.pixels[0], NOISE)
 
 
 def part(words: RgbxWords) -> Pixels:

@@ -108,12 +108,12 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_addresses_that_are_not_public_are_known(address: str) -> None:
+def test_addresses_that_are_not_public_are_recognised(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:2800:220:1:248:1893:25c8:1946"])
-def test_public_addresses_are_known(address: str) -> None:
+def test_public_addresses_are_recognised(address: str) -> None:
     assert is_public(address)
 
 
@@ -125,7 +125,7 @@ def test_one_private_address_among_public_ones_refuses_the_host() -> None:
         resolve_checked(target, MediaLimits(), lambda host, port: [])
 
 
-def test_refusals_name_no_address() -> None:
+def test_refusals_do_not_reveal_addresses() -> None:
     with pytest.raises(MediaRefused) as caught:
         resolve_checked(parse_url("http://inside.example/"), MediaLimits(), lambda host, port: ["10.1.2.3"])
     assert "10.1.2.3" not in caught.value.message

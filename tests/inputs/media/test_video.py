@@ -28,14 +28,14 @@ def frames(count: int, width: int = 64, height: int = 48) -> Pixels:
     return np.broadcast_to(levels[:, None, None, None], (count, height, width, 3)).copy()
 
 
-def encoded(pictures: Pixels, kind: str = "mp4", codec: str = "libx264", fps: int = 10) -> bytes:
+def encoded(images: Pixels, kind: str = "mp4", codec: str = "libx264", fps: int = 10) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=kind) as container:
         stream = container.add_stream(codec, rate=fps)
-        stream.height, stream.width = pictures.shape[1:3]
+        stream.height, stream.width = images.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        for picture in pictures:
-            for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+        for image in images:
+            for packet in stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
@@ -46,7 +46,7 @@ def encoded(pictures: Pixels, kind: str = "mp4", codec: str = "libx264", fps: in
     ("kind", "codec"),
     [("mp4", "mpeg4"), ("mp4", "libx264"), ("mov", "libx264"), ("webm", "libvpx"), ("matroska", "libx264")],
 )
-def test_the_right_frames_come_out_of_every_container(kind: str, codec: str) -> None:
+def test_every_container_returns_the_right_frames(kind: str, codec: str) -> None:
     source = frames(41)
     found = decode_video(encoded(source, kind, codec), processing(), LIMITS)
     assert found.fps == 10.0
@@ -58,9 +58,9 @@ def test_the_right_frames_come_out_of_every_container(kind: str, codec: str) -> 
 
 
 def test_an_animated_gif_is_a_video_too() -> None:
-    pictures = [Image.new("RGB", (16, 16), (value, 0, 0)) for value in range(0, 200, 10)]
+    images = [Image.new("RGB", (16, 16), (value, 0, 0)) for value in range(0, 200, 10)]
     buffer = io.BytesIO()
-    pictures[0].save(buffer, "GIF", save_all=True, append_images=pictures[1:], duration=100)
+    images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=100)
     found = decode_video(buffer.getvalue(), processing(), LIMITS)
     assert len(found.indices) == 4
     assert [int(one[0, 0, 0]) for one in found.frames] == [10 * index for index in found.indices]
@@ -77,7 +77,7 @@ def test_a_video_of_one_frame_is_taken() -> None:
     assert found.indices == (0,)
 
 
-def test_many_large_frames_are_resized_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_large_frames_are_resized_while_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     source = np.random.default_rng(0).integers(0, 256, (8, 90, 160, 3), dtype=np.uint8)
     data = encoded(source)
     rule = processing(least=1024, most=8 * 64 * 32)
@@ -96,7 +96,7 @@ def test_many_large_frames_are_resized_as_they_come(monkeypatch: pytest.MonkeyPa
         decode_video(data, rule, LIMITS)
 
 
-def test_a_video_that_claims_a_million_frames_gives_those_it_has() -> None:
+def test_a_header_that_claims_a_million_frames_is_not_trusted() -> None:
     data = bytearray(encoded(frames(20), codec="mpeg4"))
     # Durations and the table of times are where an MP4 claims how many frames it has.
     place = data.index(b"stts") + 8
@@ -126,7 +126,7 @@ def test_a_video_that_claims_more_frames_than_it_holds_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("matrix", "quarters"), [((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)]
 )
-def test_videos_of_a_turned_camera_come_upright(matrix: tuple[int, ...], quarters: int) -> None:
+def test_rotated_videos_are_decoded_upright(matrix: tuple[int, ...], quarters: int) -> None:
     source = np.zeros((4, 48, 64, 3), np.uint8)
     source[:, :24, :32] = 250  # the upper left is bright
     data = bytearray(encoded(source))
@@ -150,7 +150,7 @@ def test_cut_off_videos_are_refused_or_shortened(kind: str, part: float) -> None
     assert found.frames.shape[1:] == (48, 64, 3)
 
 
-def test_damaged_videos_harm_nobody() -> None:
+def test_damaged_videos_are_refused_or_decoded() -> None:
     data = encoded(frames(12))
     draw = np.random.default_rng(1)
     for _ in range(6):
@@ -167,7 +167,7 @@ def test_damaged_videos_harm_nobody() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"not a video", b"\0\0\0\x18ftypmp42", b"\x1a\x45\xdf\xa3", b"#EXTM3U\nfile:///etc/passwd"]
 )
-def test_what_is_no_video_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_video_are_refused(data: bytes) -> None:
     with pytest.raises(MediaRefused):
         decode_video(data, processing(), LIMITS)
 
@@ -180,7 +180,7 @@ def test_too_many_bytes_or_pixels_are_refused() -> None:
         decode_video(data, processing(), MediaLimits(max_pixels=1000))
 
 
-def test_a_decoder_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = tmp_path / "stuck.py"
     stuck.write_text("import time\ntime.sleep(600)")
     started: list[subprocess.Popen[bytes]] = []
@@ -202,7 +202,7 @@ def test_a_decoder_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "said", ["nonsense", "[1]", "{}", '{"frames": -1}', '{"frames": 5, "fps": 1.0, "width": 8, "height": 8}']
 )
-def test_a_decoder_that_talks_nonsense_is_refused(
+def test_malformed_decoder_output_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     liar = tmp_path / "liar.py"
@@ -212,7 +212,7 @@ def test_a_decoder_that_talks_nonsense_is_refused(
         decode_video(encoded(frames(4)), processing(), LIMITS)
 
 
-def test_the_decoder_is_confined() -> None:
+def test_the_decoder_process_has_resource_limits() -> None:
     """The limits are set by the worker itself before it reads a byte."""
     program = f"""
 import importlib.util, resource
@@ -231,7 +231,7 @@ except MemoryError:
     assert run.stdout.split("\n")[:2] == [f"[{1 << 30}, 7, 0]", "no memory"]
 
 
-def test_frames_of_the_library_are_sampled_by_the_same_rule() -> None:
+def test_given_frames_are_sampled_by_the_same_rule() -> None:
     source = frames(41)
     found = from_frames(source, 10.0, processing(), LIMITS)
     assert list(found.indices) == processing().sample(41, 10.0, 768)

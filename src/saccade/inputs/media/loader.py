@@ -22,6 +22,7 @@ from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.hashing import content_hash, media_hash, tenant_hash
 from saccade.inputs.media.rgbx import words_of_rgb
+from saccade.inputs.media.video import SampledFrames
 from saccade.request import NO_PIXELS, Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
@@ -72,14 +73,6 @@ class SharedImage:
             return self._loaded
 
 
-@dataclass(frozen=True)
-class LoadedVideo:
-    frames: Pixels  # [count, height, width, 3]
-    indices: tuple[int, ...]
-    fps: float
-    content: bytes  # of the whole video
-
-
 def open_image(
     source: Any,
     limits: MediaLimits,
@@ -104,10 +97,6 @@ def open_named_image(digest: bytes, width: int, height: int, salt: bytes) -> Ope
     """An image of which only the name was sent."""
     image = LoadedImage(NO_PIXELS, digest, tenant_hash(digest, salt))
     return OpenedImage((width, height), lambda: image, without_pixels=True)
-
-
-def load_image(source: Any, limits: MediaLimits, salt: bytes = b"", *, trusted: bool = False) -> LoadedImage:
-    return open_image(source, limits, salt, trusted=trusted).decode()
 
 
 def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> LoadedImage:
@@ -146,8 +135,11 @@ def load_video(
     trusted: bool = False,
     cancel: CancelToken | None = None,
     admit: Admit | None = None,
-) -> LoadedVideo:
-    """Fetches and decodes a video. The library may give frames: an array, a list, or a mapping with `fps`."""
+) -> tuple[SampledFrames, bytes]:
+    """Sampled frames and the content hash of a video.
+
+    The library may give frames: an array, a list, or a mapping with `fps`.
+    """
     frames, fps = _given_frames(source) if trusted else (None, None)
     if frames is not None:
         sampled = video.from_frames(frames, fps, processor, limits, admit)
@@ -156,7 +148,7 @@ def load_video(
         data = _bytes(source, limits, "video", trusted, cancel)
         sampled = video.decode_video(data, processor, limits, cancel, admit)
         content = content_hash("video", "RGB", sampled.frames.shape, data, salt)
-    return LoadedVideo(sampled.frames, sampled.indices, sampled.fps, content)
+    return sampled, content
 
 
 def _given_frames(source: Any) -> tuple[Any, float | None]:

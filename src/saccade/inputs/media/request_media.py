@@ -180,7 +180,7 @@ class MediaLoader:
             budget.add(count * tokens, count * frames * width * height)
 
         with _naming(part):
-            loaded = load_video(
+            sampled, content = load_video(
                 part.source,
                 processor,
                 self._limits,
@@ -189,12 +189,10 @@ class MediaLoader:
                 cancel=context.cancel,
                 admit=admit,
             )
-        height, width = loaded.frames.shape[1:3]
-        views = processor.views(loaded.content, (width, height), loaded.indices, loaded.fps)
-        return LoadedMedia(
-            views,
-            tuple(loaded.frames if one.frames is None else loaded.frames[list(one.frames)] for one in views),
-        )
+        height, width = sampled.frames.shape[1:3]
+        views = processor.views(content, (width, height), sampled.indices, sampled.fps)
+        shown = [sampled.frames if one.frames is None else sampled.frames[list(one.frames)] for one in views]
+        return LoadedMedia(views, tuple(shown))
 
     def _images(self) -> ImageProcessor:
         if self._image is None:

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def front(folder: Path) -> Iterator[InputProcessor]:
+def input_processor(folder: Path) -> Iterator[InputProcessor]:
     one = InputProcessor(open_checkpoint(str(folder)), 2048)
     yield one
     one.close()
@@ -48,14 +48,14 @@ def test_a_text_that_cannot_fit_is_not_tokenised(folder: Path, monkeypatch: pyte
             assert caught.value.param == "messages"
 
 
-def test_the_longest_words_still_fit(folder: Path) -> None:
+def test_the_byte_limit_allows_the_longest_tokens(folder: Path) -> None:
     one = InputProcessor(open_checkpoint(str(folder)), 41)
     words = (one.tokenizer.token_bytes(index) for index in range(one.tokenizer.vocab_size))
     longest = max(words, key=len).decode()
     assert len(one.prepare_prompt(longest * 40, ASK, "r", trusted=True).prompt) == 40
 
 
-def test_words_the_model_has_no_embedding_for_are_refused(tmp_path: Path) -> None:
+def test_tokens_without_an_embedding_are_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path) / "tokenizer.json"
     value = json.loads(path.read_text())
     beyond = open_checkpoint(str(tmp_path)).vocab_size
@@ -78,8 +78,8 @@ def test_words_the_model_has_no_embedding_for_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "ids", [np.array([3, 4]), [np.int64(3), np.int32(4)], (3, 4), np.array([3, 4], np.uint8)]
 )
-def test_token_ids_may_be_kept_in_any_way(front: InputProcessor, ids: Any) -> None:
-    prompt = front.prepare_prompt(ids, ASK, "r").prompt
+def test_token_ids_may_be_lists_tuples_or_arrays(input_processor: InputProcessor, ids: Any) -> None:
+    prompt = input_processor.prepare_prompt(ids, ASK, "r").prompt
     assert prompt == (3, 4)
     assert all(type(token) is int for token in prompt)
 
@@ -87,7 +87,7 @@ def test_token_ids_may_be_kept_in_any_way(front: InputProcessor, ids: Any) -> No
 @pytest.mark.parametrize(
     "ids", [np.array([[3, 4]]), np.array([3.0]), 7, None, b"ab", {"a": 1}, [np.array([3])]]
 )
-def test_a_prompt_that_is_no_list_of_ids_is_refused(front: InputProcessor, ids: Any) -> None:
+def test_a_prompt_that_is_not_a_list_of_ids_is_refused(input_processor: InputProcessor, ids: Any) -> None:
     with pytest.raises(InvalidValue) as caught:
-        front.prepare_prompt(ids, ASK, "r")
+        input_processor.prepare_prompt(ids, ASK, "r")
     assert caught.value.param == "prompt"
