@@ -1,15 +1,13 @@
-"""Do the fast path and the twins give the same tokens? The same questions to both, same weights, same dtype.
+"""Do the kernels and the reference implementation give the same tokens? Same questions, weights and dtype.
 
     python -m bench.agree [MODEL] [--questions 300] [options of the engine]
 
-`fast` is the engine as it would serve (kernels, captured steps, overlap, everything in one batch); `twin`
-computes with torch alone, step by step, a few questions at a time, without a prefix cache. Greedy answers are
-compared token by token up to the first difference. There the twin says how far apart the two tokens were: a
-distance within the rounding of the dtype is a tie, which either path may break either way. Distances are told
-in units of the last place (ulp) of the dtype at the size of the largest logit. With --rounding the fast path
-is asked for log-probabilities too, to see how far rounding carries the two apart where they agree; captured
-steps give none, so that is another path.
-"""
+`fast` is the engine as it serves (kernels, CUDA graphs, overlap, everything in one batch); the reference
+computes with plain PyTorch, a few questions at a time, without a prefix cache. Greedy answers are compared up
+to the first difference. There the reference gives the distance of the two tokens: within the rounding of the
+dtype it is a tie, which either path may break either way. Distances are in units in the last place (ulp) of
+the dtype at the largest logit. With --rounding the fast path also returns log-probabilities, which shows the
+rounding of equal tokens; CUDA graphs give none, so that is another path."""
 
 import contextlib
 import math
@@ -35,11 +33,11 @@ from saccade.tools.report import percentile
 
 TIE = 2.0  # ulp: each of two logits is rounded by half of one, in either path
 NEAR = 16.0  # ulp: what rounding in every layer can add up to
-BESIDE = 20  # tokens the twin reports beside the sampled one: of flat logits many lie within rounding
+BESIDE = 20  # likeliest tokens that the reference reports: of flat logits many lie within rounding
 
 
 @dataclass(frozen=True)
-class Told:
+class Answer:
     """One path's answer to one question."""
 
     tokens: tuple[int, ...]
@@ -51,34 +49,36 @@ class Difference:
     question: int
     place: int
     fast: int
-    twin: int
-    ulps: float | None  # between the two in the twin; None: the other was not among the likeliest
+    reference: int
+    ulps: (
+        float | None
+    )  # between the two in the reference implementation; None: the other was not among the likeliest
 
 
-def ways(config: EngineConfig) -> tuple[EngineConfig, EngineConfig]:
-    """The engine as it serves, and the twin."""
-    twin = replace(
+def configs(config: EngineConfig) -> tuple[EngineConfig, EngineConfig]:
+    """The engine as it serves, and the reference implementation."""
+    reference = replace(
         config, kernels="torch", graphs="off", early_launch="off", overlap=False, prefix_caching=False
     )
-    return config, twin
+    return config, reference
 
 
 def answers(
     config: EngineConfig, seed: int, count: int, scope: Scope, tokens: int, *, together: int, logprobs: bool
-) -> tuple[list[Told], float]:
+) -> tuple[list[Answer], float]:
     """Every question's answer, and one ulp at the largest logit met."""
     llm = LLM(config.model, progress=False, **config.options())
     asked = Questions(llm, seed, scope).take(count)
     beside = BESIDE if logprobs else None
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=beside)
-    told: list[Told] = []
+    found: list[Answer] = []
     began = time.perf_counter()
     with _largest_logit() as largest:
         for start in range(0, count, together):
             for output in llm.generate(asked[start : start + together], params, progress=False):
                 choice = output.outputs[0]
                 near = [{one.id: one.logprob for one in (at.sampled, *at.top)} for at in choice.logprobs]
-                told.append(Told(tuple(choice.token_ids), tuple(near)))
+                found.append(Answer(tuple(choice.token_ids), tuple(near)))
         seconds = time.perf_counter() - began
     llm.engine.check()
     info = llm.engine.info
@@ -88,17 +88,17 @@ def answers(
         torch.cuda.empty_cache()
     speed = f"{count} questions in {seconds:.1f} s, {together} at a time"
     print(f"kernels {config.kernels}: {speed}, on {info.device}, {info.dtype}", flush=True)
-    return told, unit(largest[0], DTYPES[info.dtype])
+    return found, unit(largest[0], DTYPES[info.dtype])
 
 
 @contextlib.contextmanager
 def _largest_logit() -> Iterator[list[float]]:
-    """While inside: the largest logit any model of this process computes (outside captured steps)."""
+    """While inside: the largest logit any model of this process computes (outside CUDA graphs)."""
     largest = [0.0]
     classes = [kind for kind in _below(LanguageModel) if "logits" in vars(kind)]
     plain = {kind: vars(kind)["logits"] for kind in classes}
 
-    def watched(kind: type[LanguageModel]) -> Any:
+    def recording(kind: type[LanguageModel]) -> Any:
         def logits(self: LanguageModel, hidden: Tensor) -> Tensor:
             result: Tensor = plain[kind](self, hidden)
             if not (result.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -108,7 +108,7 @@ def _largest_logit() -> Iterator[list[float]]:
         return logits
 
     for kind in classes:
-        kind.logits = watched(kind)
+        kind.logits = recording(kind)
     try:
         yield largest
     finally:
@@ -125,10 +125,10 @@ def unit(largest: float, dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) * 2.0 ** math.floor(math.log2(max(largest, 1e-30)))
 
 
-def compare(fast: list[Told], twin: list[Told], ulp: float) -> tuple[list[Difference], list[float]]:
+def compare(fast: list[Answer], reference: list[Answer], ulp: float) -> tuple[list[Difference], list[float]]:
     """The first difference of each pair of answers; how far apart equal tokens' log-probabilities were."""
     found, apart = [], []
-    for number, (one, other) in enumerate(zip(fast, twin, strict=True)):
+    for number, (one, other) in enumerate(zip(fast, reference, strict=True)):
         for place, (token, wanted) in enumerate(zip(one.tokens, other.tokens, strict=True)):
             if token == wanted:
                 if one.logprobs:
@@ -161,7 +161,7 @@ def report(found: list[Difference], apart: list[float], count: int) -> int:
         print(f"log-probabilities of {len(apart)} equal tokens differ by ulp: {shown}")
     for one in found[:20]:
         distance = "not among the likeliest" if one.ulps is None else f"{one.ulps:.2f} ulp apart"
-        print(f"  question {one.question}, token {one.place}: {one.fast} for {one.twin}, {distance}")
+        print(f"  question {one.question}, token {one.place}: {one.fast} for {one.reference}, {distance}")
     return kinds["other"]
 
 
@@ -169,26 +169,26 @@ def report(found: list[Difference], apart: list[float], count: int) -> int:
 @click.argument("model", default="embedded")
 @option("--questions", type=int, default=300)
 @option("--answer-tokens", type=int, default=32)
-@option("--picture-share", type=float, default=0.3)
+@option("--image-share", type=float, default=0.3)
 @option("--questions-seed", type=int, default=0)
-@option("--twin-batch", type=int, default=16, help="questions the twin computes together")
+@option("--reference-batch", type=int, default=16, help="questions that the reference computes together")
 @option("--rounding/--no-rounding", default=False)
 @with_options(ENGINE_OPTIONS)
 def main(
     model: str,
     questions: int,
     answer_tokens: int,
-    picture_share: float,
+    image_share: float,
     questions_seed: int,
-    twin_batch: int,
+    reference_batch: int,
     rounding: bool,
     **given: Any,
 ) -> None:
-    fast, twin = ways(engine_config(model, given))
-    scope = Scope(pictures=picture_share)
+    fast, reference = configs(engine_config(model, given))
+    scope = Scope(images=image_share)
     asked = (questions_seed, questions, scope, answer_tokens)
     quick, _ = answers(fast, *asked, together=questions, logprobs=rounding)
-    slow, ulp = answers(twin, *asked, together=twin_batch, logprobs=True)
+    slow, ulp = answers(reference, *asked, together=reference_batch, logprobs=True)
     print(f"one ulp at the largest logit: {ulp:.2g}")
     found, apart = compare(quick, slow, ulp)
     sys.exit(1 if report(found, apart, questions) else 0)

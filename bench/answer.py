@@ -1,6 +1,6 @@
-"""Loads a model and answers one text and one picture question: the shortest proof that it runs on a machine.
+"""Loads a model and answers one text and one image question: the shortest proof that it runs on a machine.
 
-python3 bench/answer.py /tmp/qwen3-vl-8b --load-format dummy
+python bench/answer.py MODEL [--load-format dummy]
 """
 
 import argparse
@@ -13,17 +13,17 @@ from saccade.sampling_params import SamplingParams
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Answer one text and one picture question.")
+    parser = argparse.ArgumentParser(description="Answer one text and one image question.")
     parser.add_argument("model")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     given = parser.parse_args()
     start = time.perf_counter()
     llm = LLM(given.model, load_format=given.load_format, progress=False)
     print(f"loaded in {time.perf_counter() - start:.1f} s: {llm.engine.info}", flush=True)
-    picture = Image.effect_mandelbrot((1024, 1024), (-2, -1.5, 1, 1.5), 100).convert("RGB")
+    image = Image.effect_mandelbrot((1024, 1024), (-2, -1.5, 1, 1.5), 100).convert("RGB")
     text = {"type": "text", "text": "What is this?"}
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    for parts in ([text], [{"type": "image", "image": picture}, text]):
+    for parts in ([text], [{"type": "image", "image": image}, text]):
         start = time.perf_counter()
         output = llm.chat([{"role": "user", "content": parts}], params)[0]
         seconds = time.perf_counter() - start

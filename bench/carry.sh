@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 PIP="${PIP:-.venv/bin/python -m pip}"
 WHEELS=.carry/wheels
 SITE=.carry/site
-# PyAV is left out: it is large, and only videos need it.
+# Without PyAV: it is large and only videos need it.
 PACKAGES="msgspec blake3 fastapi uvicorn httptools uvloop prometheus_client click rich jinja2 pydantic"
 PACKAGES="$PACKAGES httpx"
 
@@ -28,9 +28,9 @@ for wheel in "$WHEELS"/*.whl; do
     python3 -m zipfile -e "$wheel" "$SITE"
 done
 rm -rf "$WHEELS"
-# Rich needs these only to colour source code and Markdown.
+# Rich needs these only for source code and Markdown.
 rm -rf "$SITE"/pygments* "$SITE"/markdown_it* "$SITE"/mdurl*
-# Debug symbols are most of some extensions.
+# Some extensions consist mostly of debug symbols.
 if command -v strip >/dev/null; then
     find "$SITE" -name '*.so' -exec strip --strip-debug {} +
 fi

@@ -1,7 +1,7 @@
 """What eviction rules save of the vision tower's work, on skewed traffic: `python -m bench.eviction`.
 
-A trace asks for pictures of different sizes; a cache of a share of all their bytes answers some. Told is the
-share of bytes found there: encoding a picture takes time in proportion to its bytes, so this is the share of
+A trace asks for images of different sizes; a cache of a share of all their bytes answers some. It reports the
+share of bytes found there: encoding an image takes time in proportion to its bytes, so this is the share of
 the work saved. `worth` is the rule of `saccade.encoder.cache.tiers`, run by that very code.
 """
 
@@ -15,7 +15,7 @@ from saccade.encoder.cache.tiers import CacheTier
 
 LENGTH = 60_000
 PICTURES = 4000
-SHARES = (0.02, 0.05, 0.2)  # of the bytes of all pictures there are
+SHARES = (0.02, 0.05, 0.2)  # of the bytes of all images
 Trace = Callable[[int, Generator], Iterator[int]]
 
 
@@ -25,19 +25,19 @@ def _favourites(count: int, rng: Generator) -> Iterator[int]:
 
 
 def _with_strangers(count: int, rng: Generator) -> Iterator[int]:
-    """Half of the pictures are seen once and never again."""
+    """Half of the images are seen once and never again."""
     for number, favourite in enumerate(_favourites(count, rng)):
         yield favourite if rng.random() < 0.5 else PICTURES + number
 
 
 def _changing(count: int, rng: Generator) -> Iterator[int]:
-    """Other favourites every tenth of the time."""
+    """The frequent images change ten times."""
     for number, favourite in enumerate(_favourites(count, rng)):
         yield favourite + 10 * number // count * (PICTURES // 10)
 
 
 def _conversations(count: int, rng: Generator) -> Iterator[int]:
-    """A third new pictures, two fifths questions on one of the last 300, the rest favourites."""
+    """A third new images, two fifths questions on one of the last 300, the rest favourites."""
     recent: list[int] = []
     for number, favourite in enumerate(_favourites(count, rng)):
         chance = rng.random()
@@ -68,7 +68,7 @@ def _requests(trace: str, count: int) -> list[tuple[bytes, int]]:
     return asked
 
 
-def _by_worth(asked: list[tuple[bytes, int]], budget: int) -> int:
+def _by_value(asked: list[tuple[bytes, int]], budget: int) -> int:
     tier: CacheTier[None] = CacheTier(budget)
     found = 0
     for key, size in asked:
@@ -96,7 +96,7 @@ def _by_recency(asked: list[tuple[bytes, int]], budget: int) -> int:
     return found
 
 
-RULES = {"recency": _by_recency, "worth": _by_worth}
+RULES = {"recency": _by_recency, "worth": _by_value}
 
 
 def work_saved(trace: str, rule: str, count: int = LENGTH, share: float = 0.05) -> float:

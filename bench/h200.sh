@@ -2,28 +2,28 @@
 # Measures Qwen3-VL-8B shapes with random weights on a GPU machine that has only a system Python.
 #
 #   sh bench/carry.sh                   first, where there is a network (see there)
-#   sh bench/h200.sh MODE [FOLDER]      FOLDER (default: /tmp) receives JSON, traces and plots; tables are printed last
+#   sh bench/h200.sh MODE [FOLDER]      FOLDER (default: /tmp) receives JSON and traces; tables are printed last
 #
-# Every mode ends within 9 minutes: what takes longer than its share is cut off and named. In this order:
+# Every mode ends within 9 minutes: a part that takes longer than its share is cut off and named. Modes:
 #
 #   quick     it loads and answers; four rows at reduced scale                                         4 min
-#   anchors   every row of the anchors but the load and the start, in one process, twice each          5 min
-#   kernels   every kernel against its twin, then their times                                          5 min
+#   anchors   every row of `saccade bench` but mixed_load and start_to_ready, twice each              5 min
+#   kernels   every kernel against its reference implementation, then their times                      5 min
 #   sanitise  compute-sanitizer over the kernel checks                                                 8 min
-#   agree     fast path against twins, 300 mixed questions in bf16, embedded and random weights; deterministic mode too  8 min
+#   agree     kernels against the reference, 300 mixed questions in bf16, embedded and random weights  8 min
 #   profile   stages, kernels and gaps at batch 1, 32 and 256; traces for Perfetto                     6 min
-#   rows      the anchors' rows: decode steps, first tokens                                            8 min
-#   many      the anchors' rows of many requests at once                                               8 min
+#   rows      decode steps and TTFT                                                                    8 min
+#   many      throughput of many requests at once                                                      8 min
 #   load      mixed load over HTTP: phases of 20 s                                                     3 min
-#   stages    a new picture, the same again, the same after a restart, stage by stage                  4 min
-#   start     from nothing to ready: cold (no compiled artefacts), then warm, three times              5 min
-#   scaling   steps over batch and context, first tokens over picture size, with plots                 9 min
+#   stages    a new image, the same again, the same after a restart, stage by stage                    4 min
+#   start     start to ready: cold (no compiled artefacts), then warm, three times                     5 min
+#   scaling   steps over batch and context, TTFT over image size, with plots                           9 min
 #   growth    memory over 2,000 requests                                                               8 min
 #   vision    from pixels to features by size                                                          5 min
-#   lod       level of detail: requests/s and first tokens at 25% and 12%, stages of a look, ten questions  8 min
-#   all       every row of the anchors in one go, without a limit
+#   lod       level of detail: requests/s and TTFT at 25% and 12%, stages, ten questions               8 min
+#   all       every row in one run, without a time limit
 #
-# SHAPES=qwen3-vl-2b takes other shapes; MODEL=embedded and DEVICE=cpu try a mode on a machine without a GPU.
+# SHAPES=qwen3-vl-2b uses other shapes; MODEL=embedded and DEVICE=cpu try a mode without a GPU.
 set -eu
 cd "$(dirname "$0")/.."
 MODE="${1:-quick}"
@@ -41,7 +41,7 @@ fi
 ENGINE="${ENGINE:-} --device ${DEVICE:-cuda}"
 STATUS=0
 
-# within SECONDS COMMAND...: cut off and named when it takes longer; the rest of the mode goes on.
+# within SECONDS COMMAND...: cut off and named when it takes longer; the mode continues.
 within() {
     limit=$1
     shift
@@ -52,7 +52,7 @@ within() {
     [ "$code" -eq 0 ] || STATUS=1
     if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then echo "== CUT OFF after $limit s"; fi
 }
-# bench SECONDS NAME WORKLOAD...: named workloads, each row of the anchors by its name.
+# bench SECONDS NAME WORKLOAD...: named workloads.
 bench() {
     limit=$1 name=$2
     shift 2
@@ -70,7 +70,7 @@ quick)
     bench 130 quick text_bs1 text_bs32 ttft_unique_1024x1024 vlm_unique
     ;;
 anchors)
-    # One engine for all: making it takes as long as several rows. What comes last is what is cut off.
+    # One engine for all: its start takes as long as several rows. The last rows are cut off first.
     BENCH="--repeat 2"
     bench 290 anchors ttft_unique_448x448 ttft_unique_1024x1024 ttft_unique_1920x1080 ttft_repeat \
         text_bs1 text_bs8 text_bs32 vlm_repeat vlm_16img_x8q vlm_unique text_bs128 text_throughput text_bs256
@@ -80,7 +80,7 @@ kernels)
     within 170 "$PYTHON" -m bench.kernels
     ;;
 sanitise)
-    # The kernels are compiled first, outside the sanitizer; what it then runs is a part at a time.
+    # The kernels are compiled first, without the sanitizer; then it runs one part at a time.
     SANITIZER=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     within 90 "$PYTHON" -m bench.kernels --check
     for part in decode compact finish points products qkv chosen sample pixels; do
@@ -90,11 +90,11 @@ sanitise)
     done
     ;;
 agree)
-    # Trained weights: answers that do not hang on rounding. Random ones meet a tie every few tokens.
+    # Answers of trained weights do not depend on rounding; random weights meet a tie every few tokens.
     within 60 "$PYTHON" -m bench.agree embedded --device "${DEVICE:-cuda}" --dtype bfloat16 \
-        --questions "${QUESTIONS:-300}" --answer-tokens 32 --twin-batch 50
+        --questions "${QUESTIONS:-300}" --answer-tokens 32 --reference-batch 50
     # shellcheck disable=SC2086
-    within 260 "$PYTHON" -m bench.agree "$MODEL" $ENGINE --questions "${QUESTIONS:-300}" --answer-tokens 32 --twin-batch 50
+    within 260 "$PYTHON" -m bench.agree "$MODEL" $ENGINE --questions "${QUESTIONS:-300}" --answer-tokens 32 --reference-batch 50
     # shellcheck disable=SC2086
     within 200 "$PYTHON" -m bench.agree "$MODEL" $ENGINE --questions "${FEWER:-100}" --answer-tokens 32 --deterministic
     ;;
@@ -111,10 +111,10 @@ rows)
     ;;
 many)
     bench 140 throughput text_throughput
-    bench 360 pictures vlm_unique vlm_repeat vlm_16img_x8q
+    bench 360 images vlm_unique vlm_repeat vlm_16img_x8q
     ;;
 load)
-    # An idle engine captures its steps; `mixed_load` waits for that. Each phase is told when it is over.
+    # `mixed_load` waits until the idle engine has captured its CUDA graphs. Each phase prints its rows.
     BENCH="--phase-seconds 20 --image-rate 6 --image-rate 15"
     bench 240 load mixed_load
     ;;
@@ -123,7 +123,7 @@ stages)
     within 240 "$PYTHON" -m bench.stages "$MODEL" $ENGINE ${STAGES:-}
     ;;
 start)
-    # Compiled kernels go to a folder of this run's own: empty at the first start, full at the second.
+    # Compiled kernels go to a folder of this run: empty at the first start, full at the second.
     FRESH=$(mktemp -d)
     export TRITON_CACHE_DIR="$FRESH/triton" TORCHINDUCTOR_CACHE_DIR="$FRESH/inductor"
     export XDG_CACHE_HOME="$FRESH/cache" CUDA_CACHE_PATH="$FRESH/cuda"

@@ -5,7 +5,7 @@
 Asks the questions once for each way of keeping the KV cache and prints a table: accuracy, how many answers
 are word for word those of the exact run, and the bytes of the KV blocks that a question filled, with values
 of 32 and of 16 bits where they are not in 8. With --lod every question is asked at level of detail with that
-share of full detail's tokens; then a picture's global view can be in 8 bits while zoomed views and text are
+share of full detail's tokens; then an image's global view can be in 8 bits while zoomed views and text are
 not. Answers are kept in the folder; what is there already is not asked again.
 """
 
@@ -28,8 +28,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "model's dtype": {},
     "all fp8": {"kv_cache_dtype": "fp8"},
     "all int8": {"kv_cache_dtype": "int8"},
-    "pictures fp8": {"kv_vision_dtype": "fp8"},
-    "pictures int8": {"kv_vision_dtype": "int8"},
+    "images fp8": {"kv_vision_dtype": "fp8"},
+    "images int8": {"kv_vision_dtype": "int8"},
     "global views fp8": {"kv_vision_dtype": "fp8", "kv_vision_views": "global"},
     "global views int8": {"kv_vision_dtype": "int8", "kv_vision_views": "global"},
 }
@@ -40,7 +40,7 @@ def ask(name: str, limit: int, share: float | None) -> dict[str, Any]:
     llm = LLM("embedded", progress=False, **WAYS[name])
     processing = llm.processor.checkpoint.image
     if processing is None:
-        raise RuntimeError("the embedded model sees no pictures")
+        raise RuntimeError("the embedded model takes no images")
     bench = TrialFactory(processing, read_views(llm.processor.checkpoint.config, processing.factor).rule)
     wanted = [(task, index, SEED) for task, index in sample_keys(chosen_tasks(()), 200, limit)]
     found = []

@@ -1,19 +1,19 @@
-"""What level of detail saves and costs: requests per second, first tokens, stages of a look, ten questions.
+"""What level of detail saves and costs: requests per second, TTFT, stages of the relevance pass, ten
+questions.
 
     python -m bench.lod [MODEL] [--part serve --part stages --part questions] [options of the engine]
 
-serve      for each size of picture: requests per second and time to the first token at full detail and at
-           budgets of some shares of it; every picture is new, and the gate is off: every request looks.
-           `at most` and `floor` are the chip's ceilings for as many visual tokens, passed once; `captured`
-           is the share of steps that ran as captured ones
-stages     milliseconds of each stage of a look at one picture by itself; of texture and maps together,
-           captured and not, with streams and without; of all a new picture costs
-questions  ten questions about one picture, at full detail over the prefix cache, and with zooms: one after
-           the other, with the stages of one, encodes and prefix hits; then ten at once
+serve      per image size: requests per second and TTFT at full detail and at shares of its tokens; every
+image is new and the gate is off, so every request runs the relevance pass. `at most` and `floor` are the
+bounds of the chip for as many visual tokens; `captured` is the share of steps run as CUDA graphs stages
+milliseconds of each stage of the relevance pass for one image; of texture and maps together, captured and
+not, with and without streams; of everything a new image costs questions  ten questions about one image, at
+full detail over the prefix cache, and with zooms: one after the other, with stages, encodes and prefix hits;
+then ten at once
 
-Pictures are drawn: writing-like noise in some places of a plain ground, so that there is something to choose.
-With random weights (`--load-format dummy`) what is chosen means nothing; how much it takes does. Spent tokens
-are told beside the budget: what is not worth its tokens is not zoomed.
+Images are text-like noise on a plain ground, so that there is something to choose. With random weights
+(`--load-format dummy`) the choice means nothing, but its cost does. Spent tokens are shown beside the budget:
+a region that is not worth its tokens is not zoomed.
 """
 
 import statistics
@@ -27,7 +27,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from bench.lod_asking import Bench, Level, prepare, warm
+from bench.lod_asking import Level, LodBench, prepare, warm
 from bench.lod_questions import questions
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, width_and_height, with_options
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder, Recorder, Replay
@@ -45,7 +45,7 @@ ROUNDS = 20  # of a stage
 
 
 def serve(
-    bench: Bench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level], requests: int, repeat: int
+    bench: LodBench, sizes: Sequence[tuple[int, int]], levels: Sequence[Level], requests: int, repeat: int
 ) -> None:
     print(
         f"\n{'size':>11} {'detail':>6} {'budget':>6} {'spent':>6}"
@@ -56,11 +56,11 @@ def serve(
         base: float | None = None
         for level in levels:
             warm(bench, size, level, full, requests)
-            firsts = [1e3 * bench.ask([bench.picture(size)], level, full, tokens=1)[0] for _ in range(repeat)]
+            firsts = [1e3 * bench.ask([bench.image(size)], level, full, tokens=1)[0] for _ in range(repeat)]
             rates, spent = [], []
             before = bench.steps
             for _ in range(repeat):
-                seconds, outputs = bench.ask([bench.picture(size) for _ in range(requests)], level, full)
+                seconds, outputs = bench.ask([bench.image(size) for _ in range(requests)], level, full)
                 rates.append(requests / seconds)
                 spent += [one.usage.visual_tokens for one in outputs]
             steps, captured = (now - then for now, then in zip(bench.steps, before, strict=True))
@@ -90,7 +90,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 
 
 @torch.inference_mode()
-def stages(bench: Bench, size: tuple[int, int]) -> None:
+def stages(bench: LodBench, size: tuple[int, int]) -> None:
     """Every stage by itself, then what is captured together."""
     info = bench.llm.engine.info
     device = torch.device(info.device)
@@ -100,13 +100,13 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
     dim = int(text.get("head_dim") or text["hidden_size"] // heads)
     image = bench.front.checkpoint.image
     if image is None:
-        raise click.ClickException("the model sees no pictures")
+        raise click.ClickException("the model takes no images")
     frame = image.token_grid(*size)
     asked = LodParams(budget=max(1, frame[0] * frame[1] // 4), gate=False)
     first = plan_global_views([frame], asked, views.rule)
     grid = first.grids[0]
     tokens = grid[0] * grid[1]
-    pixels = torch.from_numpy(bench.picture(size)).to(device)
+    pixels = torch.from_numpy(bench.image(size)).to(device)
     made = texture(pixels)
     queries = torch.randn(3, 1, heads, dim, device=device)
     keys = torch.randn(3, tokens, kv, dim, device=device)
@@ -116,7 +116,7 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         places = torch.randn(tokens, views.head.width, device=device)
         coupling = lambda: relevance.from_head(asking, places)  # noqa: E731
     look = look_now(relevance.image_maps(made, grid), grid, *coupling())
-    picture = ScoredImage(look=look, size=size, frame=frame, grid=grid)
+    scored = ScoredImage(look=look, size=size, frame=frame, grid=grid)
     streams: list[torch.cuda.Stream] = []
     if device.type == "cuda":
         streams = [torch.cuda.Stream(device) for _ in relevance.IMAGE_MAP_NAMES]  # type: ignore[no-untyped-call]
@@ -131,8 +131,8 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         "lost": lambda: relevance.lost(made, grid),
         "participatory": coupling,
         "  captured": capture(coupling, recorder),
-        "choose (host)": lambda: choose([anew(picture)], first.budget, asked, views.rule),
-        "  asked again": lambda: choose([picture], first.budget, asked, views.rule),
+        "choose (host)": lambda: choose([anew(scored)], first.budget, asked, views.rule),
+        "  asked again": lambda: choose([scored], first.budget, asked, views.rule),
         "texture and its maps": lambda: relevance.image_maps(texture(pixels), grid),
         "  with streams": lambda: relevance.image_maps(texture(pixels), grid, streams),
         "  all of that captured": lambda: captured[False].maps(pixels, grid),
@@ -150,9 +150,9 @@ def stages(bench: Bench, size: tuple[int, int]) -> None:
         print(f"  {title:28} {sum(took[name] for name in of_them):8.3f}", flush=True)
 
 
-def anew(picture: ScoredImage) -> ScoredImage:
+def anew(image: ScoredImage) -> ScoredImage:
     """As if nobody had asked about it before: nothing made of its still maps is kept."""
-    return replace(picture, look=replace(picture.look, image_maps=replace(picture.look.image_maps)))
+    return replace(image, look=replace(image.look, image_maps=replace(image.look.image_maps)))
 
 
 def capture(coupling: Callable[[], tuple[Tensor, Tensor]], recorder: Recorder) -> Replay:
@@ -194,7 +194,7 @@ def main(
 ) -> None:
     config = engine_config(model, given)
     llm = LLM(model, progress=False, **config.options())
-    bench = Bench(llm, lengths[0], inputs_seed)
+    bench = LodBench(llm, lengths[0], inputs_seed)
     levels = [Level(None), *(Level(share) for share in shares)]
     sizes = sizes or ((1024, 1024),)
     info = llm.engine.info

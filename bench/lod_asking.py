@@ -1,8 +1,4 @@
-"""Asking an engine in this process about pictures, at full detail or less; what `bench.lod` asks with.
-
-takes   an engine (`LLM`), how long answers are, a seed
-gives   pictures nobody has seen, questions about them, answers with the time they took
-"""
+"""Asks an engine in this process about new images, at full detail or less, and times the answers."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +22,7 @@ from saccade.tools.bench.ceilings import floors
 from saccade.tools.bench.inputs import Inputs
 
 QUESTION_TOKENS = 32
-PLACES = 6  # of noise in a picture
+PATCHES_OF_NOISE = 6  # in an image
 WARM_ROUNDS, WARM_SINGLES = 8, 6  # most of them before a row of `serve`, and lone requests in each
 FASTER = 1.03  # times the rate before: still getting faster
 
@@ -45,7 +41,7 @@ class Level:
         return None if self.share is None else LodParams(budget=max(1, int(full * self.share)), gate=False)
 
 
-class Bench:
+class LodBench:
     def __init__(self, llm: LLM, answer_tokens: int, seed: int) -> None:
         self.llm = llm
         self.front = llm.processor
@@ -54,15 +50,15 @@ class Bench:
         self.begin(0)
 
     def begin(self, *chapter: int) -> None:
-        """From here on pictures and questions are those of a chapter, however many were asked before: warming
+        """From here on images and questions are those of a chapter, however many were asked before: warming
         takes as long as it takes."""
         self._inputs = Inputs(self.front.checkpoint, self.front.tokenizer, (self._seed, *chapter))
         self._rng = np.random.default_rng((self._seed, *chapter))
 
-    def picture(self, size: tuple[int, int]) -> Pixels:
+    def image(self, size: tuple[int, int]) -> Pixels:
         width, height = size
         drawn = np.full((height, width, 3), self._rng.integers(120, 240, 3), dtype=np.uint8)
-        for _ in range(PLACES):
+        for _ in range(PATCHES_OF_NOISE):
             high, wide = max(height // 8, 1), max(width // 8, 1)
             y, x = int(self._rng.integers(height - high + 1)), int(self._rng.integers(width - wide + 1))
             drawn[y : y + high, x : x + wide] = self._rng.integers(0, 256, (high, wide, 1), dtype=np.uint8)
@@ -93,12 +89,12 @@ class Bench:
     def full_tokens(self, size: tuple[int, int]) -> int:
         image = self.front.checkpoint.image
         if image is None:
-            raise click.ClickException("the model sees no pictures")
+            raise click.ClickException("the model takes no images")
         rows, columns = image.token_grid(*size)
         return rows * columns
 
     def ask(
-        self, pictures: Sequence[Pixels], level: Level, full: int, *, tokens: int | None = None
+        self, images: Sequence[Pixels], level: Level, full: int, *, tokens: int | None = None
     ) -> tuple[float, list[RequestOutput]]:
         """One question about each; seconds for all of them."""
         prompts = [
@@ -107,7 +103,7 @@ class Bench:
                 "images": [one],
                 "lod": level.params(full),
             }
-            for one in pictures
+            for one in images
         ]
         count = tokens or self.answer_tokens
         params = SamplingParams(max_tokens=count, min_tokens=count, temperature=0, ignore_eos=True)
@@ -115,11 +111,11 @@ class Bench:
         outputs = self.llm.generate(prompts, params, progress=False)
         return time.perf_counter() - began, outputs
 
-    def questions(self, count: int, picture: Pixels, level: Level, full: int) -> list["Asked"]:
-        """So many about one picture, all at once, each timed from before it is prepared; of several the
-        picture is read once, as the library does it."""
+    def questions(self, count: int, image: Pixels, level: Level, full: int) -> list["TimedQuestion"]:
+        """So many about one image, all at once, each timed from before it is prepared; of several the
+        image is read once, as the library does it."""
         params = SamplingParams(max_tokens=self.answer_tokens, temperature=0, ignore_eos=True)
-        shown = SharedImage(picture) if count > 1 else picture
+        shown = SharedImage(image) if count > 1 else image
         engine, asked = self.llm.engine, {}
         with existing_objects_frozen():
             began = time.monotonic()
@@ -135,7 +131,7 @@ class Bench:
                     detail_req=DetailRequest(params=level.params(full)),
                 )
                 looked = sum(one.view.tokens for one in request.media)
-                asked[request.id] = Asked(stages, looked)
+                asked[request.id] = TimedQuestion(stages, looked)
                 stages.sent = time.monotonic()
                 engine.submit(request)
             while not engine.idle:
@@ -145,7 +141,7 @@ class Bench:
 
 
 @dataclass
-class Asked:
+class TimedQuestion:
     """A question and what became of it."""
 
     stages: RequestTiming
@@ -178,17 +174,17 @@ def prepare(llm: LLM) -> None:
     print(f"{done} shapes captured ahead in {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def warm(bench: Bench, size: tuple[int, int], level: Level, full: int, requests: int) -> None:
+def warm(bench: LodBench, size: tuple[int, int], level: Level, full: int, requests: int) -> None:
     """One request at a time, then all at once, until that gets no faster: shapes met a few times over are
     captured, a piece per call. On a CPU, where nothing is, two requests do."""
     if not bench.on_cuda:
-        bench.ask([bench.picture(size)] * 2, level, full)
+        bench.ask([bench.image(size)] * 2, level, full)
         return
     best, no_faster = 0.0, 0
     for _ in range(WARM_ROUNDS):
         for _ in range(WARM_SINGLES):
-            bench.ask([bench.picture(size)], level, full, tokens=1)
-        seconds, _ = bench.ask([bench.picture(size) for _ in range(requests)], level, full)
+            bench.ask([bench.image(size)], level, full, tokens=1)
+        seconds, _ = bench.ask([bench.image(size) for _ in range(requests)], level, full)
         no_faster = 0 if requests / seconds > FASTER * best else no_faster + 1
         best = max(best, requests / seconds)
         if no_faster == 2:

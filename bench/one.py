@@ -60,14 +60,14 @@ def scaled(llm: LLM, plots: Path | None) -> Iterator[str]:
 
 
 def grown(llm: LLM, requests: int) -> Iterator[str]:
-    looks = growth.measure(llm, requests, 0, Scope(pictures=0.3, grain=growth.GRAIN))
-    for one in looks[:: max(1, len(looks) // 6)] + looks[-1:]:
+    samples = growth.measure(llm, requests, 0, Scope(images=0.3, grain=growth.GRAIN))
+    for one in samples[:: max(1, len(samples) // 6)] + samples[-1:]:
         sizes = (one.host, one.allocated, one.reserved)
         yield f"growth: {one.requests:5} requests, MiB " + " ".join(
             f"{size / growth.MIB:.1f}" for size in sizes
         )
     yield "growth after the first fifth, MiB: " + str(
-        {name: round(value / growth.MIB, 1) for name, value in growth.grown(looks).items()}
+        {name: round(value / growth.MIB, 1) for name, value in growth.grown(samples).items()}
     )
 
 

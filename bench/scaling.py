@@ -21,6 +21,7 @@ import torch
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
 from saccade.engine.memory import DTYPES
 from saccade.engine.model_size import read_network
+from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import Floors, floors
 from saccade.tools.bench.inputs import Inputs
@@ -184,8 +185,11 @@ def plot(part: str, points: Sequence[Point], where: str) -> LinePlot:
 
 def store(found: dict[str, list[Point]], where: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {part: [astuple(point) for point in points] for part, points in found.items() if points}
-    (folder / STORED).write_text(json.dumps({"where": where, "parts": parts}, indent=1) + "\n")
+    path = folder / STORED
+    before = json.loads(path.read_text()) if path.exists() else {}
+    parts = before["parts"] if before.get("where") == where else {}  # of a run of other parts
+    parts |= {part: [astuple(point) for point in points] for part, points in found.items() if points}
+    path.write_text(json.dumps({"where": where, "parts": parts}, indent=1) + "\n")
 
 
 def draw(folder: Path) -> None:
@@ -244,7 +248,10 @@ def main(
     llm.close()
     if plots is not None:
         store(found, where, plots)
-        draw(plots)
+        try:
+            draw(plots)
+        except ConfigError as error:
+            print(f"{error.message}; then use --redraw")
 
 
 if __name__ == "__main__":

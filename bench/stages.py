@@ -1,13 +1,12 @@
-"""A question about a new picture, another about the same one, and one more after a restart: stage by stage.
+"""A question about a new image, another about the same one, and one after a restart, stage by stage.
 
-    python -m bench.stages [MODEL] [--pictures 5] [--image-size 1024x1024] [options of the engine]
+    python -m bench.stages [MODEL] [--images 5] [--image-size 1024x1024] [options of the engine]
 
-A server is started with a vision cache on disk, asked over HTTP, stopped and started again. The stages are
-the server's own (`Server-Timing`), medians over the pictures; `round trip` is what the client saw. A known
-picture is first sent again (what is saved is the tower, and the prefill of what the prefix cache knows), then
-named by its hash (and its way to the server, and its decoding). Prints also how many views the tower computed
-in each round, and fails if it is not each picture once, in the first.
-"""
+A server with an encoder cache on disk is asked over HTTP, stopped and started again. Stages are the server's
+own (`Server-Timing`), medians over the images; `round trip` is the client's time. A known image is first sent
+again, which saves encoding and prefill of the cached prefix, then named by its hash, which also saves upload
+and decoding. It prints the encoded views of each round, and fails unless each image is encoded once, in the
+first."""
 
 import asyncio
 import sys
@@ -30,7 +29,7 @@ from saccade.tools.bench.inputs import Inputs
 from saccade.tools.bench.server import SERVED_NAME, serving
 from saccade.tools.report import median
 
-ROUNDS = ("new picture", "sent again", "named", "restart, named", "restart, sent")
+ROUNDS = ("new image", "sent again", "named", "restart, named", "restart, sent")
 QUESTION_TOKENS = 32
 ENCODES = "saccade_vision_encodes_total"
 
@@ -43,8 +42,8 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "image_ref", "image_ref": {"hash": name}}
 
 
-def body(picture: dict[str, Any], text: str, tokens: int) -> dict[str, Any]:
-    content = [picture, {"type": "text", "text": text}]
+def body(image: dict[str, Any], text: str, tokens: int) -> dict[str, Any]:
+    content = [image, {"type": "text", "text": text}]
     return {
         "model": SERVED_NAME,
         "messages": [{"role": "user", "content": content}],
@@ -61,8 +60,8 @@ def stages(header: str) -> dict[str, float]:
 
 
 async def ask(url: str, asked: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float]], list[str]]:
-    """One after the other; milliseconds by stage, and of the round trip; and the hash of each picture."""
-    told, hashes = [], []
+    """One after the other; milliseconds by stage, and of the round trip; and the hash of each image."""
+    timings, hashes = [], []
     async with httpx.AsyncClient(base_url=url, timeout=600.0, trust_env=False) as client:
         for one in asked:
             began = time.perf_counter()
@@ -70,26 +69,26 @@ async def ask(url: str, asked: Sequence[dict[str, Any]]) -> tuple[list[dict[str,
             spent = (time.perf_counter() - began) * 1e3
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code}: {answer.text[:300]}")
-            told.append({**stages(answer.headers["server-timing"]), "round trip": spent})
+            timings.append({**stages(answer.headers["server-timing"]), "round trip": spent})
             hashes.append(answer.json()["usage"]["images"][0]["hash"])
-    return told, hashes
+    return timings, hashes
 
 
 def round_of(url: str, asked: Sequence[dict[str, Any]]) -> tuple[dict[str, float], int]:
     """Medians by stage, and how many views the tower computed meanwhile."""
     before = metrics(url)[ENCODES]
-    told, _ = asyncio.run(ask(url, asked))
-    names = [name for name in (*STAGES, "round trip") if any(name in one for one in told)]
-    middle = {name: median([one.get(name, 0.0) for one in told]) for name in names}
+    timings, _ = asyncio.run(ask(url, asked))
+    names = [name for name in (*STAGES, "round trip") if any(name in one for one in timings)]
+    middle = {name: median([one.get(name, 0.0) for one in timings]) for name in names}
     return middle, int(metrics(url)[ENCODES] - before)
 
 
 def measure(
-    config: EngineConfig, pictures: int, size: tuple[int, int], tokens: int
+    config: EngineConfig, images: int, size: tuple[int, int], tokens: int
 ) -> list[tuple[dict[str, float], int]]:
     checkpoint = open_checkpoint(config.model)
     inputs = Inputs(checkpoint, Tokenizer.load(checkpoint), 0)
-    seen = [inputs.data_uri(size) for _ in range(pictures)]
+    seen = [inputs.data_uri(size) for _ in range(images)]
 
     def questions(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [body(part, inputs.words(QUESTION_TOKENS), tokens) for part in parts]
@@ -119,20 +118,20 @@ def show(rounds: Sequence[tuple[dict[str, float], int]], what: str) -> None:
 
 @click.command(help=__doc__)
 @click.argument("model", default="embedded")
-@option("--pictures", type=int, default=5)
+@option("--images", type=int, default=5)
 @option("--image-size", type=width_and_height, default="1024x1024", metavar="WxH")
 @option("--answer-tokens", type=int, default=16)
 @with_options(ENGINE_OPTIONS)
-def main(model: str, pictures: int, image_size: tuple[int, int], answer_tokens: int, **given: Any) -> None:
+def main(model: str, images: int, image_size: tuple[int, int], answer_tokens: int, **given: Any) -> None:
     config = engine_config(model, given)
     with tempfile.TemporaryDirectory(prefix="saccade-stages-") as folder:
         if not config.vision_cache.disk:
             cache = replace(config.vision_cache, disk=GIB, dir=folder)
             config = replace(config, vision_cache=cache)
-        rounds = measure(config, pictures, image_size, answer_tokens)
+        rounds = measure(config, images, image_size, answer_tokens)
     size = "{} x {}".format(*image_size)
-    show(rounds, f"{model}, {pictures} pictures of {size}, {answer_tokens} tokens out")
-    sys.exit(0 if rounds[0][1] >= pictures and not sum(encodes for _, encodes in rounds[1:]) else 1)
+    show(rounds, f"{model}, {images} images of {size}, {answer_tokens} tokens out")
+    sys.exit(0 if rounds[0][1] >= images and not sum(encodes for _, encodes in rounds[1:]) else 1)
 
 
 if __name__ == "__main__":

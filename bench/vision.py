@@ -1,17 +1,15 @@
-"""From pixels to features: right, and how fast by picture size, beside what the chip allows.
+"""From pixels to features: correctness, and speed by image size beside the peak rates of the chip.
 
     PYTHONPATH=src python3 -m bench.vision               Qwen3-VL-8B's tower, on a GPU
     PYTHONPATH=src python3 -m bench.vision --sizes 1024x1024 --parts check,tower
-    PYTHONPATH=src python3 -m bench.vision --tiny        a small tower; all that a CPU runs, without ceilings
+    PYTHONPATH=src python3 -m bench.vision --tiny        a small tower; what a CPU can run, without peak rates
 
-First every way is checked against the plain one: patches by the kernel and by the twin bit for bit; features
-of captured stretches bit for bit against the same attention uncaptured, and whole against slices of one unit;
-cuDNN's against flash within the dtype's rounding. A size that fails is not timed. Then the times: patches,
-the tower (plain, with plans for its shape, captured), what a new size costs the first time, the parts one
-could still change (attention at head 72 by backend and padded to 80; the MLP's first product with its
-activation). "of ceiling" is the time at 644 TFLOP/s of products, 360 of attention, 4.29 TB/s copied, over the
-time taken.
-"""
+First every implementation is checked: patches by the kernel against the reference implementation bit for bit;
+features of CUDA graphs bit for bit against the same attention without them, and whole against slices of
+layers; cuDNN's attention against flash within the dtype's rounding. A size that fails is not timed. Then the
+times: patches, the tower (plain, with plans for its shape, captured), the cost of a new size, attention at
+head 72 by backend and padded to 80, the MLP's first product with its activation. "of ceiling" is the time at
+644 TFLOP/s of matrix products, 360 of attention and 4.29 TB/s of copies, over the time taken."""
 
 import argparse
 import statistics
@@ -65,7 +63,7 @@ class Lab(NamedTuple):
         graphs = build_encoder_graphs(self.tower, self.device, self.dtype) if captured else None
         return EncoderRunner(self.tower, self.processing, self.device, self.dtype, unfinished, graphs)
 
-    def picture(self, size: tuple[int, int], seed: int = 0) -> EncodeTask:
+    def image(self, size: tuple[int, int], seed: int = 0) -> EncodeTask:
         """Noise: every pixel matters."""
         width, height = size
         pixels = np.random.default_rng(seed).integers(0, 256, (1, height, width, 3), dtype=np.uint8)
@@ -101,11 +99,11 @@ def build(tiny: bool, device: torch.device) -> Lab:
     return Lab(tower, processing, device, dtype)
 
 
-# -- right?
+# Correctness
 
 
 def sliced(lab: Lab, encode: EncodeTask, *, captured: bool) -> Tensor:
-    """The features after slices of one unit of layers each."""
+    """The features after slices of one segment of layers each."""
     unfinished: PartialViews[PartialEncoding] = PartialViews(1 << 30)
     encoder = lab.encoder(captured=captured, unfinished=unfinished)
     first, step = 0, segment_layers(lab.tower.depth)
@@ -119,8 +117,8 @@ def sliced(lab: Lab, encode: EncodeTask, *, captured: bool) -> Tensor:
 
 
 def replayed(lab: Lab, encode: EncodeTask) -> Tensor:
-    """By captured stretches, another picture first, turned: of as many patches, and of another grid unless it
-    is square. What is given must come from the replay, and from the picture's own tables."""
+    """By captured stretches, another image first, turned: of as many patches, and of another grid unless it
+    is square. What is given must come from the replay, and from the image's own tables."""
     encoder = lab.encoder(captured=True)
     turned = msgspec.structs.replace(encode.view, grid=encode.view.grid[::-1])
     other = EncodeTask(turned, b"other", np.flip(encode.pixels, 1).copy())
@@ -130,8 +128,8 @@ def replayed(lab: Lab, encode: EncodeTask) -> Tensor:
 
 @torch.inference_mode()
 def check(lab: Lab, size: tuple[int, int]) -> list[str]:
-    """What is wrong; empty if nothing is."""
-    encode, wrong = lab.picture(size), []
+    """The faults found."""
+    encode, wrong = lab.image(size), []
     grid = [encode.view.grid]
     layout = lab.tower.layout(grid)
     frames = torch.from_numpy(encode.pixels).to(lab.device)
@@ -140,7 +138,7 @@ def check(lab: Lab, size: tuple[int, int]) -> list[str]:
         preprocessor = Preprocessor(lab.processing, lab.device, mode=KernelMode(kernels))
         made[kernels] = preprocessor.patches(frames, encode.view, lab.dtype)
     if not all(torch.equal(one, made["torch"]) for one in made.values()):
-        wrong.append("patches by the kernel differ from the twin's")
+        wrong.append("patches by the kernel differ from the reference implementation's")
     stream = lab.tower.begin(made["torch"], layout)
     planned, levels = lab.tower.carry(stream, layout, 0, lab.tower.depth, recurring=True)
     same = lab.tower.finish(planned, levels)
@@ -158,11 +156,11 @@ def check(lab: Lab, size: tuple[int, int]) -> list[str]:
     return wrong
 
 
-# -- how fast?
+# Speed
 
 
 def seconds(call: Callable[[], object], device: torch.device, budget: float = 0.3) -> float:
-    """The median of calls, each from an idle device to its end: launches count, as for a lone picture."""
+    """The median of calls, each from an idle device to its end: launches count, as for a lone image."""
     taken: list[float] = []
     call()
     while len(taken) < 3 or (sum(taken) < budget and len(taken) < 50):
@@ -201,7 +199,7 @@ Row = tuple[str, float, float | None]  # what, seconds, the ceiling's seconds
 
 
 def patches_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
-    encode = lab.picture(size)
+    encode = lab.image(size)
     frames = torch.from_numpy(encode.pixels).to(lab.device)
     moved = encode.pixels.nbytes * 3 + encode.patches * lab.tower.patch_dim * lab.dtype.itemsize
     for kernels in lab.kernels:
@@ -217,7 +215,7 @@ def patches_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
 
 
 def tower_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
-    encode = lab.picture(size)
+    encode = lab.image(size)
     grid, count = encode.view.grid, encode.patches
     made = torch.randn(count, lab.tower.patch_dim, device=lab.device, dtype=lab.dtype)
     ceiling = tower_ceiling(lab, count)
@@ -256,17 +254,17 @@ def through(found: TowerGraph, made: Tensor, layouts: list[Layout], depth: int) 
 
 
 def first_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
-    """A size nobody has warmed: the first, second and fourth picture of it, pixels to features."""
+    """A new image size: its first, second and fourth image, pixels to features."""
     encoder = lab.encoder(captured=True)
     width, height = size
-    odd = lab.picture((width + 2 * 16 * 2, height))
+    odd = lab.image((width + 2 * 16 * 2, height))
     for number in range(1, 8):
         finish(lab.device)
         began = time.perf_counter()
         encoder.encode([odd])
         finish(lab.device)
         if number in (1, 2, 3, 7):
-            yield f"new size, picture {number}", time.perf_counter() - began, None
+            yield f"new size, image {number}", time.perf_counter() - began, None
 
 
 def first_layer(lab: Lab) -> VisionLayer:
@@ -286,7 +284,7 @@ def attend(parts: tuple[Tensor, Tensor, Tensor], *, padded: bool) -> Tensor:
 
 
 def attention_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
-    count, heads = lab.picture(size).patches, first_layer(lab).attention.heads
+    count, heads = lab.image(size).patches, first_layer(lab).attention.heads
     width = lab.tower.hidden_dim // heads
     ceiling = 4.0 * count**2 * lab.tower.hidden_dim / ATTENTION
     packed = torch.randn(1, count, 3, heads, width, device=lab.device, dtype=lab.dtype)
@@ -301,13 +299,13 @@ def attention_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
 def mlp_rows(lab: Lab, size: tuple[int, int]) -> Iterator[Row]:
     up = first_layer(lab).up
     weight, bias = up.get_parameter("weight"), up.get_parameter("bias")
-    x = torch.randn(lab.picture(size).patches, lab.tower.hidden_dim, device=lab.device, dtype=lab.dtype)
+    x = torch.randn(lab.image(size).patches, lab.tower.hidden_dim, device=lab.device, dtype=lab.dtype)
     ceiling = 2.0 * len(x) * weight.numel() / PRODUCT
 
-    def apart() -> Tensor:
+    def separate() -> Tensor:
         return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
-    yield "product, then gelu", seconds(apart, lab.device), ceiling
+    yield "product, then gelu", seconds(separate, lab.device), ceiling
     if lab.device.type == "cuda":
         epilogue = partial(torch._addmm_activation, bias, x, weight.t(), use_gelu=True)
         yield "gelu in the product's epilogue", seconds(epilogue, lab.device), ceiling

@@ -1,4 +1,5 @@
-"""Runs a soak: a server, its capacity, twice that for some minutes, then the reckoning."""
+"""Runs a soak test: measures a server's capacity, sends twice that for some minutes, then checks for
+faults."""
 
 import argparse
 import asyncio
@@ -15,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.soak.clients import Outcome, play
+from bench.soak.clients import ClientOutcome, play
 from bench.soak.traffic import MODEL, Traffic
 from bench.soak.verdict import held_faults, idle_faults, memory_faults, request_faults, table
 from bench.soak.watch import MIB, Watch, engine_of, metrics, running
 
 SERVED = re.compile(rb"at (http://127\.0\.0\.1:(\d+))")
-# Features of a few pictures in each tier.
+# Features of a few images in each tier.
 FEATURE_BYTES = {"gpu": 3 * MIB, "host": 2 * MIB, "disk": 4 * MIB}
 # Budgets of a few MB: a pool in which two long requests do not fit together.
 OPTIONS = {
@@ -37,7 +38,7 @@ OPTIONS = {
 }
 WORKERS = 16  # clients at once while the capacity is measured
 SAMPLE_SECONDS = 2.0
-SETTLE_SECONDS = 45.0  # for lingering connections to time out once nobody asks
+SETTLE_SECONDS = 45.0  # for idle connections to time out
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,11 @@ async def measure_capacity(port: int, traffic: Traffic, seconds: float) -> float
     return answered / seconds
 
 
-async def overload(port: int, traffic: Traffic, rate: float, seconds: float, watch: Watch) -> list[Outcome]:
+async def overload(
+    port: int, traffic: Traffic, rate: float, seconds: float, watch: Watch
+) -> list[ClientOutcome]:
     """Open load: requests arrive whether or not the server keeps up."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ClientOutcome] = []
     playing: set[asyncio.Task[None]] = set()
     stop = time.monotonic() + seconds
     watching = asyncio.create_task(_watch(watch))
@@ -195,12 +198,12 @@ def _left_behind(server: Server, engine: int, status: int) -> list[str]:
 def _report(faults: list[str], log: Path) -> int:
     for fault in faults:
         print(f"FAULT: {fault}")
-    told = log.read_text(errors="replace")
-    errors = told.count("Traceback")
+    text = log.read_text(errors="replace")
+    errors = text.count("Traceback")
     if errors:
         print(f"FAULT: {errors} tracebacks in the server's log; the first:")
-        start = told.index("Traceback")
-        print(told[max(start - 300, 0) : start + 4000])
+        start = text.index("Traceback")
+        print(text[max(start - 300, 0) : start + 4000])
     print("no faults" if not faults and not errors else "")
     return 1 if faults or errors else 0
 

@@ -1,8 +1,6 @@
-"""Clients of a soak, one connection each: they read to the end, dawdle, leave, or are killed.
+"""Clients of a soak test, one connection each: they read to the end, read slowly, leave, or are killed.
 
-takes   shots, and where the server listens
-gives   an `Outcome` of each: answered, refused with a reason, left on purpose; anything else is a fault
-owns    its connections and the processes it kills
+Each gives a `ClientOutcome`: answered, refused with a reason, left on purpose; anything else is a fault.
 """
 
 import asyncio
@@ -17,8 +15,8 @@ from typing import Literal
 from bench.soak.traffic import Shot
 
 End = Literal["answered", "refused", "left", "fault"]
-PATIENCE = 120.0  # seconds for a whole answer; the server's own limit is shorter
-MEANT = (400, 401, 404, 405, 408, 413, 415, 503, 504)  # statuses of a refusal; 500 is a fault
+ANSWER_TIMEOUT = 120.0  # seconds for a whole answer; the server's own limit is shorter
+REFUSALS = (400, 401, 404, 405, 408, 413, 415, 503, 504)  # statuses of a refusal; 500 is a fault
 # A client in a process of its own, so that it can be killed as programs are: in the middle of anything.
 VICTIM = """
 import socket, sys
@@ -31,7 +29,7 @@ while sock.recv(512):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClientOutcome:
     kind: str
     behaviour: str
     end: End
@@ -40,25 +38,25 @@ class Outcome:
     tokens: int = 0  # pieces of text seen, for streams
 
 
-async def play(port: int, shot: Shot, share: float) -> Outcome:
+async def play(port: int, shot: Shot, share: float) -> ClientOutcome:
     """One request by one client. `share`: how far it goes before it leaves."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(ANSWER_TIMEOUT):
             if shot.behaviour == "killed":
                 return await _killed(port, shot, share)
             return await _connected(port, shot, share)
     except TimeoutError:
-        return _fault(shot, f"no end after {PATIENCE:.0f} s")
+        return _fault(shot, f"no end after {ANSWER_TIMEOUT:.0f} s")
     except (OSError, asyncio.IncompleteReadError, ValueError) as error:
         return _fault(shot, f"{type(error).__name__}: {error}")
 
 
-def _fault(shot: Shot, reason: str, status: int | None = None) -> Outcome:
-    return Outcome(shot.kind, shot.behaviour, "fault", status, reason)
+def _fault(shot: Shot, reason: str, status: int | None = None) -> ClientOutcome:
+    return ClientOutcome(shot.kind, shot.behaviour, "fault", status, reason)
 
 
-def _left(shot: Shot, tokens: int = 0) -> Outcome:
-    return Outcome(shot.kind, shot.behaviour, "left", None, "", tokens)
+def _left(shot: Shot, tokens: int = 0) -> ClientOutcome:
+    return ClientOutcome(shot.kind, shot.behaviour, "left", None, "", tokens)
 
 
 def _request(shot: Shot) -> bytes:
@@ -78,7 +76,7 @@ async def _connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, as
         writer.transport.abort()  # at once, whatever is on its way: the server must cope
 
 
-async def _connected(port: int, shot: Shot, share: float) -> Outcome:
+async def _connected(port: int, shot: Shot, share: float) -> ClientOutcome:
     data = _request(shot)
     async with _connection(port) as (reader, writer):
         if shot.behaviour == "half a body":
@@ -95,7 +93,7 @@ async def _connected(port: int, shot: Shot, share: float) -> Outcome:
         return await _read(reader, shot, share)
 
 
-async def _read(reader: asyncio.StreamReader, shot: Shot, share: float) -> Outcome:
+async def _read(reader: asyncio.StreamReader, shot: Shot, share: float) -> ClientOutcome:
     first = await reader.readline()
     if not first:
         return _fault(shot, "closed without an answer")
@@ -116,7 +114,7 @@ async def _read(reader: asyncio.StreamReader, shot: Shot, share: float) -> Outco
         if not line.startswith(b"data: "):
             continue
         if line.startswith(b"data: [DONE]"):
-            return Outcome(shot.kind, shot.behaviour, "answered", status, "", pieces)
+            return ClientOutcome(shot.kind, shot.behaviour, "answered", status, "", pieces)
         event = json.loads(line[6:])
         if "error" in event:
             return _refusal(shot, status, event)
@@ -128,27 +126,27 @@ async def _read(reader: asyncio.StreamReader, shot: Shot, share: float) -> Outco
     return _fault(shot, "the stream broke off", status)
 
 
-def _whole(shot: Shot, status: int, body: bytes) -> Outcome:
+def _whole(shot: Shot, status: int, body: bytes) -> ClientOutcome:
     answer = json.loads(body)
     if status == 200 and not shot.wrong:
         ended = all(choice["finish_reason"] in ("stop", "length") for choice in answer["choices"])
         if not ended:
             return _fault(shot, "a choice without a finish reason", status)
-        return Outcome(shot.kind, shot.behaviour, "answered", status, "", len(answer["choices"]))
+        return ClientOutcome(shot.kind, shot.behaviour, "answered", status, "", len(answer["choices"]))
     if status == 200:
         return _fault(shot, "a wrong request was answered", status)
     return _refusal(shot, status, answer)
 
 
-def _refusal(shot: Shot, status: int, answer: dict[str, dict[str, str]]) -> Outcome:
+def _refusal(shot: Shot, status: int, answer: dict[str, dict[str, str]]) -> ClientOutcome:
     error = answer.get("error") or {}
     message, kind = error.get("message") or "", error.get("type") or ""
-    if not message or kind == "internal_error" or (status != 200 and status not in MEANT):
+    if not message or kind == "internal_error" or (status != 200 and status not in REFUSALS):
         return _fault(shot, f"{kind} without a good reason: {message[:120]}", status)
-    return Outcome(shot.kind, shot.behaviour, "refused", status, f"{error.get('code')}")
+    return ClientOutcome(shot.kind, shot.behaviour, "refused", status, f"{error.get('code')}")
 
 
-async def _killed(port: int, shot: Shot, share: float) -> Outcome:
+async def _killed(port: int, shot: Shot, share: float) -> ClientOutcome:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-S",

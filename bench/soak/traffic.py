@@ -1,9 +1,4 @@
-"""The requests of a soak: text, pictures of every size, known ones again, and much that is wrong.
-
-takes   a seed
-gives   `Shot`s: a body, how its client behaves, and whether an answer may come of it
-never   repeats a picture unless it means to
-"""
+"""The requests of a soak test: text, images of every size, known ones again, and many malformed ones."""
 
 import base64
 import io
@@ -19,8 +14,8 @@ from PIL import Image
 Behaviour = Literal["read", "slow", "leave before", "leave within", "killed", "half a body"]
 MODEL = "soak"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-SIZES = (40, 1100)  # of pictures, along a side, log-uniform
-KNOWN = 12  # pictures that come again and again
+SIZES = (40, 1100)  # of images, along a side, log-uniform
+KNOWN = 12  # images that come again and again
 TEXT = "what is the total amount of this picture and which colour has every small shape near the sign"
 
 BEHAVIOURS: dict[Behaviour, float] = {
@@ -31,7 +26,7 @@ BEHAVIOURS: dict[Behaviour, float] = {
     "killed": 0.05,
     "half a body": 0.03,
 }
-KINDS = {"text": 0.34, "completion": 0.06, "picture": 0.24, "known": 0.16, "pictures": 0.06, "bad": 0.14}
+KINDS = {"text": 0.34, "completion": 0.06, "image": 0.24, "known": 0.16, "images": 0.06, "bad": 0.14}
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class Shot:
 class Traffic:
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._known = [self._picture() for _ in range(KNOWN)]
+        self._known = [self._image() for _ in range(KNOWN)]
         self._bad = [*BAD.items()]
 
     def next(self, *, kind: str | None = None, behaviour: Behaviour | None = None) -> Shot:
@@ -70,7 +65,7 @@ class Traffic:
         return Shot(kind, CHAT, _json(body), behaviour, stream, wrong=False)
 
     def share(self) -> float:
-        """Uniform in 0 .. 1: how far into an answer somebody leaves."""
+        """Uniform in 0 .. 1: how far into an answer a client leaves."""
         return float(self._rng.random())
 
     def wait(self, rate: float) -> float:
@@ -78,12 +73,12 @@ class Traffic:
         return float(self._rng.exponential(1 / rate))
 
     def _urls(self, kind: str) -> list[str]:
-        if kind == "picture":
-            return [self._picture()]
+        if kind == "image":
+            return [self._image()]
         if kind == "known":
             return [self._known[int(self._rng.integers(KNOWN))]]
-        if kind == "pictures":
-            return [self._picture() for _ in range(int(self._rng.integers(2, 4)))]
+        if kind == "images":
+            return [self._image() for _ in range(int(self._rng.integers(2, 4)))]
         return []
 
     def _fields(self) -> dict[str, Any]:
@@ -103,7 +98,7 @@ class Traffic:
         count = int(self._rng.geometric(0.03))
         return " ".join(self._rng.choice(TEXT.split(), min(count, 400)))
 
-    def _picture(self) -> str:
+    def _image(self) -> str:
         low, high = np.log(SIZES)
         width, height = (int(side) for side in np.exp(self._rng.uniform(low, high, 2)))
         colours = self._rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
@@ -127,7 +122,7 @@ def raw_uri(content: bytes, mime: str) -> str:
 
 
 def bomb(side: int) -> bytes:
-    """A small PNG that says it has side x side pixels."""
+    """A small PNG that claims side x side pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         checked = kind + content
@@ -152,7 +147,7 @@ def _looking_at(url: str, **more: Any) -> bytes:
     )
 
 
-_TORN = b"\xff\xd8\xff\xe0" + bytes(range(200))  # begins as a JPEG does
+_TORN = b"\xff\xd8\xff\xe0" + bytes(range(200))  # starts like a JPEG
 BAD: dict[str, Callable[[], bytes]] = {
     "not json": lambda: b"hello",
     "nothing": lambda: b"",

@@ -1,15 +1,10 @@
-"""What must not be after a soak.
-
-takes   outcomes, samples, the metrics of the idle server, what is left when it has ended
-gives   a table, and the faults in words
-never   excuses: what it cannot tell is a fault
-"""
+"""The faults found by a soak test, in words, and its table."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.soak.clients import Outcome
+from bench.soak.clients import ClientOutcome
 from bench.soak.watch import MIB, Held, Sample
 
 # What a process may have grown from the second quarter of the time to the last.
@@ -52,7 +47,7 @@ def growth(samples: Sequence[Sample], name: str) -> Growth:
     )
 
 
-def request_faults(outcomes: Sequence[Outcome]) -> list[str]:
+def request_faults(outcomes: Sequence[ClientOutcome]) -> list[str]:
     bad = Counter((one.kind, one.behaviour, one.reason) for one in outcomes if one.end == "fault")
     return [f"{count} x {kind}, {how}: {why}" for (kind, how, why), count in bad.most_common()]
 
@@ -68,7 +63,7 @@ def memory_faults(samples: Sequence[Sample]) -> list[str]:
 
 
 def idle_faults(idle: Mapping[str, float], blocks: float, features: Mapping[str, int]) -> list[str]:
-    """Of the server's own metrics, once nobody asks any more."""
+    """Of the server's own metrics, once it is idle."""
     empty = [name for name in idle if name.startswith(("saccade_requests{", "saccade_queue_choices{"))]
     empty += ["saccade_http_requests_in_flight", 'saccade_kv_blocks{state="used"}']
     found = [f"{name} is {idle[name]:g} on an idle server" for name in empty if idle[name]]
@@ -91,7 +86,7 @@ def held_faults(name: str, before: Held, after: Held) -> list[str]:
     return found
 
 
-def table(outcomes: Sequence[Outcome], samples: Sequence[Sample]) -> str:
+def table(outcomes: Sequence[ClientOutcome], samples: Sequence[Sample]) -> str:
     lines = [f"{'behaviour':14} {'sent':>6} {'answered':>9} {'refused':>8} {'left':>6} {'faults':>7}"]
     for how in sorted({one.behaviour for one in outcomes}):
         ends = Counter(one.end for one in outcomes if one.behaviour == how)

@@ -1,9 +1,4 @@
-"""What the processes of a server hold, read from /proc; Linux alone.
-
-takes   the process id of `saccade serve`
-gives   samples of memory, descriptors, threads and children of front and engine; the server's metrics
-never   touches the server otherwise
-"""
+"""Resources held by the server's processes, read from /proc (Linux only)."""
 
 import contextlib
 import time

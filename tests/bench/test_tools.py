@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from bench import agree, growth, scaling, stages
-from bench.agree import Told
-from bench.growth import RelevanceMaps
-from bench.lod_asking import Bench, Level
+from bench.agree import Answer
+from bench.growth import MemorySample
+from bench.lod_asking import Level, LodBench
 from bench.questions import Questions, Scope
 from bench.soak import verdict
-from bench.soak.clients import Outcome
+from bench.soak.clients import ClientOutcome
 from bench.soak.traffic import Traffic
 from bench.soak.watch import Held, Sample
 from saccade.config import EngineConfig
@@ -32,11 +32,11 @@ def llm(vl_folder: Path) -> LLM:
 # Agreement
 
 
-def test_the_first_difference_is_measured_in_the_twin() -> None:
+def test_the_first_difference_is_measured_in_the_reference() -> None:
     near: tuple[dict[int, float], ...] = ({1: -0.1}, {2: -0.5, 3: -0.5625, 4: -9.0}, {})
-    twin = [Told((1, 2, 5), near)] * 4
-    answers = [Told((1, 2, 5), ()), Told((1, 3, 9), ()), Told((1, 4, 5), ()), Told((1, 7, 5), ())]
-    found, apart = agree.compare(answers, twin, ulp=1 / 16)
+    reference = [Answer((1, 2, 5), near)] * 4
+    answers = [Answer((1, 2, 5), ()), Answer((1, 3, 9), ()), Answer((1, 4, 5), ()), Answer((1, 7, 5), ())]
+    found, apart = agree.compare(answers, reference, ulp=1 / 16)
     assert [(one.question, one.place, one.ulps) for one in found] == [
         (1, 1, 1.0),
         (2, 1, 136.0),
@@ -55,26 +55,31 @@ def test_an_ulp_is_that_of_the_dtype_at_the_logit() -> None:
 
 def test_both_paths_agree_on_the_tiny_model(vl_folder: Path) -> None:
     config = EngineConfig(model=str(vl_folder), device="cpu", num_blocks=256, max_num_seqs=4)
-    fast, twin = agree.ways(config)
-    assert (twin.kernels, twin.graphs, twin.overlap, twin.prefix_caching) == ("torch", "off", False, False)
+    fast, reference = agree.configs(config)
+    assert (reference.kernels, reference.graphs, reference.overlap, reference.prefix_caching) == (
+        "torch",
+        "off",
+        False,
+        False,
+    )
     asked = (0, 6, Scope(sides=(64, 160), text=(2, 20)), 4)
     quick, _ = agree.answers(fast, *asked, together=6, logprobs=True)
-    slow, ulp = agree.answers(twin, *asked, together=1, logprobs=True)
+    slow, ulp = agree.answers(reference, *asked, together=1, logprobs=True)
     found, apart = agree.compare(quick, slow, ulp)
     assert not found
     assert len(apart) == 24
 
 
-# Questions about one picture
+# Questions about one image
 
 
 def test_questions_are_timed_and_counted_as_the_engine_saw_them(llm: LLM) -> None:
-    """Red when a question's clock begins late, or its zoomed views are not counted."""
-    bench = Bench(llm, answer_tokens=3, seed=0)
+    """Fails if a question's clock starts late or its zoomed views are not counted."""
+    bench = LodBench(llm, answer_tokens=3, seed=0)
     size, full = (512, 512), bench.full_tokens((512, 512))
-    picture, level = bench.picture(size), Level(0.9)  # of 64 tokens
+    image, level = bench.image(size), Level(0.9)  # of 64 tokens
     before = llm.engine.stats()
-    asked = [*bench.questions(1, picture, level, full), *bench.questions(3, picture, level, full)]
+    asked = [*bench.questions(1, image, level, full), *bench.questions(3, image, level, full)]
     after = llm.engine.stats()
     assert after.looks - before.looks == len(asked) == 4
     assert after.zooms > before.zooms
@@ -90,22 +95,24 @@ def test_questions_are_timed_and_counted_as_the_engine_saw_them(llm: LLM) -> Non
 
 
 def test_growth_is_what_came_after_the_warm_up() -> None:
-    looks = [RelevanceMaps(number * 50, (100 + min(number, 4) * 10) * MIB, 7, 9) for number in range(1, 21)]
-    assert growth.grown(looks) == {"host": 0, "allocated": 0, "reserved": 0}
-    leaking = [RelevanceMaps(number * 50, 100 * MIB + number * MIB, 7, 9) for number in range(1, 21)]
+    samples_taken = [
+        MemorySample(number * 50, (100 + min(number, 4) * 10) * MIB, 7, 9) for number in range(1, 21)
+    ]
+    assert growth.grown(samples_taken) == {"host": 0, "allocated": 0, "reserved": 0}
+    leaking = [MemorySample(number * 50, 100 * MIB + number * MIB, 7, 9) for number in range(1, 21)]
     assert growth.grown(leaking)["host"] == 14 * MIB
 
 
 def test_questions_fit_the_engine_and_are_the_same_for_a_seed(llm: LLM) -> None:
-    scope = Scope(sides=(64, 128), grain=32, pictures=0.5, text=(2, 20))
+    scope = Scope(sides=(64, 128), grain=32, images=0.5, text=(2, 20))
     first, second = (Questions(llm, 3, scope).take(12) for _ in range(2))
     assert [one["prompt_token_ids"] for one in first] == [one["prompt_token_ids"] for one in second]
     sizes = [one["images"][0].size for one in first if "images" in one]
     assert sizes
     assert all(side % 32 == 0 for size in sizes for side in size)
-    looks = growth.measure(llm, 6, 0, scope)
-    assert looks[-1].requests == 6
-    assert growth.faults(looks, llm, 1 << 30) == []
+    samples_taken = growth.measure(llm, 6, 0, scope)
+    assert samples_taken[-1].requests == 6
+    assert growth.faults(samples_taken, llm, 1 << 30) == []
 
 
 # Scaling
@@ -164,7 +171,10 @@ def test_what_is_held_by_an_idle_server_is_a_fault() -> None:
 
 
 def test_a_fault_of_a_request_is_told_with_its_reason() -> None:
-    outcomes = [Outcome("text", "read", "answered", 200), Outcome("text", "read", "fault", 500, "why")] * 2
+    outcomes = [
+        ClientOutcome("text", "read", "answered", 200),
+        ClientOutcome("text", "read", "fault", 500, "why"),
+    ] * 2
     assert verdict.request_faults(outcomes) == ["2 x text, read: why"]
     assert "   2" in verdict.table(outcomes, samples([1] * 20))
 
@@ -172,7 +182,7 @@ def test_a_fault_of_a_request_is_told_with_its_reason() -> None:
 def test_traffic_is_the_same_for_a_seed_and_has_every_kind() -> None:
     first, second = ([traffic.next() for _ in range(60)] for traffic in (Traffic(1), Traffic(1)))
     assert first == second
-    assert {"text", "picture", "known"} <= {shot.kind for shot in first}
+    assert {"text", "image", "known"} <= {shot.kind for shot in first}
     assert any(shot.wrong for shot in first)
 
 
