@@ -71,7 +71,7 @@ class LodBench:
     @property
     def steps(self) -> tuple[int, int]:
         """So far, and those of them that ran captured."""
-        return self.llm.engine.stats().steps, self.llm.engine.captured_steps
+        return self.llm.engine.stats().steps, self.llm.engine.graph_replays
 
     def ceiling(self, visual: int, requests: int) -> tuple[float, float]:
         """Requests a second and milliseconds to a first token at the chip's ceilings, where a question about
@@ -169,7 +169,7 @@ class TimedQuestion:
 def prepare(llm: LLM) -> None:
     """What an idle engine would do by and by: capture the steps and the views that may come."""
     began, done = time.perf_counter(), 0
-    while llm.engine.prepare():
+    while llm.engine.warm_up():
         done += 1
     print(f"{done} shapes captured ahead in {time.perf_counter() - began:.1f} s", flush=True)
 

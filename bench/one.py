@@ -96,7 +96,7 @@ def main(
     llm = LLM(model, progress=False, **engine_config(model, given).options())
     laps = ", ".join(f"{part} {took:.1f}" for part, took in llm.engine.start_seconds.items())
     print(f"ready after {time.perf_counter() - began:.1f} s: {laps}", flush=True)
-    while llm.engine.prepare():  # warm-up, as an idle server does it
+    while llm.engine.warm_up():  # warm-up, as an idle server does it
         pass
     print(f"warm after {time.perf_counter() - began:.1f} s", flush=True)
     everything = (rows(llm, repeat, ROWS), scaled(llm, plots), grown(llm, requests))

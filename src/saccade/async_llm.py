@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, MediaLimits
-from saccade.engine.client import ProcessLink
+from saccade.engine.client import EngineClient
 from saccade.engine.ipc import EngineInfo
 from saccade.errors import EngineDied, engine_error
 from saccade.inputs.media.cancellation import CancelToken
@@ -37,7 +37,7 @@ class AsyncEngine:
     def __init__(self, model: str, *, media: MediaLimits | None = None, **options: Any) -> None:
         self._config = EngineConfig(model=model, **options)
         self._limits = media or MediaLimits()
-        self._client = ProcessLink(self._config)
+        self._client = EngineClient(self._config)
         self._processor: InputProcessor | None = None
         self._numbers = itertools.count()
 

@@ -1,4 +1,4 @@
-"""The front's side of the link: a real engine process, and its ends, early and late."""
+"""The front's side of the client: a real engine process, and its ends, early and late."""
 
 import asyncio
 import os
@@ -15,8 +15,18 @@ import pytest
 
 from saccade.config import EngineConfig
 from saccade.engine import ipc as wire
-from saccade.engine.client import MOST_RECALLS, ProcessLink
-from saccade.engine.ipc import Cancel, Channel, News, Recall, Recalled, Stop, Submit, ToEngine, ToFront
+from saccade.engine.client import MAX_IMAGE_QUERIES, EngineClient
+from saccade.engine.ipc import (
+    Cancel,
+    Channel,
+    ImageQuery,
+    ImageQueryReply,
+    StepOutputs,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFrontend,
+)
 from saccade.engine.process import UNFORESEEN, Inbox, serve
 from saccade.errors import ConfigError, ContextTooLong, EngineDied, SaccadeError
 from saccade.host.malloc import HeapTrimmer
@@ -34,27 +44,27 @@ def question(name: str, max_tokens: int = 8, n: int = 1) -> Request:
     return Request(id=name, prompt=tuple(range(5, 25)), sampling=sampling)
 
 
-async def collect(link: ProcessLink, request: Request) -> list[int]:
-    return [token async for delta in link.generate(request) for token in delta.tokens]
+async def collect(client: EngineClient, request: Request) -> list[int]:
+    return [token async for delta in client.generate(request) for token in delta.tokens]
 
 
-async def until_empty(link: ProcessLink) -> None:
+async def until_empty(client: EngineClient) -> None:
     """The engine tells its numbers with every step; a tiny request makes it take one."""
     for number in range(100):
-        await collect(link, question(f"probe-{number}", max_tokens=1))
-        if link.stats().blocks_used == 0 and link.stats().running == 0:
+        await collect(client, question(f"probe-{number}", max_tokens=1))
+        if client.stats().blocks_used == 0 and client.stats().running == 0:
             return
         await asyncio.sleep(0.02)
-    raise AssertionError(link.stats())
+    raise AssertionError(client.stats())
 
 
 async def test_first_tokens_are_handed_on_before_those_of_running_answers() -> None:
-    link = ProcessLink(EngineConfig(model="m"))
-    link._end = None
+    client = EngineClient(EngineConfig(model="m"))
+    client._error = None
     heard: list[tuple[str, int]] = []
 
     async def listen(name: str) -> None:
-        async for delta in link.generate(question(name)):
+        async for delta in client.generate(question(name)):
             heard.append((name, delta.tokens[0]))
 
     names = ("a", "b", "c")
@@ -68,7 +78,7 @@ async def test_first_tokens_are_handed_on_before_those_of_running_answers() -> N
         # It ends in the step that brought a token before: those keep their order.
         Delta(request_id="a", tokens=(4,), finish="length", times=times),
     )
-    link._handle(News(step, EngineStats()))
+    client._handle(StepOutputs(step, EngineStats()))
     await asyncio.sleep(0.01)
     assert heard == [("c", 3), ("a", 1), ("a", 4), ("b", 2)]
     for task in tasks:
@@ -87,17 +97,17 @@ async def test_texts_do_not_wait_for_the_pixels_of_others_and_cancellations_do(
         return copied(*arguments)
 
     monkeypatch.setattr(wire, "_shared_copy", slow)
-    link, loop = ProcessLink(EngineConfig(model="m")), asyncio.get_running_loop()
-    link._end = None
+    client, loop = EngineClient(EngineConfig(model="m")), asyncio.get_running_loop()
+    client._error = None
     threads = [
-        threading.Thread(target=link._write, args=(Channel(ours), loop, outbox))
-        for outbox in (link._outbox, link._pictures)
+        threading.Thread(target=client._send, args=(Channel(ours), loop, outbox))
+        for outbox in (client._outbox, client._image_outbox)
     ]
     for thread in threads:
         thread.start()
-    seen = asyncio.create_task(collect(link, request_with(picture(8, 8))))
+    seen = asyncio.create_task(collect(client, request_with(picture(8, 8))))
     await asyncio.sleep(0)
-    told = asyncio.create_task(collect(link, question("text")))
+    told = asyncio.create_task(collect(client, question("text")))
     await asyncio.sleep(0)
     first = await asyncio.to_thread(engine.receive, ToEngine)
     seen.cancel()
@@ -108,61 +118,61 @@ async def test_texts_do_not_wait_for_the_pixels_of_others_and_cancellations_do(
     assert first.request.id == "text"
     assert [type(message) for message in rest] == [Submit, Cancel]
     told.cancel()
-    for outbox in (link._outbox, link._pictures):
+    for outbox in (client._outbox, client._image_outbox):
         outbox.put(None)
     for thread in threads:
         thread.join()
 
 
 async def test_an_engine_process_lives_answers_and_dies(vl_folder: Path) -> None:
-    link = ProcessLink(config(vl_folder))
-    await link.start()
-    assert link.info.num_blocks == 64
-    first, second = await asyncio.gather(collect(link, question("a")), collect(link, question("b")))
+    client = EngineClient(config(vl_folder))
+    await client.start()
+    assert client.info.num_blocks == 64
+    first, second = await asyncio.gather(collect(client, question("a")), collect(client, question("b")))
     assert first == second
     assert len(first) == 8
 
     # A request that can never fit is refused, and only that one.
     with pytest.raises(ContextTooLong, match="1100 tokens"):
-        await collect(link, Request(id="huge", prompt=(5,) * 1100))
-    assert await collect(link, question("c")) == first
+        await collect(client, Request(id="huge", prompt=(5,) * 1100))
+    assert await collect(client, question("c")) == first
 
     # Leaving early cancels.
-    async for _ in (deltas := link.generate(question("long", max_tokens=900, n=2))):
+    async for _ in (deltas := client.generate(question("long", max_tokens=900, n=2))):
         break
     await deltas.aclose()
-    await until_empty(link)
-    assert link.stats().generated_tokens < 500
+    await until_empty(client)
+    assert client.stats().generated_tokens < 500
 
     # A dead engine ends what is waiting for it.
-    waiting = asyncio.create_task(collect(link, question("last", max_tokens=900)))
+    waiting = asyncio.create_task(collect(client, question("last", max_tokens=900)))
     await asyncio.sleep(0.1)
-    assert link._process is not None
-    os.kill(link._process.pid, signal.SIGKILL)
+    assert client._process is not None
+    os.kill(client._process.pid, signal.SIGKILL)
     with pytest.raises(EngineDied, match="unexpectedly"):
         await waiting
-    assert not link.alive
+    assert not client.alive
     with pytest.raises(EngineDied):
-        await collect(link, question("after"))
-    await link.stop()
+        await collect(client, question("after"))
+    await client.stop()
 
 
 async def test_a_start_that_fails_says_why(vl_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len is 99999"):
-        await ProcessLink(config(vl_folder, max_model_len=99999)).start()
+        await EngineClient(config(vl_folder, max_model_len=99999)).start()
 
 
 async def test_a_start_whose_options_cannot_be_packed_says_so(vl_folder: Path) -> None:
     with pytest.raises(ConfigError, match="options could not be sent"):
-        await ProcessLink(config(vl_folder, seed=1 << 100)).start()
+        await EngineClient(config(vl_folder, seed=1 << 100)).start()
 
 
 async def test_an_engine_process_writes_the_step_log_asked_for(vl_folder: Path, tmp_path: Path) -> None:
-    link = ProcessLink(config(vl_folder, step_log=str(tmp_path / "steps.jsonl")))
-    await link.start()
-    await collect(link, question("logged"))
-    await link.stop()
-    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == link.stats().steps > 0
+    client = EngineClient(config(vl_folder, step_log=str(tmp_path / "steps.jsonl")))
+    await client.start()
+    await collect(client, question("logged"))
+    await client.stop()
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == client.stats().steps > 0
 
 
 class SlowChannel:
@@ -180,74 +190,74 @@ class SlowChannel:
 
 
 async def test_a_slow_engine_holds_up_nobody_and_a_cancellation_never_overtakes(vl_folder: Path) -> None:
-    link, channel = ProcessLink(config(vl_folder)), SlowChannel()
-    link._end = None
+    client, channel = EngineClient(config(vl_folder)), SlowChannel()
+    client._error = None
     loop = asyncio.get_running_loop()
-    writer = threading.Thread(target=link._write, args=(channel, loop, link._pictures), daemon=True)
+    writer = threading.Thread(target=client._send, args=(channel, loop, client._image_outbox), daemon=True)
     writer.start()
-    task = asyncio.create_task(collect(link, request_with(picture(8, 8))))
+    task = asyncio.create_task(collect(client, request_with(picture(8, 8))))
     await asyncio.to_thread(channel.begun.wait, 10)  # the event loop still turns while the channel stands
     task.cancel()
     await asyncio.wait({task})
     channel.go_on.set()
-    link._pictures.put(None)
+    client._image_outbox.put(None)
     await asyncio.to_thread(writer.join, 10)
     assert [type(message) for message in channel.sent] == [Submit, Cancel]
 
 
 async def test_a_message_that_cannot_be_packed_is_told_to_its_sender_alone(vl_folder: Path) -> None:
-    link = ProcessLink(config(vl_folder))
-    await link.start()
+    client = EngineClient(config(vl_folder))
+    await client.start()
     try:
         broken = Request(id="broken", prompt=(5, object()))  # type: ignore[arg-type]
         with pytest.raises(SaccadeError, match="could not be sent"):
-            await collect(link, broken)
-        assert len(await collect(link, question("good"))) == 8
+            await collect(client, broken)
+        assert len(await collect(client, question("good"))) == 8
     finally:
-        await link.stop()
+        await client.stop()
 
 
 async def test_an_engine_that_cannot_read_a_message_ends_and_says_so(vl_folder: Path) -> None:
-    link = ProcessLink(config(vl_folder))
-    await link.start()
+    client = EngineClient(config(vl_folder))
+    await client.start()
     try:
         garbled = Request(id="garbled", prompt=("not a number",))  # type: ignore[arg-type]
         with pytest.raises(EngineDied, match="could not read"):
-            await collect(link, garbled)
-        assert not link.alive
+            await collect(client, garbled)
+        assert not client.alive
     finally:
-        await link.stop()
+        await client.stop()
 
 
 async def test_the_numbers_are_there_from_the_start(vl_folder: Path) -> None:
-    link = ProcessLink(config(vl_folder))
-    await link.start()
+    client = EngineClient(config(vl_folder))
+    await client.start()
     try:
-        assert link.stats().blocks_free == 64
+        assert client.stats().blocks_free == 64
     finally:
-        await link.stop()
+        await client.stop()
 
 
 async def test_the_engine_has_few_questions_about_pictures_at_a_time(vl_folder: Path) -> None:
-    link = ProcessLink(config(vl_folder))
-    link._end = None
-    asking = [asyncio.create_task(link.picture(b"%d" % number, drop=True)) for number in range(40)]
+    client = EngineClient(config(vl_folder))
+    client._error = None
+    asking = [asyncio.create_task(client.image_tiers(b"%d" % number, delete=True)) for number in range(40)]
     numbers: list[int] = []
     while len(numbers) < 40:
         await asyncio.sleep(0)
-        while not link._outbox.empty():
-            message = link._outbox.get()
-            assert isinstance(message, Recall)
-            numbers.append(message.number)
+        while not client._outbox.empty():
+            message = client._outbox.get()
+            assert isinstance(message, ImageQuery)
+            numbers.append(message.query_id)
         open_ones = len(numbers) - sum(one.done() for one in asking)
-        assert open_ones <= MOST_RECALLS
-        if open_ones == MOST_RECALLS or len(numbers) == 40:
-            link._handle(Recalled(numbers[sum(one.done() for one in asking)], {"gpu": 1}))
-    link._over(EngineDied("over"))
+        assert open_ones <= MAX_IMAGE_QUERIES
+        if open_ones == MAX_IMAGE_QUERIES or len(numbers) == 40:
+            client._handle(ImageQueryReply(numbers[sum(one.done() for one in asking)], {"gpu": 1}))
+    client._fail(EngineDied("over"))
     ends = await asyncio.gather(*asking, return_exceptions=True)
     assert sum(isinstance(one, EngineDied) for one in ends) < 40
     with pytest.raises(EngineDied):
-        await link.picture(b"late")
+        await client.image_tiers(b"late")
 
 
 class FakeEngine:
@@ -263,7 +273,7 @@ class FakeEngine:
         self.naps_until = 0  # requests taken
 
     @property
-    def spare(self) -> float:
+    def planning_delay(self) -> float:
         return 30.0 if len(self.taken) < self.naps_until else 0.0
 
     def submit(self, request: Request) -> None:
@@ -274,13 +284,13 @@ class FakeEngine:
     def cancel(self, request_ids: list[str]) -> None:
         self.cancelled += request_ids
 
-    def picture(self, content: bytes) -> dict[str, int]:
+    def image_tiers(self, content: bytes) -> dict[str, int]:
         return {"disk": 1}
 
-    def forget(self, content: bytes, then: Callable[[], None]) -> None:
+    def delete_image(self, content: bytes, then: Callable[[], None]) -> None:
         self.then.append(then)
 
-    def prepare(self) -> bool:
+    def warm_up(self) -> bool:
         return False
 
     def step(self) -> list[Delta]:
@@ -295,16 +305,18 @@ class FakeEngine:
 def test_a_deletion_is_answered_when_the_files_are_gone_and_holds_up_no_step() -> None:
     ours, theirs = (Channel(end) for end in socket.socketpair())
     inbox, engine = Inbox(theirs), FakeEngine()
-    ours.send(Recall(1, b"x", True))
-    ours.send(Recall(2, b"y", False))
+    ours.send(ImageQuery(1, b"x", True))
+    ours.send(ImageQuery(2, b"y", False))
     worker = threading.Thread(target=serve, args=(engine, inbox, theirs))
     worker.start()
     heard: list[Any] = []
-    while not any(isinstance(one, Recalled) for one in heard) or not isinstance(heard[-1], News):
-        heard.append(ours.receive(ToFront))
-    assert [one.number for one in heard if isinstance(one, Recalled)] == [2]
+    while not any(isinstance(one, ImageQueryReply) for one in heard) or not isinstance(
+        heard[-1], StepOutputs
+    ):
+        heard.append(ours.receive(ToFrontend))
+    assert [one.query_id for one in heard if isinstance(one, ImageQueryReply)] == [2]
     engine.then[0]()
-    assert ours.receive(ToFront) == Recalled(1, {"disk": 1})
+    assert ours.receive(ToFrontend) == ImageQueryReply(1, {"disk": 1})
     ours.send(Stop())
     worker.join(10)
     ours.close()
@@ -317,7 +329,7 @@ def test_a_request_that_breaks_something_is_refused_alone() -> None:
     for message in (Submit(question("odd")), Submit(question("good")), Stop()):
         ours.send(message)
     serve(engine, Inbox(theirs), theirs)  # type: ignore[arg-type]
-    refused = ours.receive(ToFront)
+    refused = ours.receive(ToFrontend)
     assert (refused.request_id, refused.message) == ("odd", UNFORESEEN)
     assert (engine.taken, engine.cancelled) == (["good"], ["odd"])
     ours.close()
@@ -332,7 +344,7 @@ def test_what_comes_while_the_device_is_busy_goes_with_the_next_step() -> None:
     worker.start()
     for name in ("one", "two"):
         ours.send(Submit(question(name)))
-    assert isinstance(ours.receive(ToFront), News)
+    assert isinstance(ours.receive(ToFrontend), StepOutputs)
     assert engine.stepped == [("one", "two")]
     ours.send(Stop())
     worker.join(10)
@@ -351,8 +363,8 @@ def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch
     worker = threading.Thread(target=serve, args=(engine, inbox, theirs))
     worker.start()
     for number in (1, 2):
-        ours.send(Recall(number, b"x", False))
-        while not isinstance(ours.receive(ToFront), News):
+        ours.send(ImageQuery(number, b"x", False))
+        while not isinstance(ours.receive(ToFrontend), StepOutputs):
             pass
         deadline = time.monotonic() + 10
         while len(trims) < number and time.monotonic() < deadline:
@@ -365,13 +377,13 @@ def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_an_idle_engine_tells_when_nothing_is_left_to_prepare(vl_folder: Path) -> None:
-    link = ProcessLink(config(vl_folder, graphs="on", max_model_len=64, max_num_seqs=2))
-    await link.start()
+    client = EngineClient(config(vl_folder, graphs="on", max_model_len=64, max_num_seqs=2))
+    await client.start()
     try:
-        began = link.stats().to_prepare
+        began = client.stats().to_prepare
         deadline = time.monotonic() + 60
-        while link.stats().to_prepare and time.monotonic() < deadline:
+        while client.stats().to_prepare and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        assert began > 0 == link.stats().to_prepare  # though nobody has asked anything
+        assert began > 0 == client.stats().to_prepare  # though nobody has asked anything
     finally:
-        await link.stop()
+        await client.stop()

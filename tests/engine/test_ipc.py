@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from saccade.engine.ipc import Cancel, Channel, News, Submit, ToEngine, ToFront
+from saccade.engine.ipc import Cancel, Channel, StepOutputs, Submit, ToEngine, ToFrontend
 from saccade.errors import EngineDied
 from saccade.inputs.media.rgbx import OPAQUE, rgb_of_words, words_of_rgb
 from saccade.lod.types import ImageMaps, RelevanceMaps
@@ -126,15 +126,17 @@ def test_messages_keep_their_order_and_boundaries_across_threads() -> None:
 def test_news_with_logprobs_arrives() -> None:
     front, engine = pair()
     logprobs = (TokenLogprobs(-0.5, ((3, -0.5), (4, -1.5))),)
-    news = News((Delta(request_id="r", tokens=(3,), logprobs=logprobs, finish="stop"),), EngineStats(steps=7))
+    news = StepOutputs(
+        (Delta(request_id="r", tokens=(3,), logprobs=logprobs, finish="stop"),), EngineStats(steps=7)
+    )
     engine.send(news)
-    assert front.receive(ToFront) == news
+    assert front.receive(ToFrontend) == news
 
 
 def test_the_end_is_none_for_the_reader_and_an_error_for_the_writer() -> None:
     front, engine = pair()
     engine.close()
-    assert front.receive(ToFront) is None
+    assert front.receive(ToFrontend) is None
     with pytest.raises(EngineDied):
         front.send(Submit(request_with(picture(64, 64))))
 
@@ -142,7 +144,7 @@ def test_the_end_is_none_for_the_reader_and_an_error_for_the_writer() -> None:
 def test_close_wakes_a_blocked_reader() -> None:
     front, _engine = pair()
     got: list[object] = ["nothing yet"]
-    reader = threading.Thread(target=lambda: got.append(front.receive(ToFront)))
+    reader = threading.Thread(target=lambda: got.append(front.receive(ToFrontend)))
     reader.start()
     front.close()
     reader.join(timeout=10)
@@ -171,8 +173,8 @@ def test_looks_arrive_with_what_their_pictures_say_by_themselves() -> None:
     looks = tuple(RelevanceMaps(image_maps=image_maps, participatory=one, strength=0.5) for one in maps[3:])
     assert looks[0].share.shape == image_maps.writing.shape  # what is made of them stays where it was made
     told = ZoomResult(regions=((), ()), gated=(None, None), more_tokens=0, visual_tokens=0, looks=looks)
-    engine.send(News((Delta(request_id="r", zoomed=told),), EngineStats()))
-    (delta,) = front.receive(ToFront).deltas
+    engine.send(StepOutputs((Delta(request_id="r", zoomed=told),), EngineStats()))
+    (delta,) = front.receive(ToFrontend).deltas
     for ours, theirs in zip(looks, delta.zoomed.looks, strict=True):
         for name in ("propositional", "perspectival", "participatory", "lost"):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name))

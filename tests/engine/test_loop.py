@@ -13,12 +13,12 @@ from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
-from saccade.engine.step_timer import Stopwatch
+from saccade.engine.step_timer import HostStepTimer
 from saccade.inputs.processor import InputProcessor
 from saccade.models.interface import Layout
 from saccade.request import Delta
 from saccade.step_plan import StepPlan
-from saccade.worker.model_runner import Launched, Runner
+from saccade.worker.model_runner import LaunchedStep, Runner
 from tests.parity.test_engine import LONG, PICTURES, TEXTS, Bench, bench
 
 __all__ = ["bench"]  # the fixture
@@ -34,7 +34,7 @@ def test_a_step_that_cannot_be_launched_is_told_before_the_engine_is_idle(
     )
     real = Runner.launch
 
-    def launch(runner: Runner, plan: StepPlan) -> Launched:
+    def launch(runner: Runner, plan: StepPlan) -> LaunchedStep:
         if plan.number == failing:
             raise RuntimeError("out of memory")
         return real(runner, plan)
@@ -115,7 +115,7 @@ def test_the_time_in_which_nobody_asked_for_anything_is_no_steps(vl_folder: Path
     )
     engine = Engine(config, progress=False)
     slept = [0.0]
-    engine._turns._watch = Stopwatch(lambda: time.perf_counter() + slept[0])
+    engine._monitor.timer = HostStepTimer(lambda: time.perf_counter() + slept[0])
     front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     engine.submit(front.prepare_prompt([5] * 100, params, "long", trusted=True))

@@ -4,9 +4,18 @@ from random import Random
 
 import pytest
 
-from saccade.engine.pacing import EARLIER, FIRST, LEAST, MARGIN, MOST, NAP, WORTH, Pace
+from saccade.engine.pacing import (
+    EXTRA_UP,
+    FIRST_ESTIMATE,
+    MARGIN,
+    MAX_LEAD,
+    MAX_SLEEP,
+    MIN_LEAD,
+    MIN_STEP,
+    StepPacer,
+)
 
-LEAD = FIRST + MARGIN  # before anything was learnt
+LEAD = FIRST_ESTIMATE + MARGIN  # before anything was learnt
 
 
 class Clock:
@@ -22,102 +31,102 @@ def clock() -> Clock:
     return Clock()
 
 
-def nap_through(pace: Pace, clock: Clock) -> float:
+def sleep_until_due(pacer: StepPacer, clock: Clock) -> float:
     """Sleep as told until it is time to plan; how long that was."""
     began = clock.now
-    while (seconds := pace.spare) > 0:
-        assert seconds <= NAP
+    while (seconds := pacer.delay) > 0:
+        assert seconds <= MAX_SLEEP
         clock.now += seconds
     return clock.now - began
 
 
-def step(pace: Pace, clock: Clock, expected: float, host: float = 0.0) -> None:
+def step(pacer: StepPacer, clock: Clock, expected: float, host: float = 0.0) -> None:
     """Plan and launch one, in so many seconds."""
-    pace.begin()
+    pacer.planning_started()
     clock.now += host
-    pace.launched(expected)
+    pacer.launched(expected)
 
 
 def test_the_next_step_is_planned_shortly_before_the_end_of_the_one_that_runs(clock: Clock) -> None:
-    pace = Pace(clock)
-    pace.launched(13.0)
-    assert nap_through(pace, clock) == pytest.approx(0.013 - LEAD, abs=5e-5)
-    step(pace, clock, 20.0, host=0.001)  # behind the first, which still runs
-    assert pace.spare == 0  # its beginning has not been seen yet
+    pacer = StepPacer(clock)
+    pacer.launched(13.0)
+    assert sleep_until_due(pacer, clock) == pytest.approx(0.013 - LEAD, abs=5e-5)
+    step(pacer, clock, 20.0, host=0.001)  # behind the first, which still runs
+    assert pacer.delay == 0  # its beginning has not been seen yet
     clock.now = 0.0125
-    pace.result(0.0015)
-    assert nap_through(pace, clock) == pytest.approx(0.020 - LEAD, abs=5e-5)
+    pacer.finished(0.0015)
+    assert sleep_until_due(pacer, clock) == pytest.approx(0.020 - LEAD, abs=5e-5)
 
 
 def test_beside_short_steps_nothing_is_put_off(clock: Clock) -> None:
-    pace = Pace(clock)
-    pace.launched(1e3 * WORTH * LEAD - 0.1)
-    assert pace.spare == 0
-    pace.launched(30.0)
-    pace.result(0.002)
-    assert pace.spare > 0
+    pacer = StepPacer(clock)
+    pacer.launched(1e3 * MIN_STEP * LEAD - 0.1)
+    assert pacer.delay == 0
+    pacer.launched(30.0)
+    pacer.finished(0.002)
+    assert pacer.delay > 0
 
 
 def test_a_device_that_was_kept_waiting_gets_its_next_step_earlier(clock: Clock) -> None:
-    pace = Pace(clock)
+    pacer = StepPacer(clock)
     for _ in range(1000):
-        step(pace, clock, 50.0)
-        pace.result(None)
-    assert pace.lead == LEAST
-    step(pace, clock, 50.0)
+        step(pacer, clock, 50.0)
+        pacer.finished(None)
+    assert pacer.lead == MIN_LEAD
+    step(pacer, clock, 50.0)
     for _ in range(3):
-        assert nap_through(pace, clock) > 0
-        step(pace, clock, 50.0)
-        pace.result(0.0)
-    assert pace.lead == pytest.approx(MARGIN + 3 * EARLIER)
+        assert sleep_until_due(pacer, clock) > 0
+        step(pacer, clock, 50.0)
+        pacer.finished(0.0)
+    assert pacer.lead == pytest.approx(MARGIN + 3 * EXTRA_UP)
     for _ in range(1000):
-        nap_through(pace, clock)
-        step(pace, clock, 50.0)
-        pace.result(0.004)
-    assert pace.lead == LEAST
+        sleep_until_due(pacer, clock)
+        step(pacer, clock, 50.0)
+        pacer.finished(0.004)
+    assert pacer.lead == MIN_LEAD
     for _ in range(100):
-        nap_through(pace, clock)
-        step(pace, clock, 90.0)
-        pace.result(0.0)
-    assert pace.lead == pytest.approx(MOST)
+        sleep_until_due(pacer, clock)
+        step(pacer, clock, 90.0)
+        pacer.finished(0.0)
+    assert pacer.lead == pytest.approx(MAX_LEAD)
 
 
 def test_a_result_nobody_was_put_off_for_is_never_late(clock: Clock) -> None:
-    pace = Pace(clock)
-    step(pace, clock, 2.0)
+    pacer = StepPacer(clock)
+    step(pacer, clock, 2.0)
     for _ in range(5):
-        assert pace.spare == 0
-        step(pace, clock, 2.0)
-        pace.result(0.0)
-    assert pace.lead <= LEAD
+        assert pacer.delay == 0
+        step(pacer, clock, 2.0)
+        pacer.finished(0.0)
+    assert pacer.lead <= LEAD
 
 
 def test_planning_that_takes_longer_is_begun_earlier_and_the_other_way_round(clock: Clock) -> None:
     """Whether or not steps are long enough to be put off: else a lead once grown would stay."""
-    pace = Pace(clock)
+    pacer = StepPacer(clock)
     for host in (6e-3, 0.8e-3):
         for _ in range(1000):
-            step(pace, clock, 4.0, host)
-            pace.result(0.003)
-        assert pace.lead == pytest.approx(host + MARGIN, abs=3e-4)
+            step(pacer, clock, 4.0, host)
+            pacer.finished(0.003)
+        assert pacer.lead == pytest.approx(host + MARGIN, abs=3e-4)
 
 
 def played(*, paced: bool, milliseconds: float, steps: int = 6_000) -> tuple[float, float]:
     """A device, and a loop that launches one step ahead; texts come at any time, 16 a second, and take 4 ms
     more. Their mean wait, and how much of the time the device had nothing to do."""
     random, clock = Random(0), Clock()
-    pace = Pace(clock)
+    pacer = StepPacer(clock)
     waits, idle, free, comes = [], 0.0, 0.0, random.expovariate(16)
     waiting: list[float] = []
     running: tuple[float, list[float]] | None = None
     for _ in range(steps):
         if paced and running is not None:
-            nap_through(pace, clock)
+            sleep_until_due(pacer, clock)
         while comes <= clock.now:  # what came while it slept is heard before the plan
             waiting.append(comes)
             comes += random.expovariate(16)
         expected = milliseconds + (4 if waiting else 0)
-        step(pace, clock, expected, random.uniform(0.6e-3, 1.0e-3))
+        step(pacer, clock, expected, random.uniform(0.6e-3, 1.0e-3))
         idle += max(clock.now - free, 0.0)
         free = max(clock.now, free) + expected / 1e3 * random.uniform(0.97, 1.03)
         behind, running, waiting = running, (free, waiting), []
@@ -125,7 +134,7 @@ def played(*, paced: bool, milliseconds: float, steps: int = 6_000) -> tuple[flo
             waited = max(behind[0] - clock.now, 0.0)
             clock.now += waited
             waits += [clock.now - one for one in behind[1]]
-            pace.result(waited)
+            pacer.finished(waited)
             clock.now += 2e-4  # to tell what it brought
     return sum(waits) / len(waits), idle / clock.now
 
@@ -139,13 +148,13 @@ def test_texts_wait_less_and_the_device_never(milliseconds: float, gain: float) 
 
 
 def test_where_the_end_of_a_step_was_not_seen_the_next_is_planned_at_once(clock: Clock) -> None:
-    pace = Pace(clock)
-    pace.launched(50.0)
-    pace.launched(50.0)
-    pace.result(None)  # it sampled nothing
-    assert pace.spare == 0
-    pace.launched(50.0)
-    pace.result(0.03)
-    assert pace.spare > 0
-    pace.result(0.03)
-    assert pace.spare == 0  # nothing runs any more
+    pacer = StepPacer(clock)
+    pacer.launched(50.0)
+    pacer.launched(50.0)
+    pacer.finished(None)  # it sampled nothing
+    assert pacer.delay == 0
+    pacer.launched(50.0)
+    pacer.finished(0.03)
+    assert pacer.delay > 0
+    pacer.finished(0.03)
+    assert pacer.delay == 0  # nothing runs any more

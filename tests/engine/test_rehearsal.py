@@ -31,7 +31,7 @@ def test_what_the_last_one_in_a_row_asked_for_is_not_done_with_tokens_nobody_com
     monkeypatch.setattr(Sampler, "sample", noted)
     monkeypatch.setattr("saccade.sampling.penalties.History.count", None)
     llm.engine._runner.rehearsals = [Rehearsal(1)]
-    assert llm.engine.prepare()
+    assert llm.engine.warm_up()
     assert [output.logprobs for output in made] == [None]
 
 
@@ -40,7 +40,7 @@ def test_an_idle_engine_compiles_one_step_at_a_time(llm: LLM, monkeypatch: pytes
     begun: list[list[Rehearsal]] = []
     monkeypatch.setattr(Runner, "rehearse", lambda runner, steps: begun.append(list(steps)))
     llm.engine._runner.rehearsals = [Rehearsal(1), Rehearsal(2, 40)]
-    while llm.engine.prepare():
+    while llm.engine.warm_up():
         pass
     assert begun == [[Rehearsal(1)], [Rehearsal(2, 40)]]
 
@@ -53,7 +53,7 @@ def test_a_step_that_cannot_be_compiled_ahead_ends_nothing(
 
     monkeypatch.setattr(Runner, "rehearse", fails)
     llm.engine._runner.rehearsals = [Rehearsal(1), Rehearsal(2, 40)]
-    while llm.engine.prepare():
+    while llm.engine.warm_up():
         pass
     assert len([line for line in caplog.messages if "out of memory" in line]) == 1
     answer = llm.generate([5] * 7, SamplingParams(max_tokens=2, temperature=0))
@@ -70,6 +70,6 @@ def test_random_tokens_are_compiled_by_an_idle_engine_and_not_before_the_first_r
     llm.engine._runner.rehearse([Rehearsal(0)], draws=False)
     assert drawn == []
     llm.engine._runner.rehearsals = [Rehearsal(0), Rehearsal(2, 40)]
-    while llm.engine.prepare():
+    while llm.engine.warm_up():
         pass
     assert drawn == [1, 3]

@@ -49,7 +49,7 @@ def test_steps_whose_result_never_came_are_forgotten(tmp_path: Path) -> None:
     log = StepLog(tmp_path / "steps.jsonl")
     for number in range(3):
         log.launched(StepPlan(number, (), (), (), (), ()), captured=False)
-    log.learnt(StepPlan(2, (), (), (), (), ()), None)
+    log.finished(StepPlan(2, (), (), (), (), ()), None)
     assert not log._launched
     log.close()
     assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [2]

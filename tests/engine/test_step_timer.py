@@ -2,7 +2,7 @@
 
 import pytest
 
-from saccade.engine.step_timer import DeviceStopwatch, Mark, Stopwatch
+from saccade.engine.step_timer import DeviceStepTimer, HostStepTimer, TimerEvent
 
 
 class Clock:
@@ -18,57 +18,57 @@ class Clock:
 
 def test_one_after_the_other_a_step_lasts_from_its_launch_to_its_result() -> None:
     clock = Clock()
-    watch = Stopwatch(clock)
+    timer = HostStepTimer(clock)
     for seconds in (2.0, 3.0):
         clock.passes(50)  # nothing runs
-        watch.launch()
+        timer.launch_started()
         clock.passes(seconds)
-        assert watch.result(waited=True) == seconds
+        assert timer.finished(waited=True) == seconds
 
 
 def test_overlapped_a_step_lasts_from_the_result_before_it() -> None:
     clock = Clock()
-    watch = Stopwatch(clock)
-    watch.launch()
+    timer = HostStepTimer(clock)
+    timer.launch_started()
     clock.passes(1)
-    watch.launch()
+    timer.launch_started()
     clock.passes(4)
-    assert watch.result(waited=True) == 5
-    watch.launch()
+    assert timer.finished(waited=True) == 5
+    timer.launch_started()
     clock.passes(3)
-    assert watch.result(waited=True) == 3
+    assert timer.finished(waited=True) == 3
     clock.passes(2)
-    assert watch.result(waited=True) == 2
+    assert timer.finished(waited=True) == 2
 
 
 def test_a_step_without_samples_lends_its_time_to_the_next() -> None:
     clock = Clock()
-    watch = Stopwatch(clock)
-    watch.launch()
+    timer = HostStepTimer(clock)
+    timer.launch_started()
     clock.passes(1)
-    assert watch.result(waited=False) is None
-    watch.launch()
+    assert timer.finished(waited=False) is None
+    timer.launch_started()
     clock.passes(4)
-    assert watch.result(waited=True) == 5
+    assert timer.finished(waited=True) == 5
 
 
 def test_after_a_failure_it_starts_anew() -> None:
     clock = Clock()
-    watch = Stopwatch(clock)
-    watch.launch()
+    timer = HostStepTimer(clock)
+    timer.launch_started()
     clock.passes(9)
-    watch.reset()
+    timer.failed()
     clock.passes(9)
-    watch.launch()
+    timer.launch_started()
     clock.passes(2)
-    assert watch.result(waited=True) == 2
+    assert timer.finished(waited=True) == 2
 
 
 class Moment:
     def __init__(self, at: float) -> None:
         self.at = at
 
-    def until(self, later: Mark) -> float:
+    def seconds_until(self, later: TimerEvent) -> float:
         assert isinstance(later, Moment)
         return later.at - self.at
 
@@ -92,67 +92,67 @@ class Device:
 
 def test_by_the_device_a_slow_launch_is_not_the_time_of_the_step_before() -> None:
     device = Device()
-    watch = DeviceStopwatch(device.mark)
+    timer = DeviceStepTimer(device.mark)
     took: list[float | None] = []
     for host, work in ((0.1, 5.0), (50.0, 20.0), (0.1, 5.0)):
-        watch.launch()
+        timer.launch_started()
         device.launch(host, work)
-        watch.launched()
+        timer.launched()
         if host != 0.1 or took:
-            took.append(watch.result(waited=True))
-    took.append(watch.result(waited=True))
+            took.append(timer.finished(waited=True))
+    took.append(timer.finished(waited=True))
     # The second waits for its launch: 50 less the 4.9 that the first still ran meanwhile.
     assert took == pytest.approx([5.0, 45.1, 5.0])
 
 
 def test_by_the_device_a_step_nobody_waits_for_is_part_of_the_next() -> None:
     device = Device()
-    watch = DeviceStopwatch(device.mark)
+    timer = DeviceStepTimer(device.mark)
     for work in (3.0, 4.0, 5.0):
-        watch.launch()
+        timer.launch_started()
         device.launch(0.0, work)
-        watch.launched()
-    assert watch.result(waited=False) is None
-    assert watch.result(waited=True) == 7.0
-    assert watch.result(waited=True) == 5.0
+        timer.launched()
+    assert timer.finished(waited=False) is None
+    assert timer.finished(waited=True) == 7.0
+    assert timer.finished(waited=True) == 5.0
 
 
 def test_by_the_device_a_step_that_fails_takes_its_time_with_it() -> None:
     device = Device()
-    watch = DeviceStopwatch(device.mark)
-    watch.launch()
+    timer = DeviceStepTimer(device.mark)
+    timer.launch_started()
     device.launch(0.0, 3.0)
-    watch.launched()
-    watch.launch()
-    watch.reset()  # the second could not be launched
-    assert watch.result(waited=True) == 3.0
-    watch.launch()
-    watch.launched()
-    watch.reset()  # its result could not be had
-    watch.launch()
+    timer.launched()
+    timer.launch_started()
+    timer.failed()  # the second could not be launched
+    assert timer.finished(waited=True) == 3.0
+    timer.launch_started()
+    timer.launched()
+    timer.failed()  # its result could not be had
+    timer.launch_started()
     device.launch(0.0, 2.0)
-    watch.launched()
-    assert watch.result(waited=True) == 2.0
+    timer.launched()
+    assert timer.finished(waited=True) == 2.0
 
 
 def test_what_was_never_waited_for_is_forgotten_when_nobody_asks_for_more() -> None:
     clock, device = Clock(), Device()
-    watch, by_device = Stopwatch(clock), DeviceStopwatch(device.mark)
-    watch.launch()
+    timer, by_device = HostStepTimer(clock), DeviceStepTimer(device.mark)
+    timer.launch_started()
     clock.passes(1)
-    assert watch.result(waited=False) is None
-    by_device.launch()
+    assert timer.finished(waited=False) is None
+    by_device.launch_started()
     device.launch(0.0, 1.0)
     by_device.launched()
-    assert by_device.result(waited=False) is None
-    watch.rest()
-    by_device.rest()
+    assert by_device.finished(waited=False) is None
+    timer.idle()
+    by_device.idle()
     clock.passes(50)
     device.now += 50
-    watch.launch()
+    timer.launch_started()
     clock.passes(2)
-    assert watch.result(waited=True) == 2
-    by_device.launch()
+    assert timer.finished(waited=True) == 2
+    by_device.launch_started()
     device.launch(0.0, 2.0)
     by_device.launched()
-    assert by_device.result(waited=True) == 2
+    assert by_device.finished(waited=True) == 2

@@ -70,7 +70,7 @@ def test_what_a_deleted_picture_says_is_computed_once(
     monkeypatch.setattr(Stills, "maps", counted)
     request = peers.request(LOOKS[0], n=1)
     engine.submit(request)
-    engine.forget(request.media[0].view.content)
+    engine.delete_image(request.media[0].view.content)
     while not engine.idle:
         engine.step()
     assert len(computed) == 1

@@ -39,7 +39,7 @@ def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[i
         deterministic=True,
     )
     engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
-    while engine.prepare():  # with all that an idle engine captures
+    while engine.warm_up():  # with all that an idle engine captures
         pass
     found = []
     for number, word in enumerate(
@@ -55,7 +55,7 @@ def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[i
         )
         (choices, chosen), *_ = looked(engine, [request]).values()
         found.append((choices[0], chosen))
-    return found, engine.captured_steps
+    return found, engine.graph_replays
 
 
 def test_captured_looks_choose_as_ordinary_ones(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_relevance_of_a_graph_step_is_that_of_an_early_exit_step(
     monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
     config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", num_blocks=512, max_num_seqs=8)
     engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
-    while engine.prepare():
+    while engine.warm_up():
         pass
     captured = relevance_steps(engine, monkeypatch)
     for number, word in enumerate(WORDS):

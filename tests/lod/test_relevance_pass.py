@@ -21,7 +21,7 @@ from saccade.lod.scorers import NUM_IMAGE_MAPS
 from saccade.lod.types import ImageMaps, LodParams, RelevanceMaps
 from saccade.request import Request, View, ZoomResult
 from saccade.step_plan import PromptLayout, StepPlan
-from saccade.worker.model_runner import Launched, Runner
+from saccade.worker.model_runner import LaunchedStep, Runner
 from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Question, bench, looked, patches_of
 
 __all__ = ["bench"]  # the fixture
@@ -153,12 +153,12 @@ def test_what_a_deleted_picture_says_by_itself_is_forgotten(bench: Callable[[str
         counts = []
         if waiting:
             for content in contents:
-                engine.forget(content)
+                engine.delete_image(content)
         while not engine.idle:
             engine.step()
         counts.append(len(stills))
         for content in contents:
-            engine.forget(content)
+            engine.delete_image(content)
         kept.append([*counts, len(stills)])
     assert kept == [[len(contents), 0], [0, 0]]
 
@@ -202,7 +202,7 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
     assert stills[2].propositional.shape == larger.token_grid != seen.token_grid
 
     def delete() -> None:
-        engine.forget(seen.content)
+        engine.delete_image(seen.content)
 
     def crowd_out() -> None:
         monkeypatch.setattr(lookout, "STILLS", seen.tokens)
@@ -255,7 +255,7 @@ def test_views_are_on_their_way_before_anybody_hears_of_the_look(
         did.append("looked")
         return wait(self)
 
-    def launched(self: Runner, plan: StepPlan) -> Launched:
+    def launched(self: Runner, plan: StepPlan) -> LaunchedStep:
         did.append("launched")
         return launch(self, plan)
 

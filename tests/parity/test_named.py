@@ -58,9 +58,9 @@ def test_named_pictures_are_answered_from_disk_after_a_restart_until_they_are_de
     assert run(engine, [request])["named", 0] == peers.expected(PICTURES[0])
     assert engine.stats().encodes == 0
     content = request.media[0].view.content
-    assert engine.picture(content)["disk"] == 1
-    engine.forget(content)
-    assert engine.picture(content) == {"gpu": 0, "host": 0, "disk": 0}
+    assert engine.image_tiers(content)["disk"] == 1
+    engine.delete_image(content)
+    assert engine.image_tiers(content) == {"gpu": 0, "host": 0, "disk": 0}
     with pytest.raises(ImageNotFound):
         engine.submit(by_name(peers, PICTURES[0], "gone"))
     peers.check(engine, PICTURES[:2])  # with its bytes it is encoded again, and the other one still known
@@ -84,20 +84,20 @@ def test_a_picture_deleted_before_it_is_encoded_is_not_kept_afterwards(
     while begun and not engine.stats().encode_slices:
         engine.step()
     content = request.media[0].view.content
-    engine.forget(content)
+    engine.delete_image(content)
     assert run(engine, [])[request.id, 0] == peers.expected(PICTURES[0])
-    assert engine.picture(content) == {"gpu": 0, "host": 0, "disk": 0}
+    assert engine.image_tiers(content) == {"gpu": 0, "host": 0, "disk": 0}
     with pytest.raises(ImageNotFound):
         engine.submit(by_name(peers, PICTURES[0], "gone"))
     peers.check(engine, PICTURES[:1])
-    assert engine.picture(content)["gpu"] == 1
+    assert engine.image_tiers(content)["gpu"] == 1
 
 
 def test_a_deleted_picture_leaves_no_kv_to_find(bench: Callable[[str], Bench]) -> None:
     peers = bench("qwen3_vl")
     engine = peers.engine(block_size=4)
     peers.check(engine, PICTURES[:1])
-    engine.forget(peers.request(PICTURES[0]).media[0].view.content)
+    engine.delete_image(peers.request(PICTURES[0]).media[0].view.content)
     before = engine.stats()
     peers.check(engine, PICTURES[:1])
     after = engine.stats()

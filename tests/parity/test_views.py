@@ -27,7 +27,7 @@ from saccade.lod.detail import DetailRequest
 from saccade.lod.types import LodParams, Region
 from saccade.request import Pixels, Request, ZoomResult
 from saccade.step_plan import StepPlan
-from saccade.worker.model_runner import Launched
+from saccade.worker.model_runner import LaunchedStep
 from tests.parity.oracle import Oracle, picture
 from tests.parity.test_engine import IMAGE, SITUATIONS, run
 
@@ -346,7 +346,7 @@ def test_captured_steps_choose_and_answer_alike(
     for _ in range(2):
         captured = check_looks(peers, engine, LOOKS)
         assert [boxes(one) for one in captured] == [boxes(one) for one in plain]
-    assert engine.captured_steps > 0
+    assert engine.graph_replays > 0
     assert (any(looking), not all(looking)) == (mode == "stock", mode != "stock")
 
 
@@ -471,9 +471,9 @@ def test_many_questions_at_once_look_in_one_captured_step(
     runner, launch = engine._runner, engine._runner.launch
     looking: list[tuple[int, bool]] = []
 
-    def noted(plan: StepPlan) -> Launched:
+    def noted(plan: StepPlan) -> LaunchedStep:
         launched = launch(plan)
-        looking.append((sum(bool(row.relevance_targets) for row in plan.scheduled), launched.captured))
+        looking.append((sum(bool(row.relevance_targets) for row in plan.scheduled), launched.is_graph))
         return launched
 
     monkeypatch.setattr(runner, "launch", noted)
@@ -497,9 +497,9 @@ def noted_steps(
     found: list[bool] = []
     runner, launch = engine._runner, engine._runner.launch
 
-    def noted(plan: StepPlan) -> Launched:
+    def noted(plan: StepPlan) -> LaunchedStep:
         launched = launch(plan)
-        found.extend([launched.captured] * counts(plan))
+        found.extend([launched.is_graph] * counts(plan))
         return launched
 
     monkeypatch.setattr(runner, "launch", noted)

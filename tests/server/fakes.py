@@ -134,7 +134,7 @@ def said(request: Request) -> str:
 
 
 class FakeLink:
-    """Implements `EngineLink`. Every prompt token but the first 4 counts as cached when asked again."""
+    """Implements `AsyncEngine`. Every prompt token but the first 4 counts as cached when asked again."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -158,11 +158,11 @@ class FakeLink:
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
 
-    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
+    async def image_tiers(self, content: bytes, *, delete: bool = False) -> dict[str, int]:
         """Whatever was asked about is kept, until it is dropped."""
         contents = {media.view.content for request in self.requests for media in request.media}
         known = content in contents - self.dropped
-        if drop:
+        if delete:
             self.dropped.add(content)
         return {"gpu": int(known), "host": 0, "disk": 0}
 

@@ -154,11 +154,11 @@ class SlowLink(FakeLink):
         super().__init__()
         self.asked, self.over = asyncio.Event(), asyncio.Event()
 
-    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
-        if drop:
+    async def image_tiers(self, content: bytes, *, delete: bool = False) -> dict[str, int]:
+        if delete:
             self.asked.set()
             await self.over.wait()
-        return await super().picture(content, drop=drop)
+        return await super().image_tiers(content, delete=delete)
 
 
 async def test_a_name_reused_during_deletion_stays(front: InputProcessor) -> None:

@@ -244,9 +244,9 @@ def test_only_an_idle_engine_prepares(vl_folder: Path) -> None:
     front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     params = SamplingParams(max_tokens=4, temperature=0)
     engine.submit(front.prepare_prompt("The eye jumps", params, "a", trusted=True))
-    assert not engine.prepare()
+    assert not engine.warm_up()
     first = drain(engine)
-    while engine.prepare():
+    while engine.warm_up():
         pass
     engine.submit(front.prepare_prompt("The eye jumps", params, "b", trusted=True))
     assert drain(engine) == first
@@ -291,7 +291,7 @@ def test_a_steady_decode_step_uploads_nothing(vl_folder: Path, monkeypatch: pyte
     while not engine.idle:
         engine.step()
         steps += 1
-    assert engine.captured_steps >= 39
+    assert engine.graph_replays >= 39
     assert len(sent) <= steps - 39 + 2 * (40 // 16 + 1)  # prompts, the first decode, a block each 16 tokens
 
 

@@ -40,7 +40,7 @@ def answers(folder: Path, asked: list[dict[str, Any]], **options: Any) -> tuple[
         for delta in engine.step():
             found[delta.request_id].extend(delta.tokens)
     engine.check()
-    return list(found.values()), engine.captured_steps
+    return list(found.values()), engine.graph_replays
 
 
 @pytest.mark.parametrize("early", ["off", "auto"])

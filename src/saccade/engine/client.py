@@ -1,10 +1,4 @@
-"""The front's side of an engine: requests in, deltas out, one process away.
-
-takes   requests from any asyncio task of one loop
-gives   an async iterator of deltas per request; closing it early cancels the request
-owns    the engine process and the front's end of the channel
-never   imports torch: the front stays small and starts fast
-"""
+"""The API server's client of the engine core, which runs in a process of its own. Imports no torch."""
 
 import asyncio
 import contextlib
@@ -23,18 +17,18 @@ from saccade.config import EngineConfig
 from saccade.engine.ipc import (
     Cancel,
     Channel,
+    EngineFailed,
     EngineInfo,
-    Failed,
-    News,
-    Ready,
-    Recall,
-    Recalled,
-    Refused,
+    EngineReady,
+    ImageQuery,
+    ImageQueryReply,
+    RequestRejected,
     Start,
+    StepOutputs,
     Stop,
     Submit,
     ToEngine,
-    ToFront,
+    ToFrontend,
 )
 from saccade.errors import ConfigError, EngineDied, SaccadeError, engine_error
 from saccade.metrics import EngineStats
@@ -42,18 +36,17 @@ from saccade.request import Delta, Request
 
 log = logging.getLogger(__name__)
 
-# Threads that wait for work spin by default, which starves the front on a machine with few cores. What the
-# user has set stands.
+# OpenMP threads that wait for work spin by default, which starves the API server on a machine with few cores.
+# Variables the user has set take precedence.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 
+STOP_SECONDS = 10.0  # for the engine core to finish its last step
+START_STOP_SECONDS = 1.0  # the same while it starts: it only clears the terminal
+MAX_IMAGE_QUERIES = 16  # in flight: the engine core answers them between two steps
 
-STOP_SECONDS = 10.0  # for an engine to end its last step
-MOST_RECALLS = 16  # questions about pictures at a time: the engine answers them between two steps
-START_STOP_SECONDS = 1.0  # for one that is still starting to tidy the terminal
 
-
-class EngineLink(Protocol):
-    """What the server asks of an engine, wherever it runs."""
+class AsyncEngine(Protocol):
+    """What the server needs of an engine, in this process or another."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -64,27 +57,26 @@ class EngineLink(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[Delta]: ...
     def cancel(self, request_id: str) -> None: ...
     def stats(self) -> EngineStats: ...
-    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]: ...
+    async def image_tiers(self, content: bytes, *, delete: bool = False) -> dict[str, int]: ...
 
 
 Outbox = queue.SimpleQueue[ToEngine | None]
 
 
-class _Reply:
-    """The deltas of one request that nobody has read yet, and how many choices are still open."""
+class _Stream:
+    """The unread output of one request."""
 
-    def __init__(self, choices: int, outbox: "Outbox") -> None:
-        self.outbox = outbox  # what is said of it goes the same way as it did
+    def __init__(self, sequences: int, outbox: Outbox) -> None:
+        self.outbox = outbox  # a cancellation uses the same one, so that it cannot overtake the request
         self.queue: asyncio.Queue[Delta | SaccadeError] = asyncio.Queue()
-        self.open_choices = choices
+        self.unfinished = sequences
 
 
-class ProcessLink:
-    """An engine in a process of its own.
+class EngineClient:
+    """Starts the engine core's process, sends it requests and receives their output.
 
-    What is sent goes through writer threads: the event loop never waits for the engine or for a copy of
-    pixels. Requests with pictures have a thread of their own, so that nobody else waits for those copies (2
-    ms each); what is said of one request all goes through one, so that a cancellation never overtakes it.
+    Writer threads send, so the event loop never waits for the engine core or for a copy of pixels. Requests
+    with images use a writer of their own, so that text requests do not wait for those copies (2 ms each).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -92,31 +84,32 @@ class ProcessLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._outbox: Outbox = queue.SimpleQueue()
-        self._pictures: Outbox = queue.SimpleQueue()
+        self._image_outbox: Outbox = queue.SimpleQueue()
         self._info: EngineInfo | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._stats = EngineStats()
-        self._replies: dict[str, _Reply] = {}
-        self._recalls: dict[int, asyncio.Future[dict[str, int]]] = {}
-        self._recalling = asyncio.Semaphore(MOST_RECALLS)
-        self._numbers = itertools.count()
-        self._end: SaccadeError | None = EngineDied("the engine has not been started")  # None while it lives
+        self._streams: dict[str, _Stream] = {}
+        self._image_queries: dict[int, asyncio.Future[dict[str, int]]] = {}
+        self._query_limit = asyncio.Semaphore(MAX_IMAGE_QUERIES)
+        self._query_ids = itertools.count()
+        # Why nothing can be answered; None while the engine core is alive.
+        self._error: SaccadeError | None = EngineDied("the engine has not been started")
 
     @property
     def info(self) -> EngineInfo:
         if self._info is None:
-            raise self._end or EngineDied("the engine is still starting")
+            raise self._error or EngineDied("the engine is still starting")
         return self._info
 
     @property
     def alive(self) -> bool:
-        return self._end is None
+        return self._error is None
 
     def stats(self) -> EngineStats:
         return self._stats
 
     async def start(self) -> None:
-        """Spawn the engine and wait until it can answer; the error says why it cannot."""
+        """Start the engine core and wait until it is ready; raises why it cannot be."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -124,15 +117,15 @@ class ProcessLink:
                 [sys.executable, "-m", "saccade.engine.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is the front's to handle
+                start_new_session=True,  # a terminal's Ctrl-C is the API server's to handle
                 env={**_ENVIRONMENT, **os.environ},
             )
         self._channel = Channel(ours)
         self._ready = loop.create_future()
-        self._end = None
-        threading.Thread(target=self._listen, args=(self._channel, loop), daemon=True).start()
-        for outbox in (self._outbox, self._pictures):
-            threading.Thread(target=self._write, args=(self._channel, loop, outbox), daemon=True).start()
+        self._error = None
+        threading.Thread(target=self._receive, args=(self._channel, loop), daemon=True).start()
+        for outbox in (self._outbox, self._image_outbox):
+            threading.Thread(target=self._send, args=(self._channel, loop, outbox), daemon=True).start()
         self._outbox.put(Start(self._config))
         try:
             self._info = await self._ready
@@ -141,135 +134,135 @@ class ProcessLink:
             raise
 
     async def stop(self) -> None:
-        """End the engine; every open request gets EngineDied."""
-        self._over(EngineDied("the server is shutting down"))
+        """Stop the engine core; every open request gets EngineDied."""
+        self._fail(EngineDied("the server is shutting down"))
         self._outbox.put(Stop())
-        for outbox in (self._outbox, self._pictures):
+        for outbox in (self._outbox, self._image_outbox):
             outbox.put(None)
         if self._process is not None:
-            if self._info is None:  # it hears no messages yet
+            if self._info is None:  # it reads no messages yet
                 self._process.terminate()
-            patience = STOP_SECONDS if self._info is not None else START_STOP_SECONDS
-            await asyncio.to_thread(_wait_or_kill, self._process, patience)
+            seconds = STOP_SECONDS if self._info is not None else START_STOP_SECONDS
+            await asyncio.to_thread(_wait_or_kill, self._process, seconds)
         if self._channel is not None:
             self._channel.close()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta]:
-        if self._end is not None:
-            raise self._end
+        """The request's output; closing the generator early cancels the request."""
+        if self._error is not None:
+            raise self._error
         name = request.id
-        outbox = self._pictures if request.media else self._outbox
-        reply = self._replies[name] = _Reply(request.sampling.n, outbox)
+        outbox = self._image_outbox if request.media else self._outbox
+        stream = self._streams[name] = _Stream(request.sampling.n, outbox)
         outbox.put(Submit(request))
-        del request  # its pixels are the engine's now, and an answer may take minutes
+        del request  # frees its pixels here: an answer may take minutes
         try:
-            while reply.open_choices:
-                news = await reply.queue.get()
-                if isinstance(news, SaccadeError):
-                    reply.open_choices = 0
-                    raise news
-                reply.open_choices -= news.finish is not None
-                yield news
+            while stream.unfinished:
+                delta = await stream.queue.get()
+                if isinstance(delta, SaccadeError):
+                    stream.unfinished = 0
+                    raise delta
+                stream.unfinished -= delta.finish is not None
+                yield delta
         finally:
-            if reply.open_choices:
+            if stream.unfinished:
                 self.cancel(name)
-            self._replies.pop(name, None)
+            self._streams.pop(name, None)
 
-    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
-        """How many views of a picture each tier keeps; with `drop` they are forgotten, on disk too when this
-        is over."""
-        async with self._recalling:
-            if self._end is not None:
-                raise self._end
-            number = next(self._numbers)
-            asked: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
-            self._recalls[number] = asked
-            self._outbox.put(Recall(number, content, drop))
+    async def image_tiers(self, content: bytes, *, delete: bool = False) -> dict[str, int]:
+        """How many views of an image each cache tier holds. With `delete` they are deleted, on disk too,
+        before this returns."""
+        async with self._query_limit:
+            if self._error is not None:
+                raise self._error
+            query_id = next(self._query_ids)
+            reply: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+            self._image_queries[query_id] = reply
+            self._outbox.put(ImageQuery(query_id, content, delete))
             try:
-                return await asked
+                return await reply
             finally:
-                self._recalls.pop(number, None)
+                self._image_queries.pop(query_id, None)
 
     def cancel(self, request_id: str) -> None:
-        reply = self._replies.get(request_id)
+        stream = self._streams.get(request_id)
         if self.alive:
-            (self._outbox if reply is None else reply.outbox).put(Cancel(request_id))
+            (self._outbox if stream is None else stream.outbox).put(Cancel(request_id))
 
-    def _write(self, channel: Channel, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
-        """Runs in a thread: sends what is in the outbox, in order, until None."""
+    def _send(self, channel: Channel, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
+        """Runs in a thread: sends the messages of an outbox, in order, until None."""
         while (message := outbox.get()) is not None:
             try:
                 channel.send(message)
             except EngineDied:
-                return  # the listener notices too, and tells everybody
-            except Exception:  # a message that cannot be packed: its sender alone is told, the log why
+                return  # the receiving thread reports it
+            except Exception:  # the message cannot be encoded: only its sender is concerned
                 log.exception("a message could not be sent")
                 if isinstance(message, Submit):
                     text = "the request could not be sent to the engine; try again"
-                    refusal = Refused(message.request.id, "", text, None)
-                    loop.call_soon_threadsafe(self._handle, refusal)
-                elif isinstance(message, Start):  # nobody would ever be ready
-                    failure = Failed("the engine's options could not be sent to it; the log says why")
+                    rejection = RequestRejected(message.request.id, "", text, None)
+                    loop.call_soon_threadsafe(self._handle, rejection)
+                elif isinstance(message, Start):
+                    failure = EngineFailed("the engine's options could not be sent to it; the log says why")
                     loop.call_soon_threadsafe(self._handle, failure)
 
-    def _listen(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs in a thread: hands every message to the event loop until the engine is gone."""
+    def _receive(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs in a thread: passes every message to the event loop until the channel is closed."""
 
-        def deliver(action: Callable[..., None], *arguments: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is waiting
+        def call(action: Callable[..., None], *arguments: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(action, *arguments)
 
-        while (message := channel.receive(ToFront)) is not None:
-            deliver(self._handle, message)
-        deliver(self._gone)
+        while (message := channel.receive(ToFrontend)) is not None:
+            call(self._handle, message)
+        call(self._handle_closed)
 
-    def _handle(self, message: ToFront) -> None:
+    def _handle(self, message: ToFrontend) -> None:
         match message:
-            case News(deltas, stats):
+            case StepOutputs(deltas, stats):
                 self._stats = stats
-                for delta in sorted(deltas, key=_goes_on):
-                    self._tell(delta.request_id, delta)
-            case Refused(request_id, code, text, param):
-                self._tell(request_id, engine_error(code, text, param))
-            case Recalled(number, tiers):
-                asked = self._recalls.pop(number, None)
-                if asked is not None and not asked.done():
-                    asked.set_result(tiers)
-            case Ready(info, stats):
+                for delta in sorted(deltas, key=_is_continuation):
+                    self._deliver(delta.request_id, delta)
+            case RequestRejected(request_id, code, text, param):
+                self._deliver(request_id, engine_error(code, text, param))
+            case ImageQueryReply(query_id, tiers):
+                reply = self._image_queries.pop(query_id, None)
+                if reply is not None and not reply.done():
+                    reply.set_result(tiers)
+            case EngineReady(info, stats):
                 self._stats = stats
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(info)
-            case Failed(text):
-                self._over(ConfigError(text) if self._info is None else EngineDied(text))
+            case EngineFailed(text):
+                self._fail(ConfigError(text) if self._info is None else EngineDied(text))
 
-    def _tell(self, request_id: str, news: Delta | SaccadeError) -> None:
-        if request_id in self._replies:  # otherwise nobody listens any more
-            self._replies[request_id].queue.put_nowait(news)
+    def _deliver(self, request_id: str, output: Delta | SaccadeError) -> None:
+        if request_id in self._streams:  # not if the request was cancelled
+            self._streams[request_id].queue.put_nowait(output)
 
-    def _gone(self) -> None:
-        """The channel is closed from the other side."""
+    def _handle_closed(self) -> None:
         text = "the engine stopped unexpectedly; the server must be restarted"
         if self._info is None:
             text = "the engine ended while it was starting; its log says why"
-        self._over(EngineDied(text))
+        self._fail(EngineDied(text))
 
-    def _over(self, why: SaccadeError) -> None:
-        """Nothing more can be answered; the first reason stands."""
-        if self._end is not None:
+    def _fail(self, error: SaccadeError) -> None:
+        """Raise the error in everything that waits for the engine core; only the first one counts."""
+        if self._error is not None:
             return
-        self._end = why
+        self._error = error
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(why)
-        for reply in self._replies.values():
-            reply.queue.put_nowait(why)
-        for asked in self._recalls.values():
-            if not asked.done():
-                asked.set_exception(why)
+            self._ready.set_exception(error)
+        for stream in self._streams.values():
+            stream.queue.put_nowait(error)
+        for reply in self._image_queries.values():
+            if not reply.done():
+                reply.set_exception(error)
 
 
-def _goes_on(delta: Delta) -> bool:
-    """Whether it is not the first of its request. First tokens are handed on before all others: a stream that
-    runs does not notice, and writing one piece of each of 200 takes 15 ms."""
+def _is_continuation(delta: Delta) -> bool:
+    """Whether this is not the first output of its request. First tokens are delivered before all others: a
+    running stream does not notice, and writing one chunk to each of 200 streams takes 15 ms."""
     return delta.times is None or delta.finish is not None
 
 

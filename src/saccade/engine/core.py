@@ -1,11 +1,4 @@
-"""The engine: constructs the rooms, wires them, and orders their work. It computes nothing itself.
-
-takes   requests and cancellations
-gives   deltas, one batch of them per step
-owns    every room behind the link: scheduler, caches, model, device rows
-never   goes on with a device that has failed; a step that cannot be computed ends the requests in it alone,
-        a view that cannot be made those who need it
-"""
+"""The engine core: queues requests, and steps them through scheduler and executor."""
 
 import logging
 import time
@@ -13,198 +6,204 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from msgspec.structs import replace
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.engine.builder import build_machine
-from saccade.engine.cuda_timer import CudaMark
 from saccade.engine.ipc import EngineInfo
-from saccade.engine.pacing import Pace
+from saccade.engine.pacing import StepPacer
 from saccade.engine.step_log import StepLog
-from saccade.engine.step_timer import DeviceStopwatch, Stopwatch, Watch
+from saccade.engine.step_timer import CudaTimerEvent, DeviceStepTimer, HostStepTimer, StepTimer
+from saccade.executor.executor import Executor, SingleProcessExecutor, StepFuture
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request
 from saccade.scheduler.cost_model import Coefficients
 from saccade.scheduler.scheduler import Scheduler
-from saccade.step_plan import StepPlan
-from saccade.worker.model_runner import Launched, Runner
+from saccade.step_plan import StepOutput, StepPlan
 
 log = logging.getLogger(__name__)
 
 
-class Loop(Protocol):
+class StepMonitor:
+    """Times every step, writes the step log if there is one, and paces planning if that is on."""
+
+    def __init__(self, timer: StepTimer, log: StepLog | None = None, pacer: StepPacer | None = None) -> None:
+        self.timer, self._log, self._pacer = timer, log, pacer
+
+    def planning_delay(self, running: StepFuture | None) -> float:
+        """Seconds for which the step after a running one need not be planned."""
+        if self._pacer is None or running is None or running.done:
+            return 0.0
+        return self._pacer.delay
+
+    def planning_started(self) -> None:
+        if self._pacer is not None:
+            self._pacer.planning_started()
+        if self._log is not None:
+            self._log.planning_started()
+
+    def planned(self) -> None:
+        if self._log is not None:
+            self._log.planned()
+
+    def launched(self, step: StepFuture) -> None:
+        if self._pacer is not None:
+            self._pacer.launched(step.plan.expected_ms)
+        if self._log is not None:
+            self._log.launched(step.plan, captured=step.is_graph)
+
+    def finished(self, step: StepFuture, output: StepOutput, waited: float) -> float | None:
+        """`waited`: seconds the host waited for the output. Returns the step's seconds; None where its end
+        was not seen, because it has no output that the host waits for."""
+        end_seen = bool(output.tokens or output.relevance)
+        seconds = self.timer.finished(waited=end_seen)
+        if self._pacer is not None:
+            self._pacer.finished(waited if end_seen else None)
+        if self._log is not None:
+            self._log.finished(step.plan, seconds)
+        return seconds
+
+    def failed(self, *, launched: bool) -> None:
+        self.timer.failed()
+        if self._pacer is not None and launched:
+            self._pacer.finished(None)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+class EngineLoop(Protocol):
     def step(self) -> list[Delta]: ...
 
     @property
-    def spare(self) -> float:
+    def planning_delay(self) -> float:
         """Seconds for which the next step need not be planned."""
 
 
-class Turns:
-    """What both loops do with a step: plan it, launch it, learn its result."""
+class StepStages:
+    """The stages of a step, which both loops put in order: schedule, execute, update."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        watch: Watch,
-        steps: StepLog | None = None,
-        pace: Pace | None = None,  # None: the next step is always planned at once
-    ) -> None:
-        self._scheduler = scheduler
-        self._runner = runner
-        self._watch = watch
-        self._steps = steps
-        self._pace = pace
+    def __init__(self, scheduler: Scheduler, executor: Executor, monitor: StepMonitor) -> None:
+        self._scheduler, self._executor, self._monitor = scheduler, executor, monitor
 
-    def spare(self, launched: Launched | None) -> float:
-        """Seconds for which the step that follows a launched one need not be planned."""
-        if self._pace is None or launched is None or launched.ended:
-            return 0.0
-        return self._pace.spare
-
-    def rest(self) -> None:
-        """Nobody has asked for anything for a while: that is no step's time."""
-        self._watch.rest()
-        self._scheduler.forget_untimed()
-
-    @property
-    def others_wait(self) -> bool:
-        """Whether there are requests without a row."""
-        return self._scheduler.short_of is not None
-
-    def plan(self) -> StepPlan | None:
-        if self._pace is not None:
-            self._pace.begin()
-        if self._steps is not None:
-            self._steps.begin()
+    def schedule(self) -> StepPlan | None:
+        self._monitor.planning_started()
         plan = self._scheduler.plan()
-        if self._steps is not None:
-            self._steps.planned()
+        self._monitor.planned()
         return plan
 
-    def launch(self, plan: StepPlan | None) -> tuple[Launched | None, list[Delta]]:
-        """The running step, and apologies: to who needs a view that could not be made, or to all requests of
-        a step that could not be launched."""
+    def execute(self, plan: StepPlan | None) -> tuple[StepFuture | None, list[Delta]]:
+        """The running step, and errors: of requests whose view could not be encoded, or of all requests of a
+        step that could not be launched."""
         if plan is None:
             self._scheduler.rest()
             return None, []
-        self._watch.launch()
-        told: list[Delta] = []
+        self._monitor.timer.launch_started()
+        errors: list[Delta] = []
         try:
-            failed = self._runner.begin(plan)
+            failed = self._executor.encode(plan)
             if failed:
-                _check_device()
-                plan, told = self._scheduler.fail_views(plan, failed)
-            launched = self._runner.launch(plan)
-            self._watch.launched()
-            self._runner.await_zooms(plan)
-            if self._pace is not None:
-                self._pace.launched(plan.expected_ms)
+                self._executor.check_device()
+                plan, errors = self._scheduler.fail_views(plan, failed)
+            step = self._executor.execute(plan)
+            self._monitor.timer.launched()
+            if plan.early_exit:
+                self._executor.prefetch(plan)
         except Exception:
-            self._watch.reset()
-            return None, told + _give_up(self._scheduler, plan)
-        if self._steps is not None:
-            self._steps.launched(plan, captured=launched.captured)
+            self._monitor.failed(launched=False)
+            return None, errors + self._fail(plan)
+        self._monitor.launched(step)
         self._scheduler.study()
-        return launched, told
+        return step, errors
 
-    def hear(self, launched: Launched) -> list[Delta]:
-        """The looks of a step alone, which are there before its end: what follows them need not wait."""
-        if launched.looks is None:
-            return []
-        try:
-            looks = launched.looks.wait()
-        except Exception:  # whoever learns the rest meets it too
-            return []
-        return self._scheduler.hear(launched.plan, looks)
-
-    def learn(self, launched: Launched | None) -> list[Delta]:
-        if launched is None:
+    def update(self, step: StepFuture | None) -> list[Delta]:
+        if step is None:
             return []
         began = time.perf_counter()
         try:
-            result = launched.wait()
+            output = step.wait()
         except Exception:
-            self._watch.reset()
-            if self._pace is not None:
-                self._pace.result(None)
-            return _give_up(self._scheduler, launched.plan)
-        ended = bool(result.tokens or result.relevance)  # else its end was not seen
-        seconds = self._watch.result(waited=ended)
-        if self._pace is not None:
-            self._pace.result(time.perf_counter() - began if ended else None)
-        if self._steps is not None:
-            self._steps.learnt(launched.plan, seconds)
-        return self._scheduler.apply(launched.plan, result, seconds)
+            self._monitor.failed(launched=True)
+            return self._fail(step.plan)
+        seconds = self._monitor.finished(step, output, time.perf_counter() - began)
+        return self._scheduler.apply(step.plan, output, seconds)
+
+    def update_relevance(self, step: StepFuture) -> list[Delta]:
+        """The same with the step's relevance alone, which is there before the step's end."""
+        try:
+            relevance = step.wait_relevance()
+        except Exception:  # `update` meets it too
+            return []
+        return self._scheduler.hear(step.plan, relevance)
+
+    @property
+    def requests_waiting(self) -> bool:
+        """Whether there are requests without a slot."""
+        return self._scheduler.short_of is not None
+
+    def planning_delay(self, running: StepFuture | None) -> float:
+        return self._monitor.planning_delay(running)
+
+    def _fail(self, plan: StepPlan) -> list[Delta]:
+        self._executor.check_device()
+        log.exception("step %d failed; its requests are answered with an error", plan.number)
+        text = "the engine could not compute this request; try again with a smaller input"
+        return self._scheduler.fail(plan, text)
 
 
 class SerialLoop:
-    """Plan, run, learn; then the next. Nothing is in flight between steps."""
+    """Schedule, execute, update. Nothing is in flight between steps."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, stages: StepStages) -> None:
+        self._stages = stages
 
     def step(self) -> list[Delta]:
-        launched, failed = self._turns.launch(self._turns.plan())
-        return self._turns.learn(launched) + failed
+        plan = self._stages.schedule()
+        running, errors = self._stages.execute(plan)
+        return self._stages.update(running) + errors
 
     @property
-    def spare(self) -> float:
+    def planning_delay(self) -> float:
         return 0.0
 
 
 class OverlappedLoop:
-    """The same, except that step N+1 is planned and launched before N is learnt.
+    """Step N+1 is scheduled and launched before the output of N is known.
 
-    The token sampled in N is read by N+1 on the device. A stop found late costs one wasted row. Looks come
-    before the rest of their step: where nothing can be done without them, the views chosen by them
-    are in N+1. A step that does nothing but look has no rest: its views are on their way
-    before anybody is told of anything.
+    N+1 reads the token sampled in N on the device. A stop condition found late costs one wasted token. If
+    nothing can be scheduled without the relevance that N computes, the loop waits for that alone, so that the
+    views chosen by it are in N+1. After an early-exit step, which has no other output, they are launched in
+    the same call.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._ahead: Launched | None = None
+    def __init__(self, stages: StepStages) -> None:
+        self._stages = stages
+        self._running: StepFuture | None = None
 
     def step(self) -> list[Delta]:
-        behind = self._ahead
-        plan, heard = self._plan(behind)
-        self._ahead, failed = self._turns.launch(plan)
-        # Apologies go out at once: the engine may be idle from here on, and nobody steps an idle one.
-        told = heard + self._turns.learn(behind) + failed
-        if plan is None and not told and behind is not None and behind.looks is not None:
-            self._ahead, told = self._turns.launch(self._turns.plan())
-        return told
+        previous = self._running
+        plan = self._stages.schedule()
+        deltas: list[Delta] = []
+        if plan is None and previous is not None and self._should_await_relevance(previous):
+            deltas = self._stages.update_relevance(previous)
+            plan = self._stages.schedule()
+        self._running, errors = self._stages.execute(plan)
+        # Errors are returned at once: the engine may be idle afterwards, and an idle engine is not stepped.
+        deltas += self._stages.update(previous) + errors
+        if plan is None and not deltas and previous is not None and previous.has_relevance:
+            self._running, deltas = self._stages.execute(self._stages.schedule())
+        return deltas
 
-    def _plan(self, behind: Launched | None) -> tuple[StepPlan | None, list[Delta]]:
-        """The next step, and what was heard for it."""
-        plan = self._turns.plan()
-        if plan is not None or behind is None or behind.looks is None or behind.plan.early_exit:
-            return plan, []
-        if self._turns.others_wait:  # perhaps for what the step computes, which they find once it is learnt
-            return None, []
-        heard = self._turns.hear(behind)
-        return self._turns.plan(), heard
+    def _should_await_relevance(self, step: StepFuture) -> bool:
+        """Not if requests wait: they may need what the step computes, which they find once it is updated."""
+        return step.has_relevance and not step.plan.early_exit and not self._stages.requests_waiting
 
     @property
-    def spare(self) -> float:
-        return self._turns.spare(self._ahead)
-
-
-def _check_device() -> None:
-    """Raises if the device's context is gone: then no request can be served any more."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _give_up(scheduler: Scheduler, plan: StepPlan) -> list[Delta]:
-    _check_device()
-    log.exception("step %d failed; its requests are answered with an error", plan.number)
-    return scheduler.fail(plan, "the engine could not compute this request; try again with a smaller input")
+    def planning_delay(self) -> float:
+        return self._stages.planning_delay(self._running)
 
 
 class Engine:
@@ -216,18 +215,22 @@ class Engine:
         self._scheduler = machine.scheduler
         self._store = machine.store
         self._runner = machine.runner
-        self._steps = None if config.step_log is None else StepLog(Path(config.step_log))
+        self._executor = SingleProcessExecutor(machine.runner)
         on_gpu = self.info.device.startswith("cuda")
-        watch: Watch = DeviceStopwatch(CudaMark) if on_gpu else Stopwatch()
-        # A CPU computes a step while it is launched: there is nothing to be late for.
-        pace = Pace() if on_gpu and machine.overlap else None
-        self._turns = Turns(machine.scheduler, machine.runner, watch, self._steps, pace)
-        self._loop: Loop = OverlappedLoop(self._turns) if machine.overlap else SerialLoop(self._turns)
+        self._monitor = StepMonitor(
+            DeviceStepTimer(CudaTimerEvent) if on_gpu else HostStepTimer(),
+            None if config.step_log is None else StepLog(Path(config.step_log)),
+            # A CPU computes a step while it is launched: delaying the next plan gains nothing.
+            StepPacer() if on_gpu and machine.overlap else None,
+        )
+        stages = StepStages(machine.scheduler, self._executor, self._monitor)
+        self._loop: EngineLoop = OverlappedLoop(stages) if machine.overlap else SerialLoop(stages)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises a RequestError when it can never be answered."""
-        if self.idle:
-            self._turns.rest()
+        """Queue a request; raises a RequestError if it can never be answered."""
+        if self.idle:  # the time since the last step is no step's
+            self._monitor.timer.idle()
+            self._scheduler.forget_untimed()
         self._scheduler.add(request, lay_out_prompt(request))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -238,22 +241,22 @@ class Engine:
         return self._scheduler.end_lost() + self._loop.step()
 
     @property
-    def spare(self) -> float:
-        """Seconds for which whoever may get more requests had better listen than step: the device is busy,
-        and what comes meanwhile goes with the next step. To be asked again when they are over."""
-        return self._loop.spare
+    def planning_delay(self) -> float:
+        """Seconds to wait for requests before the next `step`: the device is busy, and requests that arrive
+        meanwhile join the next step. To be read again when they are over."""
+        return self._loop.planning_delay
 
-    def prepare(self) -> bool:
-        """For an idle engine: a moment's work that makes later steps faster; gives whether there was any."""
-        return self.idle and self._runner.prepare()
+    def warm_up(self) -> bool:
+        """If idle, compile or capture one more step; returns whether there was one."""
+        return self.idle and self._executor.warm_up()
 
-    def picture(self, content: bytes) -> dict[str, int]:
-        """How many views of a picture each tier keeps."""
+    def image_tiers(self, content: bytes) -> dict[str, int]:
+        """How many views of an image each cache tier holds."""
         return self._store.count_by_tier(content)
 
-    def forget(self, content: bytes, then: Callable[[], None] | None = None) -> None:
-        """Views of a picture, and KV computed from them, are found by nobody any more. `then` is called,
-        perhaps by another thread, once there is nothing left of them on disk."""
+    def delete_image(self, content: bytes, then: Callable[[], None] | None = None) -> None:
+        """Delete the views of an image and the KV computed from them. `then` is called, perhaps by another
+        thread, once nothing of them is left on disk."""
         self._scheduler.forget(content, then)
 
     @property
@@ -262,24 +265,23 @@ class Engine:
         return self._scheduler.idle
 
     @property
-    def captured_steps(self) -> int:
-        """Steps so far that ran as captured ones."""
-        return self._runner.replays
+    def graph_replays(self) -> int:
+        """Steps so far that were replays of a CUDA graph."""
+        return self._executor.graph_replays
 
     @property
     def costs(self) -> Coefficients:
-        """What the parts of a step take, as learnt so far, in ms."""
+        """What the parts of a step cost, as learnt so far, in ms."""
         return self._scheduler.costs
 
     def stats(self) -> EngineStats:
-        return replace(self._scheduler.stats(), to_prepare=self._runner.to_prepare)
+        return replace(self._scheduler.stats(), to_prepare=self._executor.pending_warmups)
 
     def close(self) -> None:
-        """Features that wait to be written to disk are; the engine takes no more requests."""
+        """Write features that wait for the disk; the engine accepts no more requests."""
         self._store.close()
-        if self._steps is not None:
-            self._steps.close()
+        self._monitor.close()
 
     def check(self) -> None:
-        """Verify the bookkeeping of every cache; for tests and idle moments."""
+        """Verify the bookkeeping of every cache; for tests."""
         self._scheduler.check()

@@ -1,9 +1,7 @@
-"""The words front and engine say to each other, and the channel they travel on.
+"""Messages between the API server and the engine core, and the channel that carries them.
 
-takes   messages (msgspec structs)
-gives   the same messages in the other process; pixels arrive as shared memory, not as bytes
-owns    one end of a socket pair
-never   unpickles, names a file or listens: the socket pair is inherited, the memory is anonymous
+Messages are msgspec structs over an inherited socket pair; pixels travel in anonymous shared memory. Nothing
+is unpickled, no file is named and no port is opened.
 """
 
 import contextlib
@@ -27,7 +25,7 @@ from saccade.request import Delta, Pixels, Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the front needs to know of an engine that is ready."""
+    """What the API server needs to know about a running engine core."""
 
     model: str
     max_model_len: int
@@ -51,31 +49,31 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
-class Recall(msgspec.Struct, frozen=True, tag=True):
-    """What is kept of a picture? With `drop`, forget it."""
+class ImageQuery(msgspec.Struct, frozen=True, tag=True):
+    """Ask how many views of an image each cache tier holds; with `delete`, delete them."""
 
-    number: int  # of the question
-    content: bytes
-    drop: bool
+    query_id: int
+    content: bytes  # content hash
+    delete: bool
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
     stats: EngineStats
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not start, or stopped for a reason it can tell."""
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine core could not start, or stopped for a known reason."""
 
     message: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A request the engine cannot take; `code` names the error class (errors.py)."""
+class RequestRejected(msgspec.Struct, frozen=True, tag=True):
+    """The engine core cannot accept a request; `code` names the error class (errors.py)."""
 
     request_id: str
     code: str
@@ -83,25 +81,25 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     param: str | None
 
 
-class Recalled(msgspec.Struct, frozen=True, tag=True):
-    """How many views of the picture each tier keeps; or had, when they were dropped."""
+class ImageQueryReply(msgspec.Struct, frozen=True, tag=True):
+    """Views of the image by cache tier, counted before a deletion."""
 
-    number: int
+    query_id: int
     tiers: dict[str, int]
 
 
-class News(msgspec.Struct, frozen=True, tag=True):
-    """What one step brought."""
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """The output of one step."""
 
     deltas: tuple[Delta, ...]
     stats: EngineStats
 
 
-ToEngine = Start | Submit | Cancel | Recall | Stop
-ToFront = Ready | Failed | Refused | Recalled | News
+ToEngine = Start | Submit | Cancel | ImageQuery | Stop
+ToFrontend = EngineReady | EngineFailed | RequestRejected | ImageQueryReply | StepOutputs
 
 _HEADER = struct.Struct("<QQ")  # bytes of the message, bytes of shared memory (0: none)
-ALIGNED = 16  # bytes: where an array may begin in it
+ALIGNMENT = 16  # bytes, of arrays in the shared memory
 
 
 class Channel:
@@ -111,25 +109,25 @@ class Channel:
         self._sock = sock
         self._sending = threading.Lock()
 
-    def send(self, message: ToEngine | ToFront) -> None:
+    def send(self, message: ToEngine | ToFrontend) -> None:
         arrays: list[tuple[int, np.ndarray[Any, Any]]] = []
         size = 0  # of the shared memory
 
-        def place(value: Any) -> dict[str, Any]:
+        def encode_array(value: Any) -> dict[str, Any]:
             nonlocal size
-            if isinstance(value, np.ndarray) and value.dtype == np.float32:  # maps of a look: small
+            if isinstance(value, np.ndarray) and value.dtype == np.float32:  # relevance maps: small
                 return {"float32": value.tobytes(), "shape": list(value.shape)}
             if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
-                raise TypeError(f"{type(value).__name__} cannot cross the link")
-            words = words_of_rgb(value)  # they go as they lie: to take the fourth byte out is more work
-            lying = contiguous(value) if words is None else words
-            here = -(-size // ALIGNED) * ALIGNED
-            arrays.append((here, lying))
-            size = here + lying.nbytes
-            return {"offset": here, "shape": list(value.shape), "words": words is not None}
+                raise TypeError(f"{type(value).__name__} cannot be sent to another process")
+            words = words_of_rgb(value)  # RGBX is sent as it is: dropping the fourth byte costs more
+            array = contiguous(value) if words is None else words
+            offset = -(-size // ALIGNMENT) * ALIGNMENT
+            arrays.append((offset, array))
+            size = offset + array.nbytes
+            return {"offset": offset, "shape": list(value.shape), "words": words is not None}
 
-        body = msgspec.msgpack.encode(message, enc_hook=place)
-        memory = _shared_copy(arrays, size) if size else None  # before the lock: others need not wait
+        body = msgspec.msgpack.encode(message, enc_hook=encode_array)
+        memory = _shared_copy(arrays, size) if size else None  # outside the lock
         header = _HEADER.pack(len(body), size)
         try:
             with self._sending:
@@ -139,7 +137,7 @@ class Channel:
                     socket.send_fds(self._sock, [header], [memory])
                     self._sock.sendall(body)
         except OSError as error:
-            raise EngineDied("the other end of the link is gone") from error
+            raise EngineDied("the other process has closed the channel") from error
         finally:
             if memory is not None:
                 os.close(memory)
@@ -164,12 +162,12 @@ class Channel:
         if body is None:
             return None
 
-        def restore(type_: Any, value: Any) -> Any:
+        def decode_array(type_: Any, value: Any) -> Any:
             if "float32" in value:
                 return np.frombuffer(value["float32"], dtype=np.float32).reshape(value["shape"])
-            return _restored(shared, value["offset"], tuple(value["shape"]), words=value["words"])
+            return _restore_pixels(shared, value["offset"], tuple(value["shape"]), words=value["words"])
 
-        return msgspec.msgpack.decode(body, type=kind, dec_hook=restore)
+        return msgspec.msgpack.decode(body, type=kind, dec_hook=decode_array)
 
     def _receive_header(self) -> tuple[bytes | None, int | None]:
         first, fds, _, _ = socket.recv_fds(self._sock, _HEADER.size, 1)
@@ -195,18 +193,18 @@ class Channel:
 
 
 def _shared_copy(arrays: list[tuple[int, np.ndarray[Any, Any]]], size: int) -> int:
-    """The arrays, each at its place, in anonymous memory of that size; gives its file descriptor.
+    """Copy the arrays to their offsets in anonymous memory; return its file descriptor.
 
-    Written and read as a file is: unlike copies into a mapping, that leaves other threads running.
+    Written and read as a file: unlike a copy into a mapping, that releases the GIL.
     """
     memory = _anonymous_memory()
     try:
         os.ftruncate(memory, size)
-        for place, array in arrays:
-            left = array.reshape(-1).view(np.uint8).data  # empty, of a named picture
+        for offset, array in arrays:
+            left = array.reshape(-1).view(np.uint8).data  # empty for a named image
             while left:
-                count = os.pwrite(memory, left, place)
-                left, place = left[count:], place + count
+                count = os.pwrite(memory, left, offset)
+                left, offset = left[count:], offset + count
     except BaseException:
         os.close(memory)
         raise
@@ -214,19 +212,19 @@ def _shared_copy(arrays: list[tuple[int, np.ndarray[Any, Any]]], size: int) -> i
 
 
 def _read_all(memory: int, size: int) -> mmap.mmap:
-    # Not of the heap: pixels wait as long as their request, and would leave holes among what lives shortly.
+    # Not on the heap: pixels live as long as their request and would fragment it.
     content = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    place, whole = 0, memoryview(content)
-    while place < size:
-        count = os.preadv(memory, [whole[place:]], place)
+    offset, whole = 0, memoryview(content)
+    while offset < size:
+        count = os.preadv(memory, [whole[offset:]], offset)
         if not count:
-            raise OSError(f"shared memory ends after {place} of {size} bytes")
-        place += count
+            raise OSError(f"shared memory ends after {offset} of {size} bytes")
+        offset += count
     return content
 
 
-def _restored(shared: mmap.mmap | bytes, offset: int, shape: tuple[int, ...], *, words: bool) -> Pixels:
-    """Pixels where they lie in what came with a message."""
+def _restore_pixels(shared: mmap.mmap | bytes, offset: int, shape: tuple[int, ...], *, words: bool) -> Pixels:
+    """Pixels as a view of the shared memory that came with the message."""
     count = math.prod(shape) // 3 * 4 if words else math.prod(shape)
     if offset < 0 or min(shape, default=0) < 0 or offset + count > len(shared):
         raise ValueError("a message names pixels that did not come with it")
@@ -234,13 +232,13 @@ def _restored(shared: mmap.mmap | bytes, offset: int, shape: tuple[int, ...], *,
         return np.empty(shape, dtype=np.uint8)
     if not words:
         return np.ndarray(shape, dtype=np.uint8, buffer=shared, offset=offset)
-    if len(shape) != 4 or shape[0] != 1 or shape[3] != 3 or offset % ALIGNED:
+    if len(shape) != 4 or shape[0] != 1 or shape[3] != 3 or offset % ALIGNMENT:
         raise ValueError(f"pixels of the shape {shape} at {offset} are no words")
     return rgb_of_words(np.ndarray(shape[1:3], dtype=OPAQUE.dtype, buffer=shared, offset=offset))
 
 
 def _anonymous_memory() -> int:
-    """A file descriptor of memory without a name, so nothing can leak or be opened by others."""
+    """A file descriptor of unnamed memory, which nothing can leak and no other process can open."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("saccade-pixels", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # macOS

@@ -1,78 +1,73 @@
-"""When to plan the next step: as late as the device does not notice.
+"""When to plan the next step: as late as possible without making the device wait.
 
-takes   word of every launch and result, as the stopwatch does
-gives   the seconds for which the next step need not be planned yet
-owns    how long before a step's expected end the next one is begun
-never   pauses beside steps hardly longer than planning the next one takes
+Step N+1 is launched while N runs. If it is planned as soon as N has begun, requests that arrive meanwhile
+wait for the rest of N and for all of N+1; if it is planned shortly before the end of N, they join N+1. With
+13 ms steps (beside images) a first token comes up to 10 ms earlier; with 4.3 ms steps, of which planning and
+launching takes 0.8, a simulated device gives 12.1 ms instead of 14.7. On an H200 a token still takes 4.34 ms.
 
-Step N+1 is launched while N runs, so that the device never waits for the host. Planned as soon as N has
-begun, it has no place for what comes meanwhile: that waits for the rest of N, and for N+1. Planned shortly
-before the end of N it has, and whoever comes waits for the rest of N alone. Beside pictures, with steps of
-13 ms, that is up to 10 ms less for a first token; beside texts alone, with steps of 4.3 ms of which one takes
-0.8 to plan and launch, a played device gives 12.1 ms instead of 14.7. On a chip a token still takes 4.34 ms.
-
-How long before is learnt in two ways. What planning and launching takes is seen with every step, put off or
-not. And a result that is there before it is waited for means that the device had nothing to do meanwhile: the
-next step is begun earlier from then on.
+The lead (how long before the expected end of N planning begins) is learnt: from the time that planning and
+launching take, and from outputs that are there before the host waits for them, which means the device was
+idle.
 """
 
 import time
 from collections.abc import Callable
 
-LEAST = 1e-3  # seconds before the end
-MOST = 20e-3
-FIRST = 2.5e-3  # seconds that planning and launching are taken to need before one was seen
-SLOWER, QUICKER = 2.5e-4, 1e-5  # that figure's change by a step that took more, or less: 1 in 26 takes more
-MARGIN = 5e-4  # seconds beyond that: steps do not take quite what is expected
-LATE = 2e-4  # of waiting, or less: the device was done, or nearly
-EARLIER, LATER = 1e-3, 2e-5  # the lead's change by a step that came late, and by one that did not
-WORTH = 1.5  # times the lead that a step must take
-NAP = 2e-3  # seconds at most before it is asked again: a step may end sooner than expected
+MIN_LEAD = 1e-3  # seconds
+MAX_LEAD = 20e-3
+FIRST_ESTIMATE = 2.5e-3  # seconds for planning and launching, before the first was measured
+ESTIMATE_UP, ESTIMATE_DOWN = 2.5e-4, 1e-5  # change by a step that took more, or less: 1 in 26 takes more
+MARGIN = 5e-4  # seconds: steps do not take exactly the expected time
+LATE = 2e-4  # seconds of waiting; with less, the device was done or nearly so
+EXTRA_UP, EXTRA_DOWN = 1e-3, 2e-5  # change of the lead by a step that was late, and by one that was not
+MIN_STEP = 1.5  # shortest step that is paced, in leads
+MAX_SLEEP = 2e-3  # seconds before `delay` is read again: a step may end sooner than expected
 
 
-class Pace:
+class StepPacer:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._need = FIRST  # seconds of planning and launching
-        self._extra = 0.0  # seconds beyond that, for having been late
-        self._began = clock()
+        self._estimate = FIRST_ESTIMATE  # seconds of planning and launching
+        self._extra = 0.0  # seconds on top of it, after late steps
+        self._planning_since = clock()
         self._running = 0
         self._expected = 0.0  # seconds, of the step launched last
-        self._end: float | None = None  # of the step that runs, as expected; None: nobody knows
-        self._paused = False
+        self._end: float | None = None  # expected end of the running step; None: unknown
+        self._delayed = False
 
     @property
     def lead(self) -> float:
-        """Seconds before the expected end of a step at which the next is begun."""
-        return min(max(self._need + self._extra + MARGIN, LEAST), MOST)
+        """Seconds before the expected end of a step at which the next is planned."""
+        return min(max(self._estimate + self._extra + MARGIN, MIN_LEAD), MAX_LEAD)
 
     @property
-    def spare(self) -> float:
-        """Seconds, after which to ask again; 0: plan now."""
-        if self._end is None or self._expected < WORTH * self.lead:
+    def delay(self) -> float:
+        """Seconds after which to read this again; 0: plan now."""
+        if self._end is None or self._expected < MIN_STEP * self.lead:
             return 0.0
-        left = min(max(self._end - self.lead - self._clock(), 0.0), NAP)
-        self._paused |= left > 0
+        left = min(max(self._end - self.lead - self._clock(), 0.0), MAX_SLEEP)
+        self._delayed |= left > 0
         return left
 
-    def begin(self) -> None:
-        """The next step is about to be planned."""
-        self._began = self._clock()
+    def planning_started(self) -> None:
+        self._planning_since = self._clock()
 
-    def launched(self, expected: float) -> None:
-        """A step is on its way; `expected`: the milliseconds it should take."""
-        took = self._clock() - self._began
-        self._need = min(self._need + SLOWER, MOST) if took > self._need else max(self._need - QUICKER, 0.0)
-        self._expected = expected / 1e3
+    def launched(self, expected_ms: float) -> None:
+        took = self._clock() - self._planning_since
+        if took > self._estimate:
+            self._estimate = min(self._estimate + ESTIMATE_UP, MAX_LEAD)
+        else:
+            self._estimate = max(self._estimate - ESTIMATE_DOWN, 0.0)
+        self._expected = expected_ms / 1e3
         self._end = None if self._running else self._clock() + self._expected
         self._running += 1
 
-    def result(self, waited: float | None) -> None:
-        """The oldest running step has given its result after so many seconds of waiting for the device; None:
-        without, so that its end was not seen."""
+    def finished(self, waited: float | None) -> None:
+        """The output of the oldest running step is there, after so many seconds of waiting for the device;
+        None: without waiting, so that its end was not seen."""
         self._running -= 1
-        late = self._paused and waited is not None and waited < LATE
-        self._extra = min(self._extra + EARLIER, MOST) if late else max(self._extra - LATER, 0.0)
-        self._paused = False
-        seen = waited is not None and self._running > 0
-        self._end = self._clock() + self._expected if seen else None
+        late = self._delayed and waited is not None and waited < LATE
+        self._extra = min(self._extra + EXTRA_UP, MAX_LEAD) if late else max(self._extra - EXTRA_DOWN, 0.0)
+        self._delayed = False
+        end_seen = waited is not None and self._running > 0
+        self._end = self._clock() + self._expected if end_seen else None

@@ -1,6 +1,6 @@
-"""The engine process: `python -m saccade.engine.process FD`, started by the link and by nobody else.
+"""The engine core's process: `python -m saccade.engine.process FD`, started by `EngineClient`.
 
-A thread reads the channel; the main thread steps. When the channel closes, the front is gone and so are we.
+A thread reads the channel; the main thread steps the engine. When the channel is closed, the process ends.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from saccade.engine.core import Engine
 from saccade.engine.ipc import (
     Cancel,
     Channel,
-    Failed,
-    News,
-    Ready,
-    Recall,
-    Recalled,
-    Refused,
+    EngineFailed,
+    EngineReady,
+    ImageQuery,
+    ImageQueryReply,
+    RequestRejected,
     Start,
+    StepOutputs,
     Stop,
     Submit,
     ToEngine,
@@ -40,7 +40,7 @@ UNFORESEEN = "the engine could not take this request; the failure has been logge
 
 
 class Inbox:
-    """Messages of the front, read by a thread so that the front never waits for a step."""
+    """Messages of the API server, read by a thread so that the API server never waits for a step."""
 
     def __init__(self, channel: Channel) -> None:
         self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
@@ -51,52 +51,53 @@ class Inbox:
             while (message := channel.receive(ToEngine)) is not None:
                 self._messages.put(message)
         except Exception:
-            # An engine that hears nothing any more must not look alive.
+            # An engine core that reads no more messages must not look alive.
             log.exception("a message could not be read")
-            channel.send(Failed("the engine could not read a message and has stopped"))
+            channel.send(EngineFailed("the engine could not read a message and has stopped"))
         finally:
             self._messages.put(Stop())
 
-    def take(self, *, wait: bool, seconds: float | None = None) -> list[ToEngine]:
-        """All messages there are; with `wait`, at least one, unless `seconds` pass without any."""
-        taken: list[ToEngine] = []
+    def receive(self, *, wait: bool, timeout: float | None = None) -> list[ToEngine]:
+        """All messages; with `wait`, at least one, unless `timeout` seconds pass without any."""
+        messages: list[ToEngine] = []
         with contextlib.suppress(queue.Empty):
             if wait:
-                taken.append(self._messages.get(timeout=seconds))
+                messages.append(self._messages.get(timeout=timeout))
             while True:
-                taken.append(self._messages.get_nowait())
-        return taken
+                messages.append(self._messages.get_nowait())
+        return messages
 
 
 def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
-    """Until the front says stop: listen, step, tell."""
-    heap = HeapTrimmer() if engine.info.device == "cpu" else None  # a GPU would wait for it
-    preparing = engine.stats().to_prepare > 0
+    """Receive, step, send; until the API server says stop. While idle, one warm-up step at a time."""
+    heap = HeapTrimmer() if engine.info.device == "cpu" else None  # on a GPU the device would wait for it
+    warming_up = engine.stats().to_prepare > 0
     while True:
-        idle = engine.idle and not engine.prepare()
-        if idle and preparing:
-            preparing = False
-            freeze_all_objects()  # captured steps too: a search through them takes as long as several steps
-            channel.send(News((), engine.stats()))  # who waits for that hears of it
-        messages = inbox.take(wait=idle, seconds=heap.seconds if heap is not None and heap.used else None)
+        idle = engine.idle and not engine.warm_up()
+        if idle and warming_up:
+            warming_up = False
+            freeze_all_objects()  # CUDA graphs included: a collection through them takes several steps' time
+            channel.send(StepOutputs((), engine.stats()))  # reports that warm-up is complete
+        timeout = heap.seconds if heap is not None and heap.used else None
+        messages = inbox.receive(wait=idle, timeout=timeout)
         if idle and not messages and heap is not None:
-            heap.trim()  # it has been quiet for a while: what the last requests used is given back
+            heap.trim()
             continue
-        if not hear(engine, channel, messages):
+        if not handle(engine, channel, messages):
             return
-        while (seconds := engine.spare) > 0:
-            if not hear(engine, channel, inbox.take(wait=True, seconds=seconds)):
+        while (seconds := engine.planning_delay) > 0:
+            if not handle(engine, channel, inbox.receive(wait=True, timeout=seconds)):
                 return
         deltas = engine.step()
-        channel.send(News(tuple(deltas), engine.stats()))
+        channel.send(StepOutputs(tuple(deltas), engine.stats()))
         if heap is not None:
             heap.used = True
             if heap.due:
                 heap.trim()
 
 
-def hear(engine: Engine, channel: Channel, messages: Iterable[ToEngine]) -> bool:
-    """Do as told; whether the front wants the engine any longer."""
+def handle(engine: Engine, channel: Channel, messages: Iterable[ToEngine]) -> bool:
+    """Carry out messages; False when the engine core is to stop."""
     for message in messages:
         match message:
             case Stop():
@@ -105,41 +106,40 @@ def hear(engine: Engine, channel: Channel, messages: Iterable[ToEngine]) -> bool
                 try:
                     engine.submit(request)
                 except RequestError as error:
-                    refusal = Refused(request.id, error.code or "", error.message, error.param)
-                    channel.send(refusal)
-                except Exception:  # whatever is wrong with it, the others are to be answered
+                    channel.send(RequestRejected(request.id, error.code or "", error.message, error.param))
+                except Exception:  # other requests must still be answered
                     log.exception("request %s could not be taken", request.id)
                     engine.cancel([request.id])
-                    channel.send(Refused(request.id, "", UNFORESEEN, None))
+                    channel.send(RequestRejected(request.id, "", UNFORESEEN, None))
             case Cancel(request_id):
                 engine.cancel([request_id])
-            case Recall(number, content, drop):
-                tell = partial(_tell, channel, Recalled(number, engine.picture(content)))
-                if drop:
-                    engine.forget(content, tell)
+            case ImageQuery(query_id, content, delete):
+                reply = partial(_reply, channel, ImageQueryReply(query_id, engine.image_tiers(content)))
+                if delete:
+                    engine.delete_image(content, reply)
                 else:
-                    tell()
+                    reply()
             case Start():
                 log.warning("a second start message was ignored")
     return True
 
 
-def _tell(channel: Channel, message: Recalled) -> None:
-    """From any thread; if the front is gone, whoever reads the channel notices."""
+def _reply(channel: Channel, message: ImageQueryReply) -> None:
+    """May be called from any thread. If the channel is closed, the reading thread notices."""
     with contextlib.suppress(EngineDied):
         channel.send(message)
 
 
-def _end_starting(number: int, frame: object) -> NoReturn:
-    """The front does not want the engine any more; progress bars are taken off the terminal on the way."""
+def _exit_while_starting(number: int, frame: object) -> NoReturn:
+    """As an exception, so that progress bars are removed from the terminal."""
     raise SystemExit(128 + number)
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    # Whoever signals a whole group means the front, which lets answers end before it ends us.
+    # The API server handles signals sent to the process group: it lets answers finish, then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_starting)
+    signal.signal(signal.SIGTERM, _exit_while_starting)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.receive(ToEngine)
     if not isinstance(start, Start):
@@ -151,11 +151,11 @@ def main() -> None:
         engine = Engine(start.config)
         freeze_all_objects()
     except SaccadeError as error:
-        channel.send(Failed(error.message))
+        channel.send(EngineFailed(error.message))
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(EngineDied):  # the front is gone, and nobody left to tell
-        channel.send(Ready(engine.info, engine.stats()))
+    with contextlib.suppress(EngineDied):  # the API server is gone
+        channel.send(EngineReady(engine.info, engine.stats()))
         serve(engine, Inbox(channel), channel)
     engine.close()
 

@@ -1,13 +1,8 @@
-"""A line for every step, in a file the user names: what it did, what it was expected to take, what it took.
+"""The step log (`--step-log`): a JSON line per step with its work, expected time and measured time.
 
-takes   steps as they are launched and learnt
-gives   JSON lines
-owns    the file
-never   is there unless asked for (`--step-log`); stops the engine: a log that cannot be written ends
-
-For whoever asks why a token came late: the step that held it up stands there with its rows, prompt tokens and
-views (patches, and which layers of the tower), whether it ran captured, and how long the host took to plan
-and to launch it. `python -m bench.step_costs` says how far expectations were off.
+It answers why a token was late: the line of the step that delayed it has its sequences, prompt tokens and
+views (patches and tower layers), whether it replayed a CUDA graph, and how long the host took to plan and to
+launch it. `python -m bench.step_costs` compares expected and measured times.
 """
 
 import contextlib
@@ -33,16 +28,14 @@ class StepLog:
         self._path = path
         self._began = time.perf_counter()
         self._launched: dict[int, dict[str, object]] = {}  # by number: what is known so far
-        self._turn = self._began  # when the time not yet written down began
+        self._last = self._began  # begin of the interval being measured
         self._plan_ms = 0.0
 
-    def begin(self) -> None:
-        """A turn of the loop begins."""
-        self._turn = time.perf_counter()
+    def planning_started(self) -> None:
+        self._last = time.perf_counter()
 
     def planned(self) -> None:
-        """A plan was made; what follows is its launch."""
-        self._plan_ms = self._lap()
+        self._plan_ms = self._elapsed_ms()
 
     def launched(self, plan: StepPlan, *, captured: bool) -> None:
         prompts = [row for row in plan.scheduled if row.num_tokens > 1]
@@ -59,28 +52,28 @@ class StepLog:
             "captured": captured,
             "expected_ms": round(plan.expected_ms, 3),
             "plan_ms": self._plan_ms,
-            "launch_ms": self._lap(),
+            "launch_ms": self._elapsed_ms(),
         }
 
-    def learnt(self, plan: StepPlan, seconds: float | None) -> None:
-        """`seconds`: what it took; None where that is part of the next one's."""
+    def finished(self, plan: StepPlan, seconds: float | None) -> None:
+        """`seconds`: its time; None where that counts to the next step."""
         for number in [number for number in self._launched if number < plan.number]:
-            del self._launched[number]  # results come in order: that of this one could not be had
+            del self._launched[number]  # outputs come in order: this step failed
         line = self._launched.pop(plan.number, None)
         if line is None or self._file.closed:
             return
         took = None if seconds is None else round(1e3 * seconds, 3)
         try:
-            self._file.write(json.dumps({**line, "ms": took, "wait_ms": self._lap()}) + "\n")
+            self._file.write(json.dumps({**line, "ms": took, "wait_ms": self._elapsed_ms()}) + "\n")
         except OSError as error:
             log.warning("the step log %s ends here, it cannot be written: %s", self._path, error.strerror)
             self.close()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is lost, and nothing else
+        with contextlib.suppress(OSError):
             self._file.close()
 
-    def _lap(self) -> float:
+    def _elapsed_ms(self) -> float:
         now = time.perf_counter()
-        took, self._turn = now - self._turn, now
+        took, self._last = now - self._last, now
         return round(1e3 * took, 3)

@@ -1,12 +1,8 @@
-"""How long each step takes: from when the device could begin it to its end.
+"""How long each step takes on the device.
 
-takes   word of every launch and every result, in their order
-gives   the seconds of a step, or None where its result says nothing of its end
-never   waits for more than the result itself
-
-A step begins when the one before it ends, or when it is launched if none was running. A step that samples
-nothing gives its result at once, without waiting for the device: its end is not seen, and its time is part of
-the next step's that does sample.
+A step begins when the one before it ends, or when it is launched if none was running. The output of a step
+that samples nothing is available without waiting for the device: its end is not seen, and its time counts to
+the next step that does sample.
 """
 
 import time
@@ -14,33 +10,34 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-
-class Watch(Protocol):
-    def launch(self) -> None:
-        """A step is about to be launched."""
-
-    def launched(self) -> None:
-        """All of it is on its way."""
-
-    def result(self, *, waited: bool) -> float | None:
-        """The oldest running step has given its result; `waited`: by waiting for the device."""
-
-    def reset(self) -> None:
-        """A step has failed, being launched or the oldest running one: what was measured is worth nothing."""
-
-    def rest(self) -> None:
-        """Nothing runs and nobody waits: the next step begins when it is launched."""
+import torch
 
 
-class Stopwatch:
-    """By the host's clock, for a device that is done when its launch is."""
+class StepTimer(Protocol):
+    def launch_started(self) -> None: ...
+
+    def launched(self) -> None: ...
+
+    def finished(self, *, waited: bool) -> float | None:
+        """The output of the oldest running step is there; `waited`: by waiting for the device. Returns the
+        step's seconds, None where its end was not seen."""
+
+    def failed(self) -> None:
+        """A step failed, the one being launched or else the oldest running one: discard its time."""
+
+    def idle(self) -> None:
+        """Nothing runs: the next step begins when it is launched."""
+
+
+class HostStepTimer:
+    """By the host's clock, for a device that is done when the launch returns."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._running = 0
-        self._since: float | None = None  # when the time not yet accounted for began
+        self._since: float | None = None  # begin of the time not yet accounted for
 
-    def launch(self) -> None:
+    def launch_started(self) -> None:
         self._running += 1
         if self._since is None:
             self._since = self._clock()
@@ -48,7 +45,7 @@ class Stopwatch:
     def launched(self) -> None:
         pass
 
-    def result(self, *, waited: bool) -> float | None:
+    def finished(self, *, waited: bool) -> float | None:
         self._running -= 1
         if not waited or self._since is None:
             return None
@@ -56,52 +53,64 @@ class Stopwatch:
         seconds, self._since = now - self._since, now if self._running else None
         return seconds
 
-    def reset(self) -> None:
+    def failed(self) -> None:
         self._running = max(self._running - 1, 0)
         self._since = None
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         self._since = None
 
 
-class Mark(Protocol):
-    """A moment in the work of a device."""
+class TimerEvent(Protocol):
+    """A point in the work of a device."""
 
-    def until(self, later: "Mark") -> float:
-        """Seconds; waits for the later one."""
+    def seconds_until(self, later: "TimerEvent") -> float:
+        """Waits for the later one."""
 
 
-class DeviceStopwatch:
-    """By the device's own clock. The host launches the next step before it looks at the result of the last:
-    where launching takes longer than running, its clock would count the one's launch as the other's time."""
+class CudaTimerEvent:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record()
 
-    def __init__(self, mark: Callable[[], Mark]) -> None:
-        self._mark = mark
-        self._begun: Mark | None = None  # of the step being launched
-        self._running: deque[tuple[Mark, Mark]] = deque()  # first and last moment, oldest step first
-        self._since: Mark | None = None  # first moment of steps not yet accounted for
+    def seconds_until(self, later: TimerEvent) -> float:
+        if not isinstance(later, CudaTimerEvent):
+            raise TypeError(f"a {type(later).__name__} is not a CUDA event")
+        later._event.synchronize()
+        return float(self._event.elapsed_time(later._event)) / 1e3
 
-    def launch(self) -> None:
-        self._begun = self._mark()
+
+class DeviceStepTimer:
+    """By the device's clock. The host launches step N+1 before it reads the output of N: where launching
+    takes longer than running, the host's clock would count the launch of N+1 as the time of N."""
+
+    def __init__(self, record: Callable[[], TimerEvent]) -> None:
+        self._record = record
+        self._begun: TimerEvent | None = None  # of the step being launched
+        self._running: deque[tuple[TimerEvent, TimerEvent]] = deque()  # begin and end, oldest step first
+        self._since: TimerEvent | None = None  # begin of steps not yet accounted for
+
+    def launch_started(self) -> None:
+        self._begun = self._record()
 
     def launched(self) -> None:
         if self._begun is None:
-            raise RuntimeError("a step was launched that was never begun")
-        self._running.append((self._begun, self._mark()))
+            raise RuntimeError("launched() without launch_started()")
+        self._running.append((self._begun, self._record()))
         self._begun = None
 
-    def result(self, *, waited: bool) -> float | None:
+    def finished(self, *, waited: bool) -> float | None:
         first, last = self._running.popleft()
         first = self._since or first
         self._since = None if waited else first
-        return first.until(last) if waited else None
+        return first.seconds_until(last) if waited else None
 
-    def reset(self) -> None:
+    def failed(self) -> None:
         if self._begun is not None:
             self._begun = None
         elif self._running:
             self._running.popleft()
         self._since = None
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         self._since = None

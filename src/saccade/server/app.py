@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade import __version__
 from saccade.config import ServeConfig
-from saccade.engine.client import EngineLink
+from saccade.engine.client import AsyncEngine
 from saccade.errors import NotFound, SaccadeError, TimedOut, WrongMethod
 from saccade.inputs.media.image_names import image_not_found
 from saccade.inputs.processor import InputProcessor
@@ -37,7 +37,7 @@ class GenerationRoute:
         await self._make_handler()(scope, receive, send)
 
 
-def create_app(processor: InputProcessor, engine: EngineLink, config: ServeConfig) -> AuthMiddleware:
+def create_app(processor: InputProcessor, engine: AsyncEngine, config: ServeConfig) -> AuthMiddleware:
     """The application; `engine` has been started."""
     state = ServerState(processor, engine, config)
     app = FastAPI(title="Saccade", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -86,7 +86,7 @@ def _add_images(app: FastAPI, state: ServerState) -> None:
         limit = state.config.request_timeout
         try:
             async with asyncio.timeout(limit):
-                return await state.engine.picture(content, drop=drop)
+                return await state.engine.image_tiers(content, delete=drop)
         except TimeoutError:
             message = f"the engine did not answer within {limit:g} seconds; send the request again"
             raise TimedOut(message) from None

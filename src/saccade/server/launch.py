@@ -20,7 +20,7 @@ import uvloop
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig, ServeConfig
-from saccade.engine.client import EngineLink, ProcessLink
+from saccade.engine.client import AsyncEngine, EngineClient
 from saccade.errors import ConfigError, EngineDied, Overloaded
 from saccade.host.event_loop_lag import measure_event_loop_lag
 from saccade.host.garbage_collection import freeze_all_objects
@@ -109,7 +109,7 @@ async def _run_server(engine: EngineConfig, config: ServeConfig) -> int:
 async def _start_and_serve(engine: EngineConfig, config: ServeConfig) -> int:
     with bind(config) as listener:  # a port in use is reported before the model is loaded
         checkpoint = await _open_checkpoint(engine.model)
-        client = ProcessLink(engine)
+        client = EngineClient(engine)
         await client.start()
         try:
             processor = InputProcessor(checkpoint, client.info.max_model_len, config.media)
@@ -165,7 +165,7 @@ def _cannot_listen(config: ServeConfig, error: OSError) -> ConfigError:
 
 async def serve(
     processor: InputProcessor,
-    engine: EngineLink,
+    engine: AsyncEngine,
     config: ServeConfig,
     *,
     listener: socket.socket | None = None,

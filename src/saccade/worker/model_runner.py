@@ -1,7 +1,7 @@
 """The only way onto the device: launches a step, hands back a promise of its result.
 
 takes   a StepPlan
-gives   a `Launched` step; its results are where the host waits for the device
+gives   a `LaunchedStep` step; its results are where the host waits for the device
 owns    the model, the pages and the rows on the device
 never   decides: what runs, and in which order, is the plan's business
 """
@@ -24,6 +24,7 @@ from saccade.kernels.sampling.slot_state import advance_slots
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.lod.relevance_pass import Lookout
 from saccade.lod.relevance_transfer import HostLooks
+from saccade.lod.types import RelevanceMaps
 from saccade.models.interface import LanguageModel
 from saccade.sampling.penalties import send
 from saccade.sampling.sampler import HostSample, SampleOutput, Sampler
@@ -39,26 +40,34 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Launched:
-    """A step that runs, or has run, on the device."""
+class LaunchedStep:
+    """A step that runs, or has run, on the device (`executor.StepFuture`)."""
 
     plan: StepPlan
-    sample: HostSample | None  # None when no row sampled
-    looks: HostLooks | None = None  # None when no row looked
-    captured: bool = False
+    sample: HostSample | None  # None if no sequence sampled
+    looks: HostLooks | None = None  # None if no relevance was computed
+    is_graph: bool = False
 
     @property
-    def ended(self) -> bool:
+    def done(self) -> bool:
         """Whether the device is known to be done with it."""
         results = [one for one in (self.sample, self.looks) if one is not None]
         return bool(results) and all(one.there for one in results)
 
+    @property
+    def has_relevance(self) -> bool:
+        return self.looks is not None
+
+    def wait_relevance(self) -> tuple[tuple[RelevanceMaps, ...], ...]:
+        """Per sequence with relevance targets, the maps of each target."""
+        return () if self.looks is None else self.looks.wait()
+
     def wait(self) -> StepOutput:
-        looks = () if self.looks is None else self.looks.wait()
+        relevance = self.wait_relevance()
         if self.sample is None:
-            return StepOutput(self.plan.number, (), (), relevance=looks)
+            return StepOutput(self.plan.number, (), (), relevance=relevance)
         tokens, logprobs = self.sample.wait()
-        return StepOutput(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), looks)
+        return StepOutput(self.plan.number, tuple(tokens), tuple(logprobs), self.sample.unsound(), relevance)
 
 
 class Rehearsal(NamedTuple):
@@ -126,7 +135,7 @@ class Runner:
             log.warning("step %d could not prepare its looks: %s", plan.number, str(error).partition("\n")[0])
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """All the rest of a step that was begun."""
         for entry in plan.new_slots:
             self._rows.forget(entry.slot)
@@ -137,10 +146,10 @@ class Runner:
         self._sampler.enter(*plan.new_slots)
         return self._run(plan)
 
-    def _run(self, plan: StepPlan) -> Launched:
+    def _run(self, plan: StepPlan) -> LaunchedStep:
         if not plan.scheduled:
             self._batch.change(plan)
-            return Launched(plan, None)
+            return LaunchedStep(plan, None)
         if self._captured is not None:
             step, graphs = self._captured
             found = graphs.find(plan.scheduled, brief=plan.early_exit)
@@ -198,20 +207,20 @@ class Runner:
                     asking, outputs = inputs.sample_rows.to(torch.int32), inputs.output_positions
                     self._sampler.draw(logits.contiguous(), asking, outputs.contiguous())
 
-    def _ordinary(self, plan: StepPlan) -> Launched:
+    def _ordinary(self, plan: StepPlan) -> LaunchedStep:
         inputs = self._batch.prepare(plan)
         hidden, looks = self._forward(inputs, brief=plan.early_exit)
         if not inputs.sampled:
             self._batch.settle(inputs, inputs.sample_rows)
-            return Launched(plan, None, looks)
+            return LaunchedStep(plan, None, looks)
         logits = self._model.logits(hidden[inputs.sample_at])
         sampled = self._sampler.sample(logits, inputs.sampled, inputs.sample_rows, inputs.output_positions)
         self._batch.settle(inputs, sampled.tokens)
-        return Launched(plan, sampled.to_host(), looks)
+        return LaunchedStep(plan, sampled.to_host(), looks)
 
     def _replay(
         self, plan: StepPlan, step: FixedStep, divided: Division, shape: Shape, replay: Replay
-    ) -> Launched:
+    ) -> LaunchedStep:
         lines = self._batch.fill(plan, divided, shape, step)
         if shape.sighted:
             step.look(divided.chunks, shape, self._store.get)
@@ -224,12 +233,12 @@ class Runner:
             looks = self._lookout.compute(divided.chunks, list(states), positions, tables)
         sampled = [row for row in plan.scheduled if row.sample]
         if shape.ending == "logits":
-            return Launched(plan, self._sample_logits(step, shape, sampled, lines), looks, captured=True)
+            return LaunchedStep(plan, self._sample_logits(step, shape, sampled, lines), looks, is_graph=True)
         if not sampled:
-            return Launched(plan, None, looks, captured=True)
+            return LaunchedStep(plan, None, looks, is_graph=True)
         count = shape.decodes + shape.chunks if lines is not None else len(sampled)
         output = SampleOutput(step.tokens[:count], step.sound[:count], (None,) * len(sampled), None)
-        return Launched(plan, output.to_host(lines), looks, captured=True)
+        return LaunchedStep(plan, output.to_host(lines), looks, is_graph=True)
 
     def _sample_logits(
         self, step: FixedStep, shape: Shape, sampled: list[ScheduledSequence], lines: tuple[int, ...] | None

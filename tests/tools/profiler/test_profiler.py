@@ -33,7 +33,7 @@ from saccade.tools.profiler.sections import (
     instrumented,
 )
 from saccade.tools.profiler.trace import KernelTime, SectionTrace
-from saccade.worker.model_runner import Launched, Runner
+from saccade.worker.model_runner import LaunchedStep, Runner
 
 
 @dataclass
@@ -168,10 +168,10 @@ def test_without_a_device_ranges_are_times_of_the_host() -> None:
 
 
 def test_watching_leaves_everything_as_it_was() -> None:
-    before = Launched.wait, EncoderRunner.try_encode
+    before = LaunchedStep.wait, EncoderRunner.try_encode
     with pytest.raises(RuntimeError), instrumented():
         raise RuntimeError
-    assert (Launched.wait, EncoderRunner.try_encode) == before
+    assert (LaunchedStep.wait, EncoderRunner.try_encode) == before
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -182,7 +182,7 @@ def test_decode_runs_steps_of_all_sequences_and_of_nothing_else(
     sent: list[StepPlan] = []
     launch = Runner.launch
 
-    def seen(self: Runner, plan: StepPlan) -> Launched:
+    def seen(self: Runner, plan: StepPlan) -> LaunchedStep:
         sent.append(plan)
         return launch(self, plan)
 

@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig
-from saccade.engine.client import ProcessLink
+from saccade.engine.client import EngineClient
 from saccade.engine.memory import resolve_device, resolve_dtype
 from saccade.errors import ConfigError
 from saccade.llm import LLM
@@ -88,7 +88,7 @@ def _measure(
         _print_early(
             options, [median_row("engine", part, "s", [s]) for part, s in llm.engine.start_seconds.items()]
         )
-        while llm.engine.prepare():  # warm-up, as an idle server does it
+        while llm.engine.warm_up():  # warm-up, as an idle server does it
             pass
         _print_early(options, [median_row("engine", "prepared", "s", [time.perf_counter() - began])])
         session = Session(llm, checkpoint, options, bar)
@@ -187,7 +187,7 @@ def _in_own_process(
 
 async def _start_once(engine: EngineConfig) -> float:
     start = time.perf_counter()
-    link = ProcessLink(engine)
+    link = EngineClient(engine)
     await link.start()
     seconds = time.perf_counter() - start
     await link.stop()

@@ -24,7 +24,7 @@ from saccade.tools.bench.inputs import Inputs
 from saccade.tools.bench.workloads import greedy
 from saccade.tools.profiler.options import ProfileOptions
 from saccade.tools.profiler.trace import STEP
-from saccade.worker.model_runner import Launched
+from saccade.worker.model_runner import LaunchedStep
 
 TEXT_TOKENS = 64  # beside the image
 PREPROCESS, ENCODE = "saccade.preprocess", "saccade.encode"  # ranges inside the image's section
@@ -209,10 +209,10 @@ class WaitClock:
 def instrumented() -> Iterator[WaitClock]:
     """Times the waits for results, and makes preprocessing and encoding ranges of the trace."""
     clock = WaitClock()
-    wait, patches, encode = Launched.wait, Preprocessor.patches, EncoderRunner.try_encode
+    wait, patches, encode = LaunchedStep.wait, Preprocessor.patches, EncoderRunner.try_encode
 
     @wraps(wait)
-    def timed(self: Launched) -> StepOutput:
+    def timed(self: LaunchedStep) -> StepOutput:
         start = time.perf_counter()
         try:
             return wait(self)
@@ -228,11 +228,11 @@ def instrumented() -> Iterator[WaitClock]:
         return call
 
     try:
-        Launched.wait = timed  # type: ignore[method-assign]
+        LaunchedStep.wait = timed  # type: ignore[method-assign]
         Preprocessor.patches = named(PREPROCESS, patches)  # type: ignore[method-assign]
         EncoderRunner.try_encode = named(ENCODE, encode)  # type: ignore[method-assign]
         yield clock
     finally:
-        Launched.wait = wait  # type: ignore[method-assign]
+        LaunchedStep.wait = wait  # type: ignore[method-assign]
         Preprocessor.patches = patches  # type: ignore[method-assign]
         EncoderRunner.try_encode = encode  # type: ignore[method-assign]
