@@ -61,7 +61,7 @@ class InProcessEngine:
     def cancel(self, request_id: str) -> None:
         raise NotImplementedError("traced requests are not cancelled")
 
-    async def picture(self, content: bytes, *, drop: bool = False) -> dict[str, int]:
+    async def image_tiers(self, content: bytes, *, delete: bool = False) -> dict[str, int]:
         raise NotImplementedError("traced requests name no cached image")
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta]:
