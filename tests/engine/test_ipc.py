@@ -88,7 +88,9 @@ def test_pixels_that_are_words_arrive_as_words_wherever_they_lie() -> None:
     assert np.array_equal(words, found[1])  # the fourth byte too
 
 
-@pytest.mark.parametrize("said", [{"offset": 64}, {"offset": -16}, {"shape": [1, 9, 9, 3]}, {"offset": 1}])
+@pytest.mark.parametrize(
+    "has_content", [{"offset": 64}, {"offset": -16}, {"shape": [1, 9, 9, 3]}, {"offset": 1}]
+)
 def test_pixels_that_did_not_come_are_not_read(
     has_content: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
