@@ -14,7 +14,6 @@ from saccade.checkpoint import open_checkpoint
 from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.encoder.partial_views import PartialViews
-from saccade.encoder.preprocess import patches
 from saccade.inputs.image_processor import plain_view
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.cuda_graph import PlainRecorder
@@ -24,6 +23,7 @@ from saccade.models.loader import load_model
 from saccade.request import Pixels, View
 from saccade.step_plan import EncodeTask
 from tests import checkpoints
+from tests.encoder.make_patches import patches
 
 CPU = torch.device("cpu")
 PROCESSING = Qwen2VLImageProcessor(

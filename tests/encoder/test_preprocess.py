@@ -14,13 +14,13 @@ from saccade.encoder.preprocess import (
     Preprocessor,
     ResampleTables,
     fixed_point_weights,
-    patches,
     resize,
-    vertical_first,
+    resizes_vertically_first,
 )
 from saccade.inputs.image_processor import plain_view
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.request import Pixels, View
+from tests.encoder.make_patches import patches
 
 CPU = torch.device("cpu")
 PILLOW_ORDERS_PASSES = int(PIL.__version__.split(".")[0]) >= 13
@@ -80,7 +80,9 @@ def one_axis_at_a_time(picture: Pixels, size: tuple[int, int]) -> Pixels:
     """Pillow's passes in our order: what Pillow 13 does in one call, and any Pillow in two."""
     image = Image.fromarray(picture)
     height, width = size
-    between = (image.width, height) if vertical_first(picture.shape[:2], size) else (width, image.height)
+    between = (
+        (image.width, height) if resizes_vertically_first(picture.shape[:2], size) else (width, image.height)
+    )
     for target in (between, (width, height)):
         image = image.resize(target, Image.Resampling.BICUBIC)
     return np.asarray(image)
@@ -112,7 +114,7 @@ def test_resizing_gives_pillows_bytes(seed: int) -> None:
     if seed % 3 == 0:  # nearly the same size, where windows are narrowest
         rows, columns = max(1, height + int(rng.integers(-2, 3))), max(1, width + int(rng.integers(-2, 3)))
     picture = noise(rng, height, width) if seed % 2 else scene(rng, height, width)
-    upright = vertical_first((height, width), (rows, columns))
+    upright = resizes_vertically_first((height, width), (rows, columns))
     made = resize(torch.from_numpy(picture), (rows, columns), ResampleTables(CPU), upright).permute(0, 2, 1)
     assert np.array_equal(made.numpy(), one_axis_at_a_time(picture, (rows, columns)))
 
@@ -129,9 +131,9 @@ def test_passes_are_ordered_as_pillow_orders_them(seed: int) -> None:
 
 def test_strips_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = noise(np.random.default_rng(3), 97, 60)
-    whole = resize(torch.from_numpy(picture), (128, 41), ResampleTables(CPU), upright=False)
+    whole = resize(torch.from_numpy(picture), (128, 41), ResampleTables(CPU), vertical_first=False)
     monkeypatch.setattr("saccade.encoder.preprocess._STRIP_VALUES", 600)  # 3 rows at a time
-    parts = resize(torch.from_numpy(picture), (128, 41), ResampleTables(CPU), upright=False)
+    parts = resize(torch.from_numpy(picture), (128, 41), ResampleTables(CPU), vertical_first=False)
     assert torch.equal(whole, parts)
 
 
@@ -156,7 +158,7 @@ def test_two_frames_fill_the_temporal_axis_and_one_is_repeated() -> None:
     rng = np.random.default_rng(6)
     pair = np.stack([noise(rng, 60, 100), noise(rng, 60, 100)])
     view = plain_view(b"c" * 16, (100, 60), QWEN3)
-    assert not vertical_first((60, 100), (view.grid[0] * 16, view.grid[1] * 16))
+    assert not resizes_vertically_first((60, 100), (view.grid[0] * 16, view.grid[1] * 16))
     together = patches(torch.from_numpy(pair), view, QWEN3).view(-1, 3, 2, 256)
     for frame in (0, 1):
         alone = patches(torch.from_numpy(pair[frame : frame + 1]), view, QWEN3).view(-1, 3, 2, 256)
@@ -167,7 +169,7 @@ def test_two_frames_fill_the_temporal_axis_and_one_is_repeated() -> None:
 def test_frames_are_resized_along_their_rows_first() -> None:
     pair = np.stack([noise(np.random.default_rng(7), 203, 657)] * 2)
     view = View(content=b"c" * 16, box=(0, 0, 657, 203), grid=(12, 42), merge=2, processing=QWEN3.digest)
-    assert vertical_first((203, 657), (192, 672))
+    assert resizes_vertically_first((203, 657), (192, 672))
     made = patches(torch.from_numpy(pair), view, QWEN3).view(6, 21, 2, 2, 3, 2, 16, 16)
     picture = made[:, :, :, :, :, 0].permute(0, 2, 5, 1, 3, 6, 4).reshape(192, 672, 3)
     image = Image.fromarray(pair[0])
@@ -195,7 +197,7 @@ def test_tables_are_reused_and_the_least_recent_leave_beyond_the_budget() -> Non
     [
         ((3, 8, 8, 3), (0, 0, 8, 8), (2, 2), 2, "3 frames"),
         ((1, 8, 8, 4), (0, 0, 8, 8), (2, 2), 2, "uint8"),
-        ((1, 8, 8, 3), (0, 0, 9, 8), (2, 2), 2, "leaves the picture"),
+        ((1, 8, 8, 3), (0, 0, 9, 8), (2, 2), 2, "exceeds the image"),
         ((1, 8, 8, 3), (4, 0, 4, 8), (2, 2), 2, "empty"),
         ((1, 8, 8, 3), (0, 0, 8, 8), (3, 2), 2, "merge"),
         ((1, 8, 8, 3), (0, 0, 8, 8), (3, 3), 3, "merge"),

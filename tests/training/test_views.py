@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from saccade.checkpoint import open_checkpoint
-from saccade.encoder.preprocess import patches
 from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.lod.allocate import SCALES
 from saccade.lod.checkpoint_views import read_views
@@ -15,6 +14,7 @@ from saccade.lod.global_view import plan_global_views
 from saccade.lod.types import LodParams, Region
 from saccade.request import Media, Request, View, ZoomRequest
 from saccade.tools.evaluation.resize import least_tokens
+from tests.encoder.make_patches import patches
 from training.data import Spec, build
 from training.raster import Painter
 from training.scenes.generate import KINDS as SCENE_KINDS

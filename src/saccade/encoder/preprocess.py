@@ -1,15 +1,9 @@
-"""Raw pixels become the patches the vision tower reads, on whichever device the pixels are.
+"""The device half of the image processor: raw pixels to normalised patches, equal to the PIL-based processor.
 
-takes   uint8 RGB frames and a View (which box of them, at which patch grid)
-gives   normalised float32 patches in merge order, equal to the checkpoint's PIL-based processor
-owns    tables of resampling coefficients, a byte-bounded LRU
-never   waits for the device, except where torch resizes and a table is not there yet
-
-Resizing follows the bicubic filter of Pillow 13 for 8-bit pictures: two passes, one per axis; each output
-pixel is a weighted sum over a window that widens with the shrinking factor; the weights are fixed-point
-numbers of 22 fractional bits; each pass rounds to the nearest (half up) and clips to 0..255. A sum of
-products of 8-bit pixels and 22-bit weights is exact in float64, whatever the order of summation, so a matrix
-product gives Pillow's integers on every device.
+Resizing is the bicubic filter of Pillow 13 for 8-bit images: one pass per axis; each output pixel is a
+weighted sum over a window that widens when shrinking; weights are fixed-point numbers of 22 fractional bits;
+each pass rounds half up and clips to 0..255. A sum of products of 8-bit pixels and 22-bit weights is exact in
+float64 in any order of summation, so a matrix product gives Pillow's integers on every device.
 """
 
 from collections import OrderedDict
@@ -36,19 +30,16 @@ _SUPPORT = 2.0  # source pixels the cubic reaches to each side when not shrinkin
 _CURVATURE = -0.5  # Pillow's choice of the free parameter of the cubic
 # Output pixels that share one dense product: few keep the band narrow, many keep the launches few.
 _CPU_BLOCK, _CUDA_BLOCK = 16, 256
-_KEPT_TAPS = (
-    256  # pairs of lengths whose weights the kernels keep: at most 60 KB each for 4,096 pixels of 4 taps
-)
-# Of tables kept for pictures of the same size to come: some 250. Making one anew takes 2 to 4 ms on a CPU, a
-# tenth of the resizing it serves.
-KEPT_TABLE_BYTES = 16 << 20
-_BAND_BYTES = 128  # of a band beside its weights: two numbers in a tuple
+_CACHED_TAPS = 256  # (source, target) lengths; at most 60 KB each for 4,096 pixels of 4 taps
+# About 250 tables. Building one takes 2 to 4 ms on a CPU, a tenth of the resizing it serves.
+CACHED_TABLE_BYTES = 16 << 20
+_BAND_BYTES = 128  # of a band without its weights
 _PIECE_VALUES = 1 << 20  # pixels normalised at once (8 MiB in float64)
 _STRIP_VALUES = 1 << 22  # float64 source values of one product (32 MiB): bounds the workspace
 
 
 class PixelProcessing(Protocol):
-    """What is done to pixels once the grid is chosen."""
+    """A checkpoint's pixel processing once the grid is chosen."""
 
     @property
     def patch_size(self) -> int: ...
@@ -66,13 +57,8 @@ class PixelProcessing(Protocol):
     def digest(self) -> bytes: ...
 
 
-def patches(pixels: Tensor, view: View, processing: PixelProcessing) -> Tensor:
-    """One view's patches; who makes many keeps a `Preprocessor` and its tables."""
-    return Preprocessor(processing, pixels.device).patches(pixels, view)
-
-
 class Preprocessor:
-    """What a checkpoint does to pixels, on one device."""
+    """A checkpoint's pixel processing on one device."""
 
     def __init__(
         self,
@@ -82,7 +68,7 @@ class Preprocessor:
         mode: KernelMode = DEFAULT_MODE,
     ) -> None:
         self._processing, self._mode = processing, mode
-        self._taps = lru_cache(maxsize=_KEPT_TAPS)(partial(build_taps, device=device))
+        self._taps = lru_cache(maxsize=_CACHED_TAPS)(partial(build_taps, device=device))
         self._tables = tables if tables is not None else ResampleTables(device)
         self._mean = torch.tensor(processing.mean, dtype=torch.float32, device=device).view(3, 1, 1)
         self._std = torch.tensor(processing.std, dtype=torch.float32, device=device).view(3, 1, 1)
@@ -97,32 +83,37 @@ class Preprocessor:
         _check(pixels, view, processing)
         size = view.grid[0] * processing.patch_size, view.grid[1] * processing.patch_size
         x0, y0, x1, y1 = view.box
-        upright = len(pixels) == 1 and vertical_first((y1 - y0, x1 - x0), size)
+        vertical_first = len(pixels) == 1 and resizes_vertically_first((y1 - y0, x1 - x0), size)
         if use_triton("patchify", pixels, self._mode):
-            return self._patches_by_kernel(pixels[:, y0:y1, x0:x1], view.grid, size, upright, dtype)
-        planes = [resize(frame[y0:y1, x0:x1], size, self._tables, upright) for frame in pixels]
-        cut = _cut(torch.stack(planes), view.grid, processing)
+            return self._patches_triton(pixels[:, y0:y1, x0:x1], view.grid, size, vertical_first, dtype)
+        planes = [resize(frame[y0:y1, x0:x1], size, self._tables, vertical_first) for frame in pixels]
+        cut = _patchify(torch.stack(planes), view.grid, processing)
         return self._normalise(cut).to(dtype)
 
-    def _patches_by_kernel(
-        self, pixels: Tensor, grid: tuple[int, int], size: tuple[int, int], upright: bool, dtype: torch.dtype
+    def _patches_triton(
+        self,
+        pixels: Tensor,
+        grid: tuple[int, int],
+        size: tuple[int, int],
+        vertical_first: bool,
+        dtype: torch.dtype,
     ) -> Tensor:
         processing = self._processing
         planes = []
         for frame in pixels:
             rows = frame.permute(0, 2, 1)  # [height, 3, width]
-            for along in ("y", "x") if upright else ("x", "y"):
+            for along in ("y", "x") if vertical_first else ("x", "y"):
                 have, want = (frame.shape[1], size[1]) if along == "x" else (frame.shape[0], size[0])
                 if have != want:
                     rows = resample_triton(rows, *self._taps(have, want), along)
             planes.append(rows)
         stacked = torch.stack(planes).contiguous()
         merge, patch, time = processing.merge_size, processing.patch_size, processing.temporal_patch_size
-        return patchify_triton(stacked, self._values, grid, merge, patch, time, dtype)
+        return patchify_triton(stacked, self._value_table, grid, merge, patch, time, dtype)
 
     @cached_property
-    def _values(self) -> Tensor:
-        """[3, 256] float32: every pixel value, normalised."""
+    def _value_table(self) -> Tensor:
+        """[3, 256] float32: the normalised pixel values."""
         every = torch.arange(256, dtype=torch.uint8, device=self._mean.device).expand(1, 3, 1, 256)
         temporal = self._processing.temporal_patch_size
         return self._normalise(every).view(3, temporal, 256)[:, 0].contiguous()
@@ -130,8 +121,8 @@ class Preprocessor:
     def _normalise(self, values: Tensor) -> Tensor:
         """[P, 3, frames, n] uint8 -> [P, 3 * temporal * n] float32 of (value * rescale_factor - mean) / std.
 
-        The product is rounded from float64, the rest is float32: where the reference processor rounds. It is
-        done in pieces, so that the float64 values never exist all at once.
+        The product is rounded from float64, the rest is float32, as the reference processor rounds. Pieces
+        bound the float64 workspace.
         """
         count, channels, _, size = values.shape
         shape = (count, channels, self._processing.temporal_patch_size, size)
@@ -146,7 +137,7 @@ class Preprocessor:
 def build_taps(source: int, target: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """First source pixel [target] and weights [target, taps] of each output pixel, int32 on the device."""
     first, weights = (torch.from_numpy(one.astype(np.int32)) for one in fixed_point_weights(source, target))
-    if device.type == "cuda":  # zoomed views bring new lengths all the time: nothing is to wait for a table
+    if device.type == "cuda":  # zoomed views bring new lengths all the time, and no step may wait for a table
         first, weights = first.pin_memory(), weights.pin_memory()
     return first.to(device, non_blocking=True), weights.to(device, non_blocking=True)
 
@@ -163,40 +154,40 @@ def _check(pixels: Tensor, view: View, processing: PixelProcessing) -> None:
         )
     x0, y0, x1, y1 = view.box
     if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
-        raise ValueError(f"box {view.box} is empty or leaves the picture of {width} x {height} pixels")
+        raise ValueError(f"box {view.box} is empty or exceeds the image of {width} x {height} pixels")
     if view.merge != processing.merge_size or view.grid[0] % view.merge or view.grid[1] % view.merge:
         raise ValueError(
             f"grid {view.grid} merged by {view.merge} does not fit the model's merge, {processing.merge_size}"
         )
 
 
-def resize(pixels: Tensor, size: tuple[int, int], tables: "ResampleTables", upright: bool) -> Tensor:
-    """[height, width, 3] uint8 -> [size[0], 3, size[1]] uint8, the columns first if `upright`.
+def resize(pixels: Tensor, size: tuple[int, int], tables: "ResampleTables", vertical_first: bool) -> Tensor:
+    """[height, width, 3] uint8 -> [size[0], 3, size[1]] uint8, the vertical pass first if `vertical_first`.
 
-    The channel moves inside, so that either pass is a plain matrix product over contiguous rows.
+    The channel moves inside, so that both passes are matrix products over contiguous rows.
     """
     height, width, _ = pixels.shape
     rows = pixels.permute(0, 2, 1)  # [height, 3, width]
-    if upright and height != size[0]:
+    if vertical_first and height != size[0]:
         rows = _vertical(rows, tables.get(height, size[0]))
     if width != size[1]:
         rows = _horizontal(rows, tables.get(width, size[1]))
-    if height != size[0] and not upright:
+    if height != size[0] and not vertical_first:
         rows = _vertical(rows, tables.get(height, size[0]))
     return rows.contiguous()
 
 
-def vertical_first(source: tuple[int, int], target: tuple[int, int]) -> bool:
-    """Whether Pillow resizes (height, width) along the columns first; rounding in between makes it matter.
+def resizes_vertically_first(source: tuple[int, int], target: tuple[int, int]) -> bool:
+    """Whether Pillow resizes vertically first; rounding between the passes makes the order matter.
 
-    Pillow 13 does so when the height shrinks, and by more than twice the pixels the width loses; earlier ones
-    never do. Nor does torchvision, which the reference processor of video uses.
+    Pillow 13 does so when the height shrinks by more than twice the pixels that the width loses. Earlier
+    versions never do, nor does torchvision, which the reference processor of video uses.
     """
     lost_height, lost_width = source[0] - target[0], source[1] - target[1]
     return lost_height > 0 and lost_height > 2 * lost_width
 
 
-class Band(NamedTuple):
+class ResampleBand(NamedTuple):
     """Weights of consecutive output pixels over the source pixels they reach."""
 
     target: slice
@@ -205,36 +196,36 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
-    """How `outputs` pixels are made from a line of source pixels, as a row of bands. Their weights lie one
-    after the other in one tensor: a table is kept, and many small tensors would be scattered over a heap."""
+class ResampleTable:
+    """Weights of `outputs` pixels over a line of source pixels, in bands. One tensor holds all weights, since
+    many small long-lived tensors would fragment the heap."""
 
     outputs: int
     block: int  # output pixels of a band; the last may have fewer
-    reach: tuple[tuple[int, int], ...]  # of each band, the source pixels: first, behind the last
+    reach: tuple[tuple[int, int], ...]  # source pixels of each band: first, stop
     weights: Tensor  # flat
 
     @property
     def nbytes(self) -> int:
         return self.weights.nbytes + _BAND_BYTES * len(self.reach)
 
-    def bands(self) -> Iterator[Band]:
-        place = 0
+    def bands(self) -> Iterator[ResampleBand]:
+        offset = 0
         for index, (low, high) in enumerate(self.reach):
             start = index * self.block
             rows, columns = min(self.block, self.outputs - start), high - low
-            part = self.weights[place : place + rows * columns].view(rows, columns)
-            yield Band(slice(start, start + rows), slice(low, high), part)
-            place += rows * columns
+            part = self.weights[offset : offset + rows * columns].view(rows, columns)
+            yield ResampleBand(slice(start, start + rows), slice(low, high), part)
+            offset += rows * columns
 
 
 class ResampleTables:
-    """Coefficient tables by (source, target) length; beyond `max_bytes` the least recently used leave."""
+    """Resampling tables by (source, target) length, LRU within `max_bytes`."""
 
-    def __init__(self, device: torch.device | str, max_bytes: int = KEPT_TABLE_BYTES) -> None:
+    def __init__(self, device: torch.device | str, max_bytes: int = CACHED_TABLE_BYTES) -> None:
         self._device = torch.device(device)
         self._max_bytes = max_bytes
-        self._tables: OrderedDict[tuple[int, int], Table] = OrderedDict()
+        self._tables: OrderedDict[tuple[int, int], ResampleTable] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -244,7 +235,7 @@ class ResampleTables:
     def __len__(self) -> int:
         return len(self._tables)
 
-    def get(self, source: int, target: int) -> Table:
+    def get(self, source: int, target: int) -> ResampleTable:
         key = source, target
         table = self._tables.get(key)
         if table is None:
@@ -261,7 +252,7 @@ class ResampleTables:
             self._bytes -= oldest.nbytes
 
 
-def build_table(source: int, target: int, device: torch.device) -> Table:
+def build_table(source: int, target: int, device: torch.device) -> ResampleTable:
     """Pillow's fixed-point weights as dense bands on the device."""
     first, weights = fixed_point_weights(source, target)
     taps = weights.shape[1]
@@ -277,11 +268,11 @@ def build_table(source: int, target: int, device: torch.device) -> Table:
         reach.append((low, high))
         parts.append(dense[:, : high - low].ravel())
     flat = torch.from_numpy(np.concatenate(parts))
-    return Table(target, block, tuple(reach), copy_to_own_mapping(flat.to(device)))
+    return ResampleTable(target, block, tuple(reach), copy_to_own_mapping(flat.to(device)))
 
 
 def fixed_point_weights(source: int, target: int) -> tuple[Ints, Floats]:
-    """Of each output pixel: its first source pixel [target], its weights [target, taps] * 2 ** WEIGHT_BITS.
+    """First source pixel [target] and weights [target, taps] * 2 ** WEIGHT_BITS of each output pixel.
 
     The order of the float64 operations is Pillow's, so that every weight rounds to the same integer.
     """
@@ -308,7 +299,7 @@ def _cubic(x: Floats) -> Floats:
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
-def _horizontal(rows: Tensor, table: Table) -> Tensor:
+def _horizontal(rows: Tensor, table: ResampleTable) -> Tensor:
     """[height, 3, width] -> [height, 3, table.outputs]."""
     height, channels, width = rows.shape
     result = torch.empty(height, channels, table.outputs, dtype=torch.uint8, device=rows.device)
@@ -323,14 +314,14 @@ def _horizontal(rows: Tensor, table: Table) -> Tensor:
     return result
 
 
-def _vertical(rows: Tensor, table: Table) -> Tensor:
+def _vertical(rows: Tensor, table: ResampleTable) -> Tensor:
     """[height, 3, width] -> [table.outputs, 3, width]."""
     height, channels, width = rows.shape
     source = rows.reshape(height, channels * width)
     result = torch.empty(table.outputs, channels * width, dtype=torch.uint8, device=rows.device)
     for band in table.bands():
-        # The windows of neighbouring bands overlap by a few rows; converting those twice costs less than
-        # holding the whole picture in float64.
+        # Neighbouring bands overlap by a few rows; converting those twice costs less than holding the whole
+        # image in float64.
         result[band.target] = _round(band.weights @ source[band.source].double())
     return result.view(table.outputs, channels, width)
 
@@ -340,7 +331,7 @@ def _round(sums: Tensor) -> Tensor:
     return sums.add_(0.5).floor_().clamp_(0, 255)
 
 
-def _cut(planes: Tensor, grid: tuple[int, int], processing: PixelProcessing) -> Tensor:
+def _patchify(planes: Tensor, grid: tuple[int, int], processing: PixelProcessing) -> Tensor:
     """[frames, height, 3, width] -> [grid_h * grid_w, 3, frames, patch * patch], patches in merge order."""
     frames = planes.shape[0]
     merge, patch = processing.merge_size, processing.patch_size

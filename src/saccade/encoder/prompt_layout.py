@@ -1,11 +1,4 @@
-"""A request becomes the token sequence the model really computes.
-
-takes   a Request: a prompt with one placeholder id per media
-gives   its Layout: every placeholder repeated to its view's tokens, where each view stands, the rotary
-        positions of every token and the way they continue behind the prompt
-        a Request whose zoomed views have been chosen: the same request with them in its prompt
-never   imports torch; looks at pixels
-"""
+"""Prompt layout: expands image placeholders to visual tokens and assigns rotary positions. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -21,37 +14,36 @@ from saccade.step_plan import PromptLayout, Role, Span
 
 
 def lay_out_prompt(request: Request) -> PromptLayout:
-    """Expand the placeholders and place every token on the three rotary axes (time, row, column).
+    """Expand the placeholders and give every token its positions on three axes (time, row, column).
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
-    over its token grid; what follows continues at p + the longer side of that grid.
+    over its token grid; the next token is at p + the longer side of that grid.
 
-    Where positions are registered, rows and columns are those of the picture's full token grid, its frame: a
-    view stands over the part it shows, and what follows continues behind the longer side of the frame. A
-    zoomed view that begins at position p has time p and stands over its part of the frame that began earlier;
-    what follows continues at p + 1.
+    With registered positions, rows and columns are those of the image's full token grid, its frame: a view
+    has the positions of the part it shows, and the next token follows the longer side of the frame. A zoomed
+    view that begins at position p has time p and the rows and columns of its part of the earlier frame; the
+    next token is at p + 1.
 
-    A prompt whose zoomed views are still to be chosen is laid out up to the place where they go.
+    A prompt whose zoomed views are not chosen yet is laid out up to their insertion point.
     """
     prompt = request.prompt[: request.zooming.at] if request.zooming else request.prompt
-    return _go_on(PromptLayout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
+    return _continue(PromptLayout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
 
 
 def extend_layout(layout: PromptLayout, request: Request, decided: Request) -> PromptLayout:
     """Extend the layout of `request`, which waited for zoomed views, to that of `decided`, which has them."""
     if request.zooming is None:
         raise ValueError(f"request {request.id} does not wait for zoomed views")
-    return _go_on(layout, request.zooming.at, decided, decided.prompt)
+    return _continue(layout, request.zooming.at, decided, decided.prompt)
 
 
-def _go_on(begun: PromptLayout, done: int, request: Request, prompt: tuple[int, ...]) -> PromptLayout:
-    """The layout of a prompt, of whose first `done` ids there is one."""
-    media = _in_prompt_order(request, len(prompt) - 1)
+def _continue(begun: PromptLayout, done: int, request: Request, prompt: tuple[int, ...]) -> PromptLayout:
+    """The layout of a prompt whose first `done` ids have the layout `begun`."""
+    media = _sorted_media(request, len(prompt) - 1)
     known = len(begun.spans)
-    # By slot: pictures, and where they begin.
-    wholes: dict[int, tuple[Media, int]] = {}
+    wholes: dict[int, tuple[Media, int]] = {}  # by placeholder: whole images and their first positions
     for item, span in zip(media[:known], begun.spans, strict=True):
-        _whole(item, wholes, int(begun.positions[0, span.start]))
+        _whole_image(item, wholes, int(begun.positions[0, span.start]))
     first = len(begun.tokens)
     tokens, spans = list(begun.tokens), list(begun.spans)
     position = first + begun.delta  # the next
@@ -59,13 +51,13 @@ def _go_on(begun: PromptLayout, done: int, request: Request, prompt: tuple[int, 
     positions = np.empty((3, length), dtype=np.float32)
     positions[:, :first] = begun.positions
     for item in media[known:]:
-        position = _place_text(positions, len(tokens), item.placeholder - done, position)
+        position = _set_text_positions(positions, len(tokens), item.placeholder - done, position)
         tokens += prompt[done : item.placeholder]
         view = item.view
-        whole, begin = _whole(item, wholes, position)
+        whole, begin = _whole_image(item, wholes, position)
         place, following = b"", position + max(view.token_grid)
         if request.registered:
-            grid = _registered(view, whole) + begin
+            grid = _registered_positions(view, whole) + begin
             grid[0] = position
             place = np.array([begin, *whole.full], dtype="<i8").tobytes()
             following = position + (max(whole.full) if whole is item else 1)
@@ -76,15 +68,15 @@ def _go_on(begun: PromptLayout, done: int, request: Request, prompt: tuple[int, 
         tokens += [prompt[item.placeholder]] * view.tokens
         position = following
         done = item.placeholder + 1
-    position = _place_text(positions, len(tokens), len(prompt) - done, position)
+    position = _set_text_positions(positions, len(tokens), len(prompt) - done, position)
     tokens += prompt[done:]
     return PromptLayout(
         tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens)
     )
 
 
-def _in_prompt_order(request: Request, last: int) -> list[Media]:
-    """The media by slot, each checked: a slot of its own up to `last`, a grid that merges evenly."""
+def _sorted_media(request: Request, last: int) -> list[Media]:
+    """The media by placeholder, validated: distinct placeholders up to `last`, grids that merge evenly."""
     media = sorted(request.media, key=lambda item: item.placeholder)
     previous: int | None = None
     for item in media:
@@ -96,7 +88,7 @@ def _in_prompt_order(request: Request, last: int) -> list[Media]:
             )
         if item.placeholder == previous:
             raise InvalidValue(
-                f"two media stand at prompt index {item.placeholder}; give each its own placeholder id",
+                f"two media are at prompt index {item.placeholder}; give each its own placeholder id",
                 param="media",
             )
         _check_grid(item.view)
@@ -104,15 +96,15 @@ def _in_prompt_order(request: Request, last: int) -> list[Media]:
     return media
 
 
-def _whole(item: Media, wholes: dict[int, tuple[Media, int]], position: int) -> tuple[Media, int]:
-    """The view of the whole picture that `item` is a part of (itself, mostly), and where that begins."""
+def _whole_image(item: Media, wholes: dict[int, tuple[Media, int]], position: int) -> tuple[Media, int]:
+    """The whole image that `item` shows a part of, often itself, and its first position."""
     if item.origin is None:
         wholes[item.placeholder] = item, position
         return item, position
     if item.origin not in wholes:
         raise InvalidValue(
             f"the zoomed view at prompt index {item.placeholder} belongs to one at {item.origin}, where no "
-            "whole picture stands before it",
+            "whole image precedes it",
             param="media",
         )
     return wholes[item.origin]
@@ -134,14 +126,14 @@ def _check_grid(view: View) -> None:
         )
 
 
-def _place_text(positions: NDArray[np.float32], start: int, count: int, position: int) -> int:
-    """Place `count` text tokens from token `start` on; gives the position behind them."""
+def _set_text_positions(positions: NDArray[np.float32], start: int, count: int, position: int) -> int:
+    """Set the positions of `count` text tokens from token `start` on; gives the next position."""
     positions[:, start : start + count] = np.arange(position, position + count, dtype=np.float32)
     return position + count
 
 
-def _registered(view: View, whole: Media) -> NDArray[np.float32]:
-    """[3, tokens]: where a view's tokens have their middles in the frame of its picture; times are 0."""
+def _registered_positions(view: View, whole: Media) -> NDArray[np.float32]:
+    """[3, tokens]: the centres of a view's tokens in the frame of its image; times are 0."""
     rows, columns = view.token_grid
     _, _, width, height = whole.view.box
     x0, y0, x1, y1 = view.box
@@ -151,9 +143,9 @@ def _registered(view: View, whole: Media) -> NDArray[np.float32]:
     return relative.reshape(3, -1)
 
 
-@lru_cache(maxsize=64)  # of sizes that come often; the largest has 200 KB
+@lru_cache(maxsize=64)  # the largest takes 200 KB
 def _grid_positions(rows: int, columns: int) -> NDArray[np.float32]:
-    """[3, tokens]: time, row and column of a view's tokens, relative to where it begins. To be read only."""
+    """[3, tokens], read-only: time, row and column of a view's tokens relative to its first position."""
     relative = np.zeros((3, rows, columns), dtype=np.float32)
     relative[1] = np.arange(rows, dtype=np.float32)[:, None]
     relative[2] = np.arange(columns, dtype=np.float32)
@@ -162,26 +154,27 @@ def _grid_positions(rows: int, columns: int) -> NDArray[np.float32]:
 
 
 def insert_zoomed_views(request: Request, chosen: Mapping[int, Sequence[Region]]) -> Request:
-    """The request with the zoomed views of its pictures (by slot) in the place its prompt has for them."""
+    """The request with the chosen regions, by placeholder, as zoomed views at the insertion point of its
+    prompt."""
     zooming = request.zooming
     if zooming is None:
-        raise ValueError(f"request {request.id} has no place for zoomed views")
+        raise ValueError(f"request {request.id} has no insertion point for zoomed views")
     wholes = {item.placeholder: item for item in request.media}
     inserted: list[int] = []
     media: list[Media] = []
-    for slot, regions in sorted(chosen.items()):
+    for placeholder, regions in sorted(chosen.items()):
         for region in regions:
             inserted += zooming.before
-            view = crop_view(wholes[slot].view, region)
-            media.append(Media(zooming.at + len(inserted), view, NO_PIXELS, origin=slot))
-            inserted.append(request.prompt[slot])
+            view = crop_view(wholes[placeholder].view, region)
+            media.append(Media(zooming.at + len(inserted), view, NO_PIXELS, origin=placeholder))
+            inserted.append(request.prompt[placeholder])
             inserted += zooming.after
     prompt = (*request.prompt[: zooming.at], *inserted, *request.prompt[zooming.at :])
     return msgspec.structs.replace(request, prompt=prompt, media=(*request.media, *media), zooming=None)
 
 
 def crop_view(view: View, region: Region) -> View:
-    """A region of the picture that `view` shows the whole of."""
+    """The view of a region of the image that `view` shows whole."""
     rows, columns = region.grid
     grid = rows * view.merge, columns * view.merge
     return View(view.content, region.box, grid, view.merge, view.processing)
