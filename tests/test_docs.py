@@ -21,7 +21,7 @@ _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _COMMAND = re.compile(r"(?<!from )\bsaccade ([a-z][a-z-]*)")
-_MODULE = re.compile(r"\bpython3? -m ((?:bench|training)[.\w]*)")
+_MODULE = re.compile(r"\bpython3? -m ((?:bench|training)[.\w]*)([^`#]*)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
@@ -91,11 +91,18 @@ def test_commands_exist_and_have_the_options_they_are_shown_with(page: Path) -> 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_programs_run_by_module_name_exist(page: Path) -> None:
+def test_programs_exist_and_have_the_options_they_are_shown_with(page: Path) -> None:
     if "history" in page.parts:
         pytest.skip("a log of commands as they were")
-    paths = [ROOT.joinpath(*name.split(".")) for name in _MODULE.findall(page.read_text())]
-    assert not [path for path in paths if not (path.with_suffix(".py").is_file() or path.is_dir())]
+    unknown = []
+    for line in commands(page.read_text()):
+        for module, given in _MODULE.findall(line):
+            path = ROOT.joinpath(*module.split("."))
+            files = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
+            source = "".join(file.read_text() for file in files)
+            known = {*_FLAG.findall(source), *options("bench")}  # programs take the engine's options too
+            unknown += [f"{module} {flag}" for flag in _FLAG.findall(given) if flag not in known]
+    assert not unknown
 
 
 def test_every_option_named_in_the_serving_guide_exists() -> None:
