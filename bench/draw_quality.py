@@ -5,12 +5,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation.lod_methods import FULL
 from saccade.tools.evaluation.lod_report import LodReport, LodResult, lod_plot
 from saccade.tools.evaluation.options import EvalOptions, LodEvalOptions
 from saccade.tools.evaluation.report import EvalReport, curve_plot, level_name
 from saccade.tools.evaluation.scoring import Outcome
 from saccade.tools.report import LinePlot, load_plotter
+
+
+def stored_run(document: dict[str, Any]) -> RunInfo:
+    return RunInfo(document["model"], document["date"], "", document["commit"], document["machine"], {}, {})
 
 
 def stored_curve(document: dict[str, Any]) -> LinePlot:
@@ -32,14 +37,8 @@ def stored_curve(document: dict[str, Any]) -> LinePlot:
         for limit in limits
     ]
     report = EvalReport(
-        model=document["model"],
+        run=stored_run(document),
         weights=document["weights"],
-        date=document["date"],
-        command=document["command"],
-        commit=document["commit"],
-        machine=document["machine"],
-        versions={},
-        engine={},
         options=EvalOptions(curve=True),
         seconds=0.0,
         questions=(),
@@ -73,12 +72,8 @@ def stored_lod(document: dict[str, Any]) -> LinePlot:
         for method, answer in methods.items()
     ]
     report = LodReport(
-        model=document["model"],
+        run=stored_run(document),
         weights=document["weights"],
-        commit=document["commit"],
-        date=document["date"],
-        machine=document["machine"],
-        dtype=document["dtype"],
         options=options,
         seconds=0.0,
         results=tuple(results),

@@ -3,20 +3,62 @@
 import os
 import platform
 import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from blake3 import blake3
 
 from saccade import __version__
 from saccade.checkpoint import Checkpoint
+from saccade.config import EngineConfig
+from saccade.engine.memory import resolve_device, resolve_dtype
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "pillow", "tokenizers", "safetensors")
 
 FINGERPRINT_BYTES = 16 << 20  # from each end of a weight file
 
 Facts = dict[str, str | int | float | None]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a report says about the run itself."""
+
+    model: str
+    date: str
+    command: str
+    commit: str | None
+    machine: Facts
+    versions: dict[str, str]
+    engine: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} ({self.dtype}) on {self.machine['device']}"
+
+    @property
+    def dtype(self) -> str:
+        return str(self.engine["resolved_dtype"])
+
+
+def run_info(engine: EngineConfig, checkpoint: Checkpoint, source: str | None) -> RunInfo:
+    """`source` is the commit, taken at the start of the run."""
+    device = resolve_device(engine)
+    dtype = str(resolve_dtype(engine, checkpoint, device)).removeprefix("torch.")
+    return RunInfo(
+        model=checkpoint.name,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        commit=source,
+        machine=describe(str(device)),
+        versions=versions(),
+        engine={**asdict(engine), "resolved_device": str(device), "resolved_dtype": dtype},
+    )
 
 
 def device_name(device: str) -> str:

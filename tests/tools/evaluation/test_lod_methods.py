@@ -10,6 +10,7 @@ from saccade.errors import ConfigError
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.lod.global_view import plan_global_views
 from saccade.lod.types import LodParams, Region, ViewRule
+from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation import question_set
 from saccade.tools.evaluation.lod_methods import (
     ABLATIONS,
@@ -117,12 +118,8 @@ def test_what_is_lost_is_laid_to_the_stage_that_loses_it() -> None:
             result(ORACLE, oracle, index),
         ]
     report = LodReport(
-        model="m",
+        run=RunInfo("m", "d", "saccade eval-lod", None, {"device": "cpu"}, {}, {"resolved_dtype": "float32"}),
         weights="w",
-        commit=None,
-        date="d",
-        machine={"device": "cpu"},
-        dtype="float32",
         options=LodEvalOptions(shares=(0.25,)),
         seconds=1.0,
         results=(*rows, *(replace(one, share=None) for one in rows if one.method != FULL)),

@@ -5,13 +5,13 @@ on one NVIDIA H200, torch 2.11.0+cu130, Qwen3-VL-8B shapes with random weights, 
 at its full length. `bar` is what Saccade has to reach. The figures are shown only beside a run on the same
 chip with the same shapes and dtype, and in brackets if the run had another scale."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from saccade.tools.bench.options import BenchOptions, Workload
-
-SOURCE = "vLLM 0.26.0, bfloat16, one NVIDIA H200, Qwen3-VL-8B shapes"
 
 
 @dataclass(frozen=True)
@@ -73,50 +73,14 @@ class Anchor(NamedTuple):
     bar: float | None  # None: no bar of its own
 
 
-# (workload, metric) -> figures in the row's unit.
-ANCHORS: dict[tuple[str, str], Anchor] = {
-    ("start_to_ready", "start"): Anchor(84.0, 25.0),
-    ("text_bs1", "step"): Anchor(5.32, 4.3),
-    ("text_bs8", "step"): Anchor(5.65, 4.7),
-    ("text_bs32", "step"): Anchor(6.31, 5.4),
-    ("text_bs128", "step"): Anchor(10.7, 8.0),
-    ("text_bs256", "step"): Anchor(19.0, 13.0),
-    ("text_throughput", "throughput"): Anchor(8250, 11000),
-    ("ttft_unique_448x448", "ttft"): Anchor(56, 16),
-    ("ttft_unique_1024x1024", "ttft"): Anchor(127, 48),
-    ("ttft_unique_1920x1080", "ttft"): Anchor(235, 105),
-    ("ttft_repeat", "ttft"): Anchor(23, 9),
-    ("vlm_unique", "throughput"): Anchor(20.8, 23.5),
-    ("vlm_repeat", "throughput"): Anchor(40.7, 120),
-    ("vlm_16img_x8q", "throughput"): Anchor(65, 85),
-    ("mixed_load", "text only: text ttft p50"): Anchor(29, None),
-    ("mixed_load", "text only: text ttft p99"): Anchor(62, None),
-    ("mixed_load", "text only: inter-token p50"): Anchor(5.6, None),
-    ("mixed_load", "text only: inter-token p99"): Anchor(15.6, None),
-    ("mixed_load", "+ 6 images/s: text ttft p50"): Anchor(49, None),
-    ("mixed_load", "+ 6 images/s: text ttft p99"): Anchor(246, 60),
-    ("mixed_load", "+ 6 images/s: inter-token p50"): Anchor(5.9, None),
-    ("mixed_load", "+ 6 images/s: inter-token p99"): Anchor(79, 20),
-    ("mixed_load", "+ 6 images/s: image ttft p50"): Anchor(174, None),
-    ("mixed_load", "+ 6 images/s: image ttft p99"): Anchor(349, 349),
-    ("mixed_load", "+ 15 images/s: text ttft p50"): Anchor(187, None),
-    ("mixed_load", "+ 15 images/s: text ttft p99"): Anchor(815, None),
-    ("mixed_load", "+ 15 images/s: inter-token p50"): Anchor(10.2, None),
-    ("mixed_load", "+ 15 images/s: inter-token p99"): Anchor(139, None),
-    ("mixed_load", "+ 15 images/s: image ttft p50"): Anchor(264, None),
-    ("mixed_load", "+ 15 images/s: image ttft p99"): Anchor(887, None),
+_STORED = json.loads(Path(__file__).with_name("anchors.json").read_text(encoding="utf-8"))
+SOURCE: str = _STORED["source"]
+# (workload, metric) -> figures in the row's unit
+ANCHORS = {
+    (workload, metric): Anchor(*figures)
+    for workload, metrics in _STORED["figures"].items()
+    for metric, figures in metrics.items()
 }
-
-TEXT_SHAPE = {
-    "num_hidden_layers": 36,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 12288,
-    "vocab_size": 151936,
-}
-VISION_SHAPE = {"depth": 27, "hidden_size": 1152, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2}
 
 
 def anchors_apply(config: Mapping[str, Any], device_name: str, dtype: str) -> bool:
@@ -124,6 +88,6 @@ def anchors_apply(config: Mapping[str, Any], device_name: str, dtype: str) -> bo
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
         return False
-    shaped = all(text.get(key) == value for key, value in TEXT_SHAPE.items())
-    shaped = shaped and all(vision.get(key) == value for key, value in VISION_SHAPE.items())
+    shaped = all(text.get(key) == value for key, value in _STORED["text_shape"].items())
+    shaped = shaped and all(vision.get(key) == value for key, value in _STORED["vision_shape"].items())
     return shaped and "H200" in device_name and dtype == "bfloat16"

@@ -11,8 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 
 import torch
@@ -21,7 +19,7 @@ from rich.progress import Progress
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.client import EngineClient
-from saccade.engine.memory import resolve_device, resolve_dtype
+from saccade.engine.memory import resolve_device
 from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.tools.bench.anchors import anchors_apply, chosen_scale
@@ -36,7 +34,7 @@ from saccade.tools.bench.options import (
 )
 from saccade.tools.bench.report import BenchReport, print_report, write_report
 from saccade.tools.bench.workloads import RUN, Row, Session, compare, median_row
-from saccade.tools.environment import commit, describe, device_name, versions
+from saccade.tools.environment import commit, run_info
 from saccade.tools.peer import PeerEngine, load_peer
 from saccade.tools.report import check_json_target, figure, progress_bar
 
@@ -206,19 +204,11 @@ def _report(
     workloads: Sequence[Workload],
     rows: dict[str, list[Row]],
 ) -> BenchReport:
-    device = str(resolve_device(engine))
-    dtype = str(resolve_dtype(engine, checkpoint, resolve_device(engine))).removeprefix("torch.")
-    name = device_name(device)
+    run = run_info(engine, checkpoint, commit())
     return BenchReport(
-        title=f"{checkpoint.name} ({dtype}) on {name}",
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=" ".join(sys.argv),
-        commit=commit(),
-        machine=describe(device),
-        versions=versions(),
-        engine={**asdict(engine), "resolved_device": device, "resolved_dtype": dtype},
+        run=run,
         options=options,
         rows=tuple(row for workload in workloads for row in rows.get(workload.name, ())),
         unmeasured=tuple(workload.name for workload in workloads if workload.name not in rows),
-        anchored=anchors_apply(checkpoint.config, name, dtype),
+        anchored=anchors_apply(checkpoint.config, str(run.machine["device"]), run.dtype),
     )

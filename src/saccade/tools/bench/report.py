@@ -2,26 +2,19 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rich.table import Table
 
 from saccade.tools.bench.anchors import ANCHORS, SOURCE, anchored_scale, chosen_scale
 from saccade.tools.bench.options import BenchOptions, parse_workload
 from saccade.tools.bench.workloads import Row
-from saccade.tools.environment import Facts
+from saccade.tools.environment import RunInfo
 from saccade.tools.report import figure, output_console, write_json
 
 
 @dataclass(frozen=True)
 class BenchReport:
-    title: str
-    date: str
-    command: str
-    commit: str | None
-    machine: Facts
-    versions: dict[str, str]
-    engine: dict[str, Any]
+    run: RunInfo
     options: BenchOptions
     rows: tuple[Row, ...]
     unmeasured: tuple[str, ...]  # workloads that a failure or an interrupt cut off
@@ -38,7 +31,7 @@ def print_report(report: BenchReport) -> None:
 
 
 def _table(report: BenchReport) -> Table:
-    table = Table(title=report.title, title_justify="left")
+    table = Table(title=report.run.title, title_justify="left")
     table.add_column("workload")
     table.add_column("metric")
     table.add_column("saccade" if report.anchored else "value", justify="right")
@@ -88,4 +81,6 @@ def _parameters(row: Row) -> str:
 
 
 def write_report(report: BenchReport) -> None:
-    write_json(report.options.json, json.dumps(asdict(report), indent=2, allow_nan=False) + "\n")
+    fields = asdict(report)
+    document = {"title": report.run.title, **fields.pop("run"), **fields}
+    write_json(report.options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -1,12 +1,9 @@
 """`saccade eval`: asks an engine the fixed set's questions, scores the answers and writes the reports."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from PIL import Image
@@ -15,13 +12,12 @@ from rich.progress import Progress
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig
-from saccade.engine.memory import resolve_device, resolve_dtype
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.image_processor import ImageProcessor
 from saccade.llm import LLM, RequestOutput
 from saccade.request import Pixels
 from saccade.sampling_params import SamplingParams
-from saccade.tools.environment import commit, describe, fingerprint, versions
+from saccade.tools.environment import commit, fingerprint, run_info
 from saccade.tools.evaluation.options import CURVE_FOLDER, EvalOptions, LodEvalOptions
 from saccade.tools.evaluation.question_set import (
     Example,
@@ -58,17 +54,9 @@ def run(engine: EngineConfig, options: EvalOptions) -> int:
             raise SaccadeError("the checkpoint's weights changed while they were loaded; run it again")
         evaluation = Evaluation(llm, options, limits, processing, peer)
         evaluation.run(tasks, bar)
-    device = resolve_device(engine)
-    dtype = str(resolve_dtype(engine, checkpoint, device)).removeprefix("torch.")
     report = EvalReport(
-        model=checkpoint.name,
+        run=run_info(engine, checkpoint, source),
         weights=weights,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        commit=source,
-        machine=describe(str(device)),
-        versions=versions(),
-        engine={**asdict(engine), "resolved_device": str(device), "resolved_dtype": dtype},
         options=options,
         seconds=time.perf_counter() - start,
         questions=tuple(evaluation.questions),

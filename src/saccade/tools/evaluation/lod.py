@@ -4,16 +4,14 @@ Constants are tuned on fresh scenes (`--scenes`); the fixed set only reports."""
 
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 from rich.progress import Progress
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.engine.memory import resolve_device, resolve_dtype
 from saccade.llm import LLM, RequestOutput
 from saccade.lod.checkpoint_views import read_views
-from saccade.tools.environment import commit, describe, fingerprint
+from saccade.tools.environment import commit, fingerprint, run_info
 from saccade.tools.evaluation.command import check_model, greedy, running_engine, user_message
 from saccade.tools.evaluation.lod_methods import (
     ABLATIONS,
@@ -51,14 +49,9 @@ def run(engine: EngineConfig, options: LodEvalOptions) -> int:
     with running_engine(engine) as llm, progress_bar(options.progress, remaining=True) as bar:
         comparison = MethodComparison(llm, options, trials)
         comparison.run(tasks, bar)
-    device = resolve_device(engine)
     report = LodReport(
-        model=checkpoint.name,
+        run=run_info(engine, checkpoint, source),
         weights=weights,
-        commit=source,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=describe(str(device)),
-        dtype=str(resolve_dtype(engine, checkpoint, device)).removeprefix("torch."),
         options=options,
         seconds=time.perf_counter() - start,
         results=tuple(comparison.results),

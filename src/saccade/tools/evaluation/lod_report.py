@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from saccade.lod.types import SCORERS, Region
-from saccade.tools.environment import Facts
+from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation.lod_methods import BALANCED, FULL, MAPS, ORACLE, RANDOM, RESIZE, ChannelScore
 from saccade.tools.evaluation.options import LodEvalOptions
 from saccade.tools.evaluation.report import TABLE_WIDTH
@@ -53,12 +53,8 @@ class LodResult:
 
 @dataclass(frozen=True)
 class LodReport:
-    model: str
+    run: RunInfo
     weights: str
-    commit: str | None
-    date: str
-    machine: Facts
-    dtype: str
     options: LodEvalOptions
     seconds: float
     results: tuple[LodResult, ...]
@@ -178,7 +174,7 @@ def _all_losses(report: LodReport) -> list[str]:
 
 def print_lod_report(report: LodReport) -> None:
     console = output_console(report.options.json, TABLE_WIDTH)
-    title = f"{report.model} ({report.dtype}): accuracy in percent (visual tokens)"
+    title = f"{report.run.model} ({report.run.dtype}): accuracy in percent (visual tokens)"
     console.print(table(title, *overall_rows(report)))
     for line in (*verdict(report), *_all_losses(report)):
         console.print(line)
@@ -199,7 +195,7 @@ def lod_plot(report: LodReport) -> LinePlot:
     count = len(report.of(FULL, None))
     return LinePlot(
         title="Accuracy against visual tokens, spent in different ways",
-        subtitle=f"{report.model}, {count:,} questions per point; band: 95% interval of {BALANCED}",
+        subtitle=f"{report.run.model}, {count:,} questions per point; band: 95% interval of {BALANCED}",
         x_label="share of full detail's visual tokens (auto: the engine decides)",
         y_label="right answers",
         steps=tuple(level_name(share) for share in levels),
@@ -232,9 +228,9 @@ def lod_markdown(report: LodReport, names: dict[str, str]) -> str:
         lines += ["## Texture", "", f"{ABOUT_CHANNELS}; {report.channels[0].examples} questions.", ""]
         lines += [*markdown_table(*channel_rows(report)), ""]
     lines += [
-        f"Model {report.model} ({report.dtype}), weights {report.weights}, commit"
-        f" {report.commit or 'unknown'}, {report.date}, {report.seconds:,.0f} s on"
-        f" {report.machine.get('device')}. Every question: [{names['json']}]({names['json']}).",
+        f"Model {report.run.model} ({report.run.dtype}), weights {report.weights}, commit"
+        f" {report.run.commit or 'unknown'}, {report.run.date}, {report.seconds:,.0f} s on"
+        f" {report.run.machine.get('device')}. Every question: [{names['json']}]({names['json']}).",
         "",
     ]
     return "\n".join(lines)
@@ -243,12 +239,12 @@ def lod_markdown(report: LodReport, names: dict[str, str]) -> str:
 def as_json(report: LodReport) -> str:
     head: dict[str, Any] = {
         "schema": SCHEMA,
-        "model": report.model,
+        "model": report.run.model,
         "weights": report.weights,
-        "commit": report.commit,
-        "date": report.date,
-        "machine": report.machine,
-        "dtype": report.dtype,
+        "commit": report.run.commit,
+        "date": report.run.date,
+        "machine": report.run.machine,
+        "dtype": report.run.dtype,
         "options": {**asdict(report.options), "out": None if report.options.out is None else "given"},
         "seconds": round(report.seconds, 3),
         "verdict": verdict(report),

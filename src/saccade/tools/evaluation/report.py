@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from saccade.tools.environment import Facts
+from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation.options import EvalOptions
 from saccade.tools.evaluation.question_set import Example
 from saccade.tools.evaluation.scoring import (
@@ -51,14 +51,8 @@ def question_entry(example: Example) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvalReport:
-    model: str
+    run: RunInfo
     weights: str  # a fingerprint of the weight files
-    date: str
-    command: str
-    commit: str | None
-    machine: Facts
-    versions: dict[str, str]
-    engine: dict[str, Any]
     options: EvalOptions
     seconds: float
     questions: tuple[dict[str, Any], ...]
@@ -71,11 +65,6 @@ class EvalReport:
         """In the options' order, without limits that the checkpoint cannot reach."""
         asked = {outcome.limit for outcome in self.outcomes}
         return [limit for limit in self.options.levels if limit in asked]
-
-    @property
-    def title(self) -> str:
-        dtype, device = self.engine["resolved_dtype"], self.machine["device"]
-        return f"{self.model} ({dtype}) on {device}"
 
     def at(self, limit: int | None) -> list[Outcome]:
         return at_level(self.outcomes, limit)
@@ -91,7 +80,7 @@ def level_name(limit: int | None) -> str:
 def print_report(report: EvalReport) -> None:
     console = output_console(report.options.json, TABLE_WIDTH)
     if report.options.curve:
-        title = f"{report.title}: accuracy by visual tokens per image"
+        title = f"{report.run.title}: accuracy by visual tokens per image"
         console.print(table(title, *_curve_rows(report)))
     else:
         console.print(_task_table(report))
@@ -108,7 +97,7 @@ def _task_table(report: EvalReport) -> Table:
         [one.name, str(one.questions), str(one.right), f"{one.accuracy:.1%}", _interval(one), _tokens(one)]
         for one in tallies
     ]
-    return table(f"{report.title}, {detail}", heads, rows)
+    return table(f"{report.run.title}, {detail}", heads, rows)
 
 
 def _interval(one: Tally) -> str:
@@ -145,7 +134,7 @@ def curve_plot(report: EvalReport) -> LinePlot:
     count = f"{totals[0].questions:,} questions per point"
     return LinePlot(
         title="Accuracy against visual tokens, images resized as a whole",
-        subtitle=f"{report.model}, {count}; band: 95% interval of overall",
+        subtitle=f"{report.run.model}, {count}; band: 95% interval of overall",
         x_label="visual tokens per image, at most (log scale; full: no limit)",
         y_label="right answers",
         steps=tuple(level_name(limit) for limit in levels),
@@ -173,9 +162,9 @@ def curve_markdown(report: EvalReport, plot: str, raw: str) -> str:
         "",
         *markdown_table(heads, bold),
         "",
-        f"- Command: `{report.command}`",
-        f"- Model: {report.title}; weights {report.weights}; commit {report.commit or 'unknown'}",
-        f"- When: {report.date}, {report.seconds:,.0f} s",
+        f"- Command: `{report.run.command}`",
+        f"- Model: {report.run.title}; weights {report.weights}; commit {report.run.commit or 'unknown'}",
+        f"- When: {report.run.date}, {report.seconds:,.0f} s",
         f"- Every question and answer: [{raw}]({raw})",
         "",
     ]
@@ -206,14 +195,8 @@ def as_json(report: EvalReport) -> str:
     options = {**asdict(report.options), "out": str(report.options.out) if report.options.out else None}
     head = {
         "schema": SCHEMA,
-        "model": report.model,
+        **asdict(report.run),
         "weights": report.weights,
-        "date": report.date,
-        "command": report.command,
-        "commit": report.commit,
-        "machine": report.machine,
-        "versions": report.versions,
-        "engine": report.engine,
         "options": options,
         "seconds": round(report.seconds, 3),
         "levels": [_level(report, limit) for limit in report.levels],

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saccade.tools.peer import common_prefix
 
@@ -76,14 +76,12 @@ def by_task(outcomes: Iterable[Outcome]) -> list[Tally]:
     return [tally(task, some) for task, some in found.items()]
 
 
-def by_group(outcomes: Sequence[Outcome]) -> list[Tally]:
-    """One tally per group; a task of no group forms its own."""
+def by_group(outcomes: Iterable[Outcome]) -> list[Tally]:
+    """One tally per group, in the groups' order; a task of no group forms its own."""
     group_of = {task: group for group, tasks in GROUPS.items() for task in tasks}
-    found: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        found.setdefault(group_of.get(outcome.task, outcome.task), []).append(outcome)
-    ordered = [*(name for name in GROUPS if name in found), *(name for name in found if name not in GROUPS)]
-    return [tally(name, found[name]) for name in ordered]
+    grouped = by_task(replace(one, task=group_of.get(one.task, one.task)) for one in outcomes)
+    order = [*GROUPS, *(one.name for one in grouped)]
+    return sorted(grouped, key=lambda one: order.index(one.name))
 
 
 def at_level(outcomes: Iterable[Outcome], limit: int | None) -> list[Outcome]:
