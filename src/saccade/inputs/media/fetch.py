@@ -8,20 +8,18 @@ import base64
 import binascii
 import contextlib
 import http.client
-import io
 import os
 import re
 import socket
 import ssl
 import stat
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
 from saccade.config import MediaLimits
@@ -171,19 +169,32 @@ def _read_within(file: Path, folder: Path, most: int, refused: MediaRefused) -> 
 
 
 def _from_network(url: str, limits: MediaLimits, most: int, network: Network, cancel: CancelToken) -> bytes:
-    deadline = time.monotonic() + limits.fetch_timeout
+    stop = CancelToken()  # cancelled by the caller or at the deadline
+    deadline = threading.Timer(limits.fetch_timeout, stop.cancel)
+    deadline.daemon = True
+    deadline.start()
+    try:
+        with cancel.on_cancel(stop.cancel):
+            return _follow(url, limits, most, network, stop)
+    except (MediaRefused, LoadingCancelled):
+        cancel.raise_if_cancelled()
+        if stop.cancelled:
+            text = f"The URL did not send everything within {limits.fetch_timeout:g} seconds."
+            raise MediaRefused(text) from None
+        raise
+    finally:
+        deadline.cancel()
+
+
+def _follow(url: str, limits: MediaLimits, most: int, network: Network, stop: CancelToken) -> bytes:
     for _ in range(limits.max_redirects + 1):
         target = parse_url(url)
         check_domain(target.host, limits)
         try:
-            answer = _get(target, limits, most, network, _Wait(deadline, cancel))
-        except TimeoutError:
-            raise MediaRefused(
-                f"The URL did not give everything within {limits.fetch_timeout:g} seconds."
-            ) from None
+            answer = _get(target, limits, most, network, stop)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            cancel.raise_if_cancelled()  # a socket that was shut down looks like a broken connection
             raise MediaRefused(_UNREACHED) from error
+        stop.raise_if_cancelled()  # a body without a length looks complete when its socket is shut down
         if isinstance(answer, bytes):
             return answer
         url = urljoin(url, answer.location)
@@ -195,57 +206,23 @@ class _Redirect:
     location: str
 
 
-@dataclass(frozen=True)
-class _Wait:
-    """Limits waiting to a time of the monotonic clock, or until it is cancelled."""
-
-    deadline: float
-    cancel: CancelToken
-
-    def left(self) -> float:
-        self.cancel.raise_if_cancelled()
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
-
-    def result(self, work: Callable[[], Result], discard: Callable[[Result], None] | None = None) -> Result:
-        """Runs what cannot be interrupted (look-up, connecting) in a thread; `discard` gets a late result."""
-        outcome: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                outcome.set_result(work())
-            except Exception as error:
-                outcome.set_exception(error)
-
-        def late(done: "Future[Result]") -> None:
-            if discard is not None and not done.exception():
-                discard(done.result())
-
-        over = threading.Event()
-        outcome.add_done_callback(lambda done: over.set())
-        threading.Thread(target=run, daemon=True, name="fetch").start()
-        try:
-            with self.cancel.on_cancel(over.set):
-                over.wait(self.left())
-            if not outcome.done():
-                self.cancel.raise_if_cancelled()
-                raise TimeoutError
-        except (TimeoutError, LoadingCancelled):
-            outcome.add_done_callback(late)
-            raise
-        return outcome.result()
-
-
-def _get(target: Target, limits: MediaLimits, most: int, network: Network, wait: _Wait) -> bytes | _Redirect:
+def _get(
+    target: Target, limits: MediaLimits, most: int, network: Network, stop: CancelToken
+) -> bytes | _Redirect:
     """One request to one checked address; the body or a redirect."""
-    addresses = wait.result(lambda: resolve_checked(target, limits, network.resolve))
-    with (
-        contextlib.closing(_open(target, addresses, network, wait)) as sock,
-        wait.cancel.on_cancel(_breaker(sock)),
-    ):
-        connection = _Connection(target, sock, wait)
+    addresses = _in_thread(lambda: resolve_checked(target, limits, network.resolve), stop)
+
+    def connect() -> socket.socket:
+        for address in addresses[:-1]:
+            stop.raise_if_cancelled()
+            with contextlib.suppress(OSError):
+                return network.connect(address, target.port, limits.fetch_timeout)
+        return network.connect(addresses[-1], target.port, limits.fetch_timeout)
+
+    raw = _in_thread(connect, stop, discard=socket.socket.close)
+    with contextlib.closing(_secure(raw, target, stop)) as sock, stop.on_cancel(_shut_down(sock)):
+        connection = http.client.HTTPConnection(target.host, target.port)
+        connection.sock, connection.auto_open = sock, 0  # never reconnects to an unchecked address
         connection.putrequest("GET", target.path, skip_host=True, skip_accept_encoding=True)
         connection.putheader("Host", target.authority)
         connection.putheader("User-Agent", "saccade")
@@ -257,6 +234,36 @@ def _get(target: Target, limits: MediaLimits, most: int, network: Network, wait:
             return _body(response, most)
 
 
+def _in_thread(
+    work: Callable[[], Result], stop: CancelToken, discard: Callable[[Result], None] | None = None
+) -> Result:
+    """Runs what cannot be interrupted (look-up, connecting) in a thread; `discard` gets a late result."""
+    outcome: Future[Result] = Future()
+    over = threading.Event()
+    outcome.add_done_callback(lambda done: over.set())
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    def late(done: "Future[Result]") -> None:
+        if discard is not None and not done.exception():
+            discard(done.result())
+
+    threading.Thread(target=run, daemon=True, name="fetch").start()
+    try:
+        with stop.on_cancel(over.set):
+            over.wait()
+        if not outcome.done():
+            stop.raise_if_cancelled()
+    except LoadingCancelled:
+        outcome.add_done_callback(late)
+        raise
+    return outcome.result()
+
+
 def _body(response: http.client.HTTPResponse, most: int) -> bytes | _Redirect:
     if response.status in _REDIRECTS:
         location = response.getheader("Location")
@@ -266,8 +273,8 @@ def _body(response: http.client.HTTPResponse, most: int) -> bytes | _Redirect:
     if response.status != 200:
         raise MediaRefused(f"The URL was answered with status {response.status}.")
     if response.getheader("Content-Encoding", "identity").lower() != "identity":
-        raise MediaRefused("The URL was answered with compressed content, which is not taken.")
-    too_large = MediaRefused(f"The URL gives more than the {most} bytes allowed.")
+        raise MediaRefused("The URL was answered with compressed content, which is not accepted.")
+    too_large = MediaRefused(f"The URL sends more than the {most} bytes allowed.")
     if response.length is not None and response.length > most:
         raise too_large
     data = bytearray()
@@ -280,15 +287,13 @@ def _body(response: http.client.HTTPResponse, most: int) -> bytes | _Redirect:
     return bytes(data)
 
 
-def _open(target: Target, addresses: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
-    """Connects to one of exactly these addresses; TLS is checked against the name."""
-    raw = wait.result(lambda: _connected(target, addresses, network, wait), socket.socket.close)
+def _secure(raw: socket.socket, target: Target, stop: CancelToken) -> socket.socket:
+    """The socket itself for http; for https a TLS socket, checked against the host name."""
     if target.scheme == "http":
         return raw
     secure = _tls().wrap_socket(raw, server_hostname=target.host, do_handshake_on_connect=False)
     try:
-        secure.settimeout(wait.left())
-        with wait.cancel.on_cancel(_breaker(secure)):
+        with stop.on_cancel(_shut_down(secure)):
             secure.do_handshake()
         return secure
     except BaseException:
@@ -296,67 +301,16 @@ def _open(target: Target, addresses: Sequence[str], network: Network, wait: _Wai
         raise
 
 
-def _connected(target: Target, addresses: Sequence[str], network: Network, wait: _Wait) -> socket.socket:
-    for address in addresses[:-1]:
+def _shut_down(sock: socket.socket) -> Callable[[], None]:
+    """Ends every read and write of a socket, below TLS; closing it would only free its descriptor."""
+
+    def shut_down() -> None:
         with contextlib.suppress(OSError):
-            return network.connect(address, target.port, wait.left())
-    return network.connect(addresses[-1], target.port, wait.left())
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-
-def _breaker(sock: socket.socket) -> Callable[[], None]:
-    """Ends every read and write of a socket; closing it would only free its descriptor."""
-
-    def shut() -> None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-
-    return shut
+    return shut_down
 
 
 @cache
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
-
-
-class _DeadlineReader(io.RawIOBase):
-    """Reads a socket; every read has only the time that is left, so that drips cannot exceed the deadline."""
-
-    def __init__(self, sock: socket.socket, wait: _Wait) -> None:
-        self._sock = sock
-        self._wait = wait
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._sock.settimeout(self._wait.left())
-        return self._sock.recv_into(buffer)
-
-
-class _DeadlineSocket:
-    """As much of a socket as http.client uses."""
-
-    def __init__(self, sock: socket.socket, wait: _Wait) -> None:
-        self._sock = sock
-        self._wait = wait
-
-    def sendall(self, data: bytes) -> None:
-        self._sock.settimeout(self._wait.left())
-        self._sock.sendall(data)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_DeadlineReader(self._sock, self._wait))
-
-    def close(self) -> None:
-        """Does nothing: http.client closes its socket before the body is read; the caller closes it."""
-
-
-class _Connection(http.client.HTTPConnection):
-    """http.client over a socket that is already connected to a checked address."""
-
-    def __init__(self, target: Target, sock: socket.socket, wait: _Wait) -> None:
-        super().__init__(target.host, target.port)
-        self.sock: Any = _DeadlineSocket(sock, wait)
-
-    def connect(self) -> None:
-        raise OSError("the connection was closed")  # http.client must not reconnect unchecked
