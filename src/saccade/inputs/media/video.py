@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +28,7 @@ from saccade.inputs.media.decode import sniff
 from saccade.request import Pixels
 
 Container = Literal["mp4", "matroska", "gif"]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 WORKER = Path(__file__).with_name("video_worker.py")
 WORKER_BYTES = 4 << 30  # address space of the decoder
@@ -50,14 +52,13 @@ class SampledFrames:
     fps: float  # of the video
 
 
-@dataclass(frozen=True)
-class _Probe:
+class _Probe(msgspec.Struct, frozen=True):
     """What the worker reports about a video."""
 
-    frames: int
+    frames: Count
     fps: float
-    width: int
-    height: int
+    width: Count
+    height: Count
 
 
 def sniff_video(data: bytes) -> Container | None:
@@ -87,7 +88,7 @@ def decode_video(
     if container is None:
         raise MediaRefused("The video is of no known format; send MP4, MOV, WebM, Matroska or GIF.")
     with _DECODER_SLOTS.holding(1, cancel, WORKER_SECONDS), _worker(data, container, cancel) as worker:
-        probe = _probe(_line(worker))
+        probe = _read_probe(worker)
         _check(probe, limits)
         indices = processor.sample(probe.frames, probe.fps, limits.max_frames)
         width, height = _agreed_size(probe, len(indices), processor)
@@ -178,43 +179,31 @@ def _worker(data: bytes, container: Container, cancel: CancelToken) -> Iterator[
             env=_ENVIRONMENT,
             start_new_session=True,
         )
+        worker = _Worker(cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout))
         timer = threading.Timer(WORKER_SECONDS, process.kill)
         timer.start()
         try:
-            if process.stdin is None or process.stdout is None:
-                raise MediaRefused(_DAMAGED)
             with cancel.on_cancel(process.kill):
-                yield _Worker(process.stdin, process.stdout)
+                yield worker
         except MediaRefused:
             cancel.raise_if_cancelled()  # a decoder that was killed looks like one that failed
             raise
         finally:
             timer.cancel()
             process.kill()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            for pipe in worker:
+                with contextlib.suppress(OSError):
+                    pipe.close()
             process.wait()
 
 
-def _line(worker: _Worker) -> dict[str, Any]:
-    text = worker.stdout.readline(_LINE)
+def _read_probe(worker: _Worker) -> _Probe:
     try:
-        value = json.loads(text)
-    except ValueError:
+        probe = msgspec.json.decode(worker.stdout.readline(_LINE), type=_Probe)
+    except msgspec.DecodeError:
         raise MediaRefused(_DAMAGED) from None
-    return value if isinstance(value, dict) else {}
-
-
-def _probe(report: dict[str, Any]) -> _Probe:
-    numbers = [report.get(name) for name in ("frames", "width", "height")]
-    fps = report.get("fps")
-    if not all(type(one) is int and 0 <= one < 1 << 40 for one in numbers) or not isinstance(fps, float):
-        raise MediaRefused(_DAMAGED)
-    frames, width, height = (int(one) for one in numbers if one is not None)
     # An impossible rate is treated as unknown.
-    return _Probe(frames, fps if 0.001 <= fps <= 1000 else DEFAULT_FPS, width, height)
+    return probe if 0.001 <= probe.fps <= 1000 else msgspec.structs.replace(probe, fps=DEFAULT_FPS)
 
 
 def _send(worker: _Worker, value: dict[str, Any]) -> None:
