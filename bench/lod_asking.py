@@ -19,7 +19,7 @@ from saccade.request import Delta, Pixels
 from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 from saccade.tools.bench.ceilings import floors
-from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.inputs import RandomInputs
 
 QUESTION_TOKENS = 32
 PATCHES_OF_NOISE = 6  # in an image
@@ -52,7 +52,7 @@ class LodBench:
     def begin(self, *chapter: int) -> None:
         """From here on images and questions are those of a chapter, however many were asked before: warming
         takes as long as it takes."""
-        self._inputs = Inputs(self.front.checkpoint, self.front.tokenizer, (self._seed, *chapter))
+        self._inputs = RandomInputs(self.front.checkpoint, self.front.tokenizer, (self._seed, *chapter))
         self._rng = np.random.default_rng((self._seed, *chapter))
 
     def image(self, size: tuple[int, int]) -> Pixels:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from saccade.llm import LLM
-from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.inputs import RandomInputs
 
 IMAGE_SHARE = 0.3
 SIDES = (64, 640)  # of images, log-uniform
@@ -29,7 +29,7 @@ class Scope:
 class Questions:
     def __init__(self, llm: LLM, seed: int, scope: Scope | None = None) -> None:
         checkpoint = llm.processor.checkpoint
-        self._inputs = Inputs(checkpoint, llm.processor.tokenizer, seed)
+        self._inputs = RandomInputs(checkpoint, llm.processor.tokenizer, seed)
         self._rng = np.random.default_rng([seed, 1])
         self._scope = scope or Scope()
         self._vision = checkpoint.image is not None and checkpoint.image_token_id is not None

@@ -24,7 +24,7 @@ from saccade.engine.model_size import read_network
 from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import Floors, floors
-from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.inputs import RandomInputs
 from saccade.tools.bench.workloads import greedy
 from saccade.tools.environment import device_name
 from saccade.tools.report import LinePlot, Series, load_plotter, median
@@ -57,7 +57,7 @@ class ScalingBench:
         self._step_tokens = step_tokens or STEP_TOKENS
         info = llm.engine.info
         checkpoint = llm.processor.checkpoint
-        self._inputs = Inputs(checkpoint, llm.processor.tokenizer, 0)
+        self._inputs = RandomInputs(checkpoint, llm.processor.tokenizer, 0)
         self._steps = steps
         self._repeat = repeat
         dtype = DTYPES[info.dtype]

@@ -25,7 +25,7 @@ from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, width_and
 from saccade.config import GIB, EngineConfig
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.metrics import STAGES
-from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.inputs import RandomInputs
 from saccade.tools.bench.server import SERVED_NAME, serving
 from saccade.tools.report import median
 
@@ -87,7 +87,7 @@ def measure(
     config: EngineConfig, images: int, size: tuple[int, int], tokens: int
 ) -> list[tuple[dict[str, float], int]]:
     checkpoint = open_checkpoint(config.model)
-    inputs = Inputs(checkpoint, Tokenizer.load(checkpoint), 0)
+    inputs = RandomInputs(checkpoint, Tokenizer.load(checkpoint), 0)
     seen = [inputs.data_uri(size) for _ in range(images)]
 
     def questions(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ class StreamBroken(Exception):
     """The connection ended before the response did."""
 
 
-class _Connection(asyncio.Protocol):
+class _StreamConnection(asyncio.Protocol):
     """One request at a time."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Client:
         self._host, self._port = parts.hostname or "", parts.port or 80
         lines = f"POST {path} HTTP/1.1", f"host: {parts.netloc}", "content-type: application/json"
         self._head = "\r\n".join((*lines, "content-length: ")).encode()
-        self._idle: list[_Connection] = []
+        self._idle: list[_StreamConnection] = []
 
     async def post(self, body: bytes, on_chunk: OnChunk) -> int:
         """The status, after the last chunk; raises StreamBroken or OSError."""
@@ -94,13 +94,15 @@ class Client:
             self._idle.append(connection)
         return status
 
-    async def _connection(self) -> _Connection:
+    async def _connection(self) -> _StreamConnection:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
         loop = asyncio.get_running_loop()
-        made: tuple[Any, _Connection] = await loop.create_connection(_Connection, self._host, self._port)
+        made: tuple[Any, _StreamConnection] = await loop.create_connection(
+            _StreamConnection, self._host, self._port
+        )
         return made[1]
 
     async def __aenter__(self) -> Self:

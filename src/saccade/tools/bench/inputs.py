@@ -17,7 +17,7 @@ COARSE = 16  # a smooth image is this many random colours along each side, enlar
 GRAIN = 12  # amplitude of its noise: the JPEG then has the size of a photograph
 
 
-class Inputs:
+class RandomInputs:
     """Every call draws new ones."""
 
     def __init__(self, checkpoint: Checkpoint, tokens: Tokenizer, seed: int | Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.tools.bench.anchors import Scale, chosen_scale
 from saccade.tools.bench.client import Client, StreamBroken
-from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.inputs import RandomInputs
 from saccade.tools.bench.options import BenchOptions, Workload
 from saccade.tools.bench.server import SERVED_NAME, loop_lag_histogram, serving, wait_for_warmup
 from saccade.tools.bench.workloads import Row
@@ -99,7 +99,7 @@ def plan_phase(text_rate: float, image_rate: float, seconds: float, seed: Sequen
 class Bodies:
     """Request bodies. Every one is new."""
 
-    def __init__(self, inputs: Inputs, scale: Scale) -> None:
+    def __init__(self, inputs: RandomInputs, scale: Scale) -> None:
         self._inputs = inputs
         self._scale = scale
 
@@ -297,6 +297,6 @@ def mixed_load(
     if checkpoint.chat_template is None:
         raise ConfigError(f"mixed_load asks over the chat route; {checkpoint.name} has no chat template")
     scale = chosen_scale(workload, options)
-    bodies = Bodies(Inputs(checkpoint, Tokenizer.load(checkpoint), options.seed), scale)
+    bodies = Bodies(RandomInputs(checkpoint, Tokenizer.load(checkpoint), options.seed), scale)
     with serving(config) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_phases(url, bodies, workload, options, bar, on_rows))

@@ -15,7 +15,7 @@ from saccade.errors import ConfigError, SaccadeError
 from saccade.llm import LLM
 from saccade.sampling_params import SamplingParams
 from saccade.tools.bench.anchors import Scale, chosen_scale
-from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.inputs import RandomInputs
 from saccade.tools.bench.options import BenchOptions, Workload
 from saccade.tools.peer import PeerEngine, Prompt, common_prefix
 from saccade.tools.report import median
@@ -92,7 +92,7 @@ class Session:
         self.llm = llm
         self.checkpoint = checkpoint
         self.options = options
-        self.inputs = Inputs(checkpoint, llm.processor.tokenizer, options.seed)
+        self.inputs = RandomInputs(checkpoint, llm.processor.tokenizer, options.seed)
         self._bar = bar
 
     @property

@@ -20,7 +20,7 @@ from saccade.llm import LLM
 from saccade.request import Request
 from saccade.step_plan import StepOutput
 from saccade.tools.bench.ceilings import Floors
-from saccade.tools.bench.inputs import Inputs
+from saccade.tools.bench.inputs import RandomInputs
 from saccade.tools.bench.workloads import greedy
 from saccade.tools.profiler.options import ProfileOptions
 from saccade.tools.profiler.trace import STEP
@@ -56,7 +56,7 @@ class SectionFactory:
         self._llm = llm
         self._options = options
         self._floors = floors
-        self._inputs = Inputs(llm.processor.checkpoint, llm.processor.tokenizer, 0)
+        self._inputs = RandomInputs(llm.processor.checkpoint, llm.processor.tokenizer, 0)
         self._names = (f"profile-{number}" for number in count())
         self._running: list[str] = []
         self._next: list[Request] = []
