@@ -11,8 +11,8 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from saccade.encoder.preprocess import (
+    WEIGHT_BITS,
     Preprocessor,
-    ResampleTables,
     fixed_point_weights,
     resize,
     resizes_vertically_first,
@@ -22,7 +22,6 @@ from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.request import Pixels, View
 from tests.encoder.make_patches import patches
 
-CPU = torch.device("cpu")
 PILLOW_ORDERS_PASSES = int(PIL.__version__.split(".")[0]) >= 13
 
 QWEN3 = Qwen2VLImageProcessor(
@@ -88,6 +87,22 @@ def one_axis_at_a_time(picture: Pixels, size: tuple[int, int]) -> Pixels:
     return np.asarray(image)
 
 
+def by_weights(picture: Pixels, size: tuple[int, int], vertical_first: bool) -> Pixels:
+    """Both passes in integers, with the weights that the kernels use."""
+    values = picture.astype(np.int64)
+    for axis in (0, 1) if vertical_first else (1, 0):
+        source, target = values.shape[axis], size[axis]
+        if source == target:
+            continue
+        first, weights = fixed_point_weights(source, target)
+        taps = np.minimum(first[:, None] + np.arange(weights.shape[1]), source - 1)  # weights beyond are 0
+        gathered = np.moveaxis(values, axis, 0)[taps]
+        sums = np.einsum("ot,ot...->o...", weights.astype(np.int64), gathered)
+        rounded = (sums + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS
+        values = np.moveaxis(rounded.clip(0, 255), 0, axis)
+    return values.astype(np.uint8)
+
+
 @pytest.mark.skipif(not PILLOW_ORDERS_PASSES, reason="Pillow before 13 orders its passes otherwise")
 @pytest.mark.parametrize("processing", [QWEN3, QWEN2], ids=["qwen3", "qwen2"])
 @pytest.mark.parametrize("content", [noise, scene])
@@ -114,9 +129,11 @@ def test_resizing_gives_pillows_bytes(seed: int) -> None:
     if seed % 3 == 0:  # nearly the same size, where windows are narrowest
         rows, columns = max(1, height + int(rng.integers(-2, 3))), max(1, width + int(rng.integers(-2, 3)))
     picture = noise(rng, height, width) if seed % 2 else scene(rng, height, width)
-    upright = resizes_vertically_first((height, width), (rows, columns))
-    made = resize(torch.from_numpy(picture), (rows, columns), ResampleTables(CPU), upright).permute(0, 2, 1)
-    assert np.array_equal(made.numpy(), one_axis_at_a_time(picture, (rows, columns)))
+    vertical_first = resizes_vertically_first((height, width), (rows, columns))
+    expected = one_axis_at_a_time(picture, (rows, columns))
+    made = resize(torch.from_numpy(picture), (rows, columns), vertical_first)
+    assert np.array_equal(made.numpy(), expected)
+    assert np.array_equal(by_weights(picture, (rows, columns), vertical_first), expected)
 
 
 @pytest.mark.skipif(not PILLOW_ORDERS_PASSES, reason="Pillow before 13 orders its passes otherwise")
@@ -127,14 +144,6 @@ def test_passes_are_ordered_as_pillow_orders_them(seed: int) -> None:
     picture = noise(rng, height, width)
     whole = Image.fromarray(picture).resize((columns, rows), Image.Resampling.BICUBIC)
     assert np.array_equal(one_axis_at_a_time(picture, (rows, columns)), np.asarray(whole))
-
-
-def test_strips_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = noise(np.random.default_rng(3), 97, 60)
-    whole = resize(torch.from_numpy(picture), (128, 41), ResampleTables(CPU), vertical_first=False)
-    monkeypatch.setattr("saccade.encoder.preprocess._STRIP_VALUES", 600)  # 3 rows at a time
-    parts = resize(torch.from_numpy(picture), (128, 41), ResampleTables(CPU), vertical_first=False)
-    assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize(("source", "target"), [(1, 1), (1, 64), (64, 1), (2000, 3), (3, 2000), (101, 100)])
@@ -176,20 +185,6 @@ def test_frames_are_resized_along_their_rows_first() -> None:
     for target in ((672, 203), (672, 192)):
         image = image.resize(target, Image.Resampling.BICUBIC)
     assert np.array_equal(((picture * 0.5 + 0.5) * 255).round().byte().numpy(), np.asarray(image))
-
-
-def test_tables_are_reused_and_the_least_recent_leave_beyond_the_budget() -> None:
-    tables = ResampleTables(CPU, max_bytes=1)
-    kept = tables.get(50, 40)
-    assert tables.get(50, 40) is kept
-    tables.get(60, 40)
-    assert len(tables) == 1
-    assert tables.get(50, 40) is not kept
-    roomy = ResampleTables(CPU)
-    roomy.get(50, 40)
-    roomy.get(60, 40)
-    assert roomy.nbytes == sum(roomy.get(source, 40).nbytes for source in (50, 60))
-    assert len(roomy) == 2
 
 
 @pytest.mark.parametrize(

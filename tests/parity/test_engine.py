@@ -15,7 +15,7 @@ from PIL import Image
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, VisionCache
-from saccade.encoder.preprocess import Preprocessor, ResampleTables
+from saccade.encoder.preprocess import Preprocessor
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
@@ -307,7 +307,7 @@ def test_two_videos_equal_transformers(bench: Callable[[str], Bench], options: d
         f"First {VIDEO} then {VIDEO} what happens?", params, "videos", videos=videos, trusted=True
     )
     assert checkpoint.video is not None
-    preprocess = Preprocessor(checkpoint.video, torch.device("cpu"), ResampleTables(torch.device("cpu")))
+    preprocess = Preprocessor(checkpoint.video, torch.device("cpu"))
     patches = [preprocess.patches(torch.from_numpy(m.pixels.copy()), m.view) for m in request.media]
     grids = [[3, *request.media[0].view.grid], [3, *request.media[3].view.grid]]
     expected = peers.oracle.greedy_video(request, torch.cat(patches), grids)

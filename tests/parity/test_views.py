@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.encoder.preprocess import Preprocessor, ResampleTables
+from saccade.encoder.preprocess import Preprocessor
 from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.encoder.upload import PixelUploads
 from saccade.engine import builder as build
@@ -112,9 +112,7 @@ def looked(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[list[
 def patches_of(front: InputProcessor, request: Request) -> torch.Tensor:
     """What our preprocessing makes of every view, in prompt order."""
     assert front.checkpoint.image is not None
-    preprocess = Preprocessor(
-        front.checkpoint.image, torch.device("cpu"), ResampleTables(torch.device("cpu"))
-    )
+    preprocess = Preprocessor(front.checkpoint.image, torch.device("cpu"))
     pixels = {item.placeholder: item.pixels for item in request.media}
     media = sorted(request.media, key=lambda item: item.placeholder)
     return torch.cat(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.encoder.encoder_graphs import EncoderGraphs, TowerGraph, TowerStages
 from saccade.encoder.partial_views import PartialViews
-from saccade.encoder.preprocess import PixelProcessing, Preprocessor, ResampleTables
+from saccade.encoder.preprocess import PixelProcessing, Preprocessor
 from saccade.encoder.upload import PinnedStaging, PixelUploads
 from saccade.host.allocator import copy_to_own_mapping
 from saccade.inputs.media.rgbx import contiguous
@@ -55,8 +55,7 @@ class EncoderRunner:
         self._uploads = PixelUploads(PinnedStaging(device).send) if device.type == "cuda" else None
         self._patches_per_call = patches_per_call or PATCHES_PER_CALL[device.type]
         known = processing if isinstance(processing, Sequence) else (processing,)
-        tables = ResampleTables(device)
-        self._preprocessors = {one.digest: Preprocessor(one, device, tables, tower.mode) for one in known}
+        self._preprocessors = {one.digest: Preprocessor(one, device, tower.mode) for one in known}
 
     @torch.inference_mode()
     def encode(self, tasks: Sequence[EncodeTask], *, capture: bool = False) -> dict[bytes, Tensor]:

@@ -2,22 +2,19 @@
 
 Resizing is the bicubic filter of Pillow 13 for 8-bit images: one pass per axis; each output pixel is a
 weighted sum over a window that widens when shrinking; weights are fixed-point numbers of 22 fractional bits;
-each pass rounds half up and clips to 0..255. A sum of products of 8-bit pixels and 22-bit weights is exact in
-float64 in any order of summation, so a matrix product gives Pillow's integers on every device.
+each pass rounds half up and clips to 0..255. The kernels follow that to the bit. The reference implementation
+is Pillow itself, on the host.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from saccade.host.allocator import copy_to_own_mapping
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.patchify import patchify_triton, resample_triton
 from saccade.request import View
@@ -28,14 +25,8 @@ Ints = NDArray[np.int64]
 WEIGHT_BITS = 22  # fractional bits of a weight: 32 less 8 of the pixel, less 2 for sums outside 0..255
 _SUPPORT = 2.0  # source pixels the cubic reaches to each side when not shrinking
 _CURVATURE = -0.5  # Pillow's choice of the free parameter of the cubic
-# Output pixels that share one dense product: few keep the band narrow, many keep the launches few.
-_CPU_BLOCK, _CUDA_BLOCK = 16, 256
 _CACHED_TAPS = 256  # (source, target) lengths; at most 60 KB each for 4,096 pixels of 4 taps
-# About 250 tables. Building one takes 2 to 4 ms on a CPU, a tenth of the resizing it serves.
-CACHED_TABLE_BYTES = 16 << 20
-_BAND_BYTES = 128  # of a band without its weights
 _PIECE_VALUES = 1 << 20  # pixels normalised at once (8 MiB in float64)
-_STRIP_VALUES = 1 << 22  # float64 source values of one product (32 MiB): bounds the workspace
 
 
 class PixelProcessing(Protocol):
@@ -64,12 +55,10 @@ class Preprocessor:
         self,
         processing: PixelProcessing,
         device: torch.device,
-        tables: "ResampleTables | None" = None,
         mode: KernelMode = DEFAULT_MODE,
     ) -> None:
         self._processing, self._mode = processing, mode
         self._taps = lru_cache(maxsize=_CACHED_TAPS)(partial(build_taps, device=device))
-        self._tables = tables if tables is not None else ResampleTables(device)
         self._mean = torch.tensor(processing.mean, dtype=torch.float32, device=device).view(3, 1, 1)
         self._std = torch.tensor(processing.std, dtype=torch.float32, device=device).view(3, 1, 1)
 
@@ -86,9 +75,8 @@ class Preprocessor:
         vertical_first = len(pixels) == 1 and resizes_vertically_first((y1 - y0, x1 - x0), size)
         if use_triton("patchify", pixels, self._mode):
             return self._patches_triton(pixels[:, y0:y1, x0:x1], view.grid, size, vertical_first, dtype)
-        planes = [resize(frame[y0:y1, x0:x1], size, self._tables, vertical_first) for frame in pixels]
-        cut = _patchify(torch.stack(planes), view.grid, processing)
-        return self._normalise(cut).to(dtype)
+        frames = torch.stack([resize(frame[y0:y1, x0:x1], size, vertical_first) for frame in pixels])
+        return self._normalise(_patchify(frames, view.grid, processing)).to(dtype)
 
     def _patches_triton(
         self,
@@ -161,20 +149,14 @@ def _check(pixels: Tensor, view: View, processing: PixelProcessing) -> None:
         )
 
 
-def resize(pixels: Tensor, size: tuple[int, int], tables: "ResampleTables", vertical_first: bool) -> Tensor:
-    """[height, width, 3] uint8 -> [size[0], 3, size[1]] uint8, the vertical pass first if `vertical_first`.
-
-    The channel moves inside, so that both passes are matrix products over contiguous rows.
-    """
-    height, width, _ = pixels.shape
-    rows = pixels.permute(0, 2, 1)  # [height, 3, width]
-    if vertical_first and height != size[0]:
-        rows = _vertical(rows, tables.get(height, size[0]))
-    if width != size[1]:
-        rows = _horizontal(rows, tables.get(width, size[1]))
-    if height != size[0] and not vertical_first:
-        rows = _vertical(rows, tables.get(height, size[0]))
-    return rows.contiguous()
+def resize(pixels: Tensor, size: tuple[int, int], vertical_first: bool) -> Tensor:
+    """[height, width, 3] uint8 -> [*size, 3] uint8, by Pillow, one axis at a time."""
+    image = Image.fromarray(np.ascontiguousarray(pixels.cpu().numpy()))
+    height, width = size
+    between = (image.width, height) if vertical_first else (width, image.height)
+    for target in (between, (width, height)):
+        image = image.resize(target, Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(image)).to(pixels.device)
 
 
 def resizes_vertically_first(source: tuple[int, int], target: tuple[int, int]) -> bool:
@@ -185,90 +167,6 @@ def resizes_vertically_first(source: tuple[int, int], target: tuple[int, int]) -
     """
     lost_height, lost_width = source[0] - target[0], source[1] - target[1]
     return lost_height > 0 and lost_height > 2 * lost_width
-
-
-class ResampleBand(NamedTuple):
-    """Weights of consecutive output pixels over the source pixels they reach."""
-
-    target: slice
-    source: slice
-    weights: Tensor  # [outputs, inputs] float64, multiples of 2 ** -WEIGHT_BITS
-
-
-@dataclass(frozen=True)
-class ResampleTable:
-    """Weights of `outputs` pixels over a line of source pixels, in bands. One tensor holds all weights, since
-    many small long-lived tensors would fragment the heap."""
-
-    outputs: int
-    block: int  # output pixels of a band; the last may have fewer
-    reach: tuple[tuple[int, int], ...]  # source pixels of each band: first, stop
-    weights: Tensor  # flat
-
-    @property
-    def nbytes(self) -> int:
-        return self.weights.nbytes + _BAND_BYTES * len(self.reach)
-
-    def bands(self) -> Iterator[ResampleBand]:
-        offset = 0
-        for index, (low, high) in enumerate(self.reach):
-            start = index * self.block
-            rows, columns = min(self.block, self.outputs - start), high - low
-            part = self.weights[offset : offset + rows * columns].view(rows, columns)
-            yield ResampleBand(slice(start, start + rows), slice(low, high), part)
-            offset += rows * columns
-
-
-class ResampleTables:
-    """Resampling tables by (source, target) length, LRU within `max_bytes`."""
-
-    def __init__(self, device: torch.device | str, max_bytes: int = CACHED_TABLE_BYTES) -> None:
-        self._device = torch.device(device)
-        self._max_bytes = max_bytes
-        self._tables: OrderedDict[tuple[int, int], ResampleTable] = OrderedDict()
-        self._bytes = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self._bytes
-
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    def get(self, source: int, target: int) -> ResampleTable:
-        key = source, target
-        table = self._tables.get(key)
-        if table is None:
-            table = build_table(source, target, self._device)
-            self._tables[key] = table
-            self._bytes += table.nbytes
-            self._evict()
-        self._tables.move_to_end(key)
-        return table
-
-    def _evict(self) -> None:
-        while self._bytes > self._max_bytes and len(self._tables) > 1:
-            _, oldest = self._tables.popitem(last=False)
-            self._bytes -= oldest.nbytes
-
-
-def build_table(source: int, target: int, device: torch.device) -> ResampleTable:
-    """Pillow's fixed-point weights as dense bands on the device."""
-    first, weights = fixed_point_weights(source, target)
-    taps = weights.shape[1]
-    block = _CPU_BLOCK if device.type == "cpu" else _CUDA_BLOCK
-    reach, parts = [], []
-    for start in range(0, target, block):
-        stop = min(start + block, target)
-        low = int(first[start])
-        high = min(int(first[stop - 1]) + taps, source)
-        dense = np.zeros((stop - start, high - low + taps))  # room for the zero taps beyond the edge
-        columns = (first[start:stop] - low)[:, None] + np.arange(taps)
-        np.put_along_axis(dense, columns, weights[start:stop] / (1 << WEIGHT_BITS), axis=1)
-        reach.append((low, high))
-        parts.append(dense[:, : high - low].ravel())
-    flat = torch.from_numpy(np.concatenate(parts))
-    return ResampleTable(target, block, tuple(reach), copy_to_own_mapping(flat.to(device)))
 
 
 def fixed_point_weights(source: int, target: int) -> tuple[Ints, Floats]:
@@ -299,42 +197,10 @@ def _cubic(x: Floats) -> Floats:
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
-def _horizontal(rows: Tensor, table: ResampleTable) -> Tensor:
-    """[height, 3, width] -> [height, 3, table.outputs]."""
-    height, channels, width = rows.shape
-    result = torch.empty(height, channels, table.outputs, dtype=torch.uint8, device=rows.device)
-    strip = max(1, _STRIP_VALUES // (channels * width))
-    for top in range(0, height, strip):
-        source = (
-            rows[top : top + strip].to(torch.float64, memory_format=torch.contiguous_format).flatten(0, 1)
-        )
-        target = result[top : top + strip].flatten(0, 1)
-        for band in table.bands():
-            target[:, band.target] = _round(source[:, band.source] @ band.weights.T)
-    return result
-
-
-def _vertical(rows: Tensor, table: ResampleTable) -> Tensor:
-    """[height, 3, width] -> [table.outputs, 3, width]."""
-    height, channels, width = rows.shape
-    source = rows.reshape(height, channels * width)
-    result = torch.empty(table.outputs, channels * width, dtype=torch.uint8, device=rows.device)
-    for band in table.bands():
-        # Neighbouring bands overlap by a few rows; converting those twice costs less than holding the whole
-        # image in float64.
-        result[band.target] = _round(band.weights @ source[band.source].double())
-    return result.view(table.outputs, channels, width)
-
-
-def _round(sums: Tensor) -> Tensor:
-    """To the nearest 8-bit value, halves up, clipped; all exact."""
-    return sums.add_(0.5).floor_().clamp_(0, 255)
-
-
-def _patchify(planes: Tensor, grid: tuple[int, int], processing: PixelProcessing) -> Tensor:
-    """[frames, height, 3, width] -> [grid_h * grid_w, 3, frames, patch * patch], patches in merge order."""
-    frames = planes.shape[0]
+def _patchify(frames: Tensor, grid: tuple[int, int], processing: PixelProcessing) -> Tensor:
+    """[frames, height, width, 3] -> [grid_h * grid_w, 3, frames, patch * patch], patches in merge order."""
+    count = frames.shape[0]
     merge, patch = processing.merge_size, processing.patch_size
-    cut = planes.view(frames, grid[0] // merge, merge, patch, 3, grid[1] // merge, merge, patch)
+    cut = frames.view(count, grid[0] // merge, merge, patch, grid[1] // merge, merge, patch, 3)
     # -> token row, token column, row in token, column in token, channel, frame, y, x
-    return cut.permute(1, 5, 2, 6, 4, 0, 3, 7).reshape(grid[0] * grid[1], 3, frames, patch * patch)
+    return cut.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(grid[0] * grid[1], 3, count, patch * patch)
