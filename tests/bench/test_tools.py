@@ -170,7 +170,7 @@ def test_what_is_held_by_an_idle_server_is_a_fault() -> None:
     assert len(verdict.idle_faults({**idle, 'saccade_kv_blocks{state="used"}': 1.0}, 11, {"gpu": 5})) == 1
 
 
-def test_a_fault_of_a_request_is_told_with_its_reason() -> None:
+def test_a_fault_of_a_request_is_reported_with_its_reason() -> None:
     outcomes = [
         ClientOutcome("text", "read", "answered", 200),
         ClientOutcome("text", "read", "fault", 500, "why"),

@@ -40,7 +40,7 @@ def test_every_part_is_timed(lab: vision.Lab, monkeypatch: pytest.MonkeyPatch) -
         assert list(rows(lab, SIZE)), part
 
 
-def test_the_ceiling_of_a_1024_picture_is_that_of_the_anchors() -> None:
+def test_the_bound_of_a_1024_image_is_that_of_the_anchors() -> None:
     """27 layers over 4,096 patches: 3.5 TFLOP of products at 644, 2.1 of attention at 360: 11 ms."""
     tower = QwenVision(vision.QWEN3_VL_8B, ModelBuilder(torch.device("meta"), torch.bfloat16))
     products, attention = vision.operations(tower, 4096)

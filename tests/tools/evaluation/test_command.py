@@ -91,7 +91,7 @@ def test_what_is_answered_does_not_depend_on_how_it_is_batched(model: Path, tmp_
     assert one == many
 
 
-def test_a_token_limit_holds_for_every_picture(model: Path, tmp_path: Path) -> None:
+def test_a_token_limit_holds_for_every_image(model: Path, tmp_path: Path) -> None:
     document = evaluate(model, tmp_path / "out.json", visual_tokens=12)
     for one in document["questions"]:
         assert one["answers"]["12"]["visual_tokens"] <= 12
@@ -109,7 +109,7 @@ def test_the_curve_writes_page_plot_and_raw_answers(
     names = [*map(str, CURVE_LIMITS), "full"]
     for one in document["questions"]:
         assert sorted(one["answers"]) == sorted(names)
-        # Nothing here costs more than 64 tokens: one picture, one answer at every level.
+        # Nothing here costs more than 64 tokens: one image, one answer at every level.
         assert len({json.dumps(answer) for answer in one["answers"].values()}) == 1
     page = (folder / "curve.md").read_text()
     assert "| task | questions | 64 | 128 | 256 | 512 | 1024 | full |" in page
@@ -142,12 +142,12 @@ def test_the_peer_gets_the_same_prompt_and_gives_the_same_tokens(
 
 
 def test_an_instruction_reaches_the_model(model: Path, tmp_path: Path) -> None:
-    plain, told = (
+    plain, instructed = (
         evaluate(model, tmp_path / "out.json", peer="transformers", limit=1, instruction=line)
         for line in (None, "One word.")
     )
-    assert told["peer"]["same_prompts"] == 2
-    texts = [[one["answers"]["full"]["text"] for one in run["questions"]] for run in (plain, told)]
+    assert instructed["peer"]["same_prompts"] == 2
+    texts = [[one["answers"]["full"]["text"] for one in run["questions"]] for run in (plain, instructed)]
     assert texts[0] != texts[1]
 
 
@@ -185,7 +185,7 @@ def test_json_on_stdout_is_alone_there(model: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "told"),
+    ("config", "options", "message"),
     [
         ({}, {"tasks": ("shape", "jugling")}, "no task 'jugling'"),
         ({}, {"visual_tokens": 3}, "use 4 or more"),
@@ -199,21 +199,21 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     config: dict[str, Any],
     options: dict[str, Any],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.delattr(command, "LLM")  # loading would fail otherwise than by ConfigError
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         command.run(engine(model, **config), EvalOptions(**{**SMALL, **options}))
 
 
-def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
+def test_a_text_model_is_refused(tmp_path: Path) -> None:
     text = checkpoints.qwen3(tmp_path / "text")
     with pytest.raises(ConfigError, match="takes none"):
         command.run(engine(text), EvalOptions(**SMALL))
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"count": 0}, "count is 0"),
         ({"limit": 0}, "limit is 0"),
@@ -224,6 +224,6 @@ def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
         ({"workers": -1}, "workers is -1"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         EvalOptions(**options)

@@ -33,7 +33,7 @@ def test_every_method_is_asked_at_every_level_within_its_budget(engine: EngineCo
         for level in ("75%", "auto"):
             assert set(one["answers"][level]) == set(METHODS)
         assert one["answers"]["full detail"]["full detail"][1] == one["full"]
-        assert all(told[1] <= one["full"] * 0.75 for told in one["answers"]["75%"].values())
+        assert all(shown[1] <= one["full"] * 0.75 for shown in one["answers"]["75%"].values())
         resized, balanced = (one["answers"]["auto"][name][1] for name in ("resize", "balanced"))
         assert resized <= balanced
     page = (tmp_path / "lod.md").read_text()

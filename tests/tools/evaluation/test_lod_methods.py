@@ -72,7 +72,7 @@ def test_a_trial_asks_for_no_more_than_its_share(method: str, share: float) -> N
     assert zooms + first[0] * first[1] <= budget
 
 
-def test_small_pictures_and_full_detail_are_asked_plainly() -> None:
+def test_small_images_and_full_detail_use_no_lod() -> None:
     small = example(224, 224, (0.0, 0.0, 224.0, 224.0))
     assert TRIALS.trial(small, BALANCED, 0.25).lod is None  # 49 tokens are the least there is
     assert TRIALS.trial(example(1344, 1024, (0, 0, 9, 9)), FULL, None).lod is None
@@ -124,11 +124,11 @@ def test_what_is_lost_is_laid_to_the_stage_that_loses_it() -> None:
         seconds=1.0,
         results=(*rows, *(replace(one, share=None) for one in rows if one.method != FULL)),
     )
-    (told,) = losses(report, 0.25)
-    assert told.startswith("3 of 4")
-    assert "1 also with the true region" in told
-    assert "1 by the gate" in told
-    assert "1 by a window that misses" in told
+    (shown,) = losses(report, 0.25)
+    assert shown.startswith("3 of 4")
+    assert "1 also with the true region" in shown
+    assert "1 by the gate" in shown
+    assert "1 by a window that misses" in shown
     assert verdict(report)[0].startswith("balanced at 25% keeps 25.0%")
     assert "needle: +0 points" in verdict(report)[1]
     assert [one.name for one in lod_plot(report).series] == [FULL, *report.methods]

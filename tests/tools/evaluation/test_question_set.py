@@ -33,7 +33,7 @@ def test_tasks_keep_the_sets_order_and_unknown_ones_are_named() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_chunks_are_the_sets_own_examples_whoever_draws_them(workers: int) -> None:
+def test_chunks_are_the_same_with_and_without_workers(workers: int) -> None:
     wanted = sample_keys(("shape", "position"), 200, 2)
     drawn = list(chunks(wanted, 3, workers))
     assert [len(chunk) for chunk in drawn] == [3, 1]
@@ -46,7 +46,7 @@ def test_chunks_are_the_sets_own_examples_whoever_draws_them(workers: int) -> No
 
 
 def test_no_chunk_is_drawn_before_the_one_before_it_is_taken() -> None:
-    """Pictures are large: drawing must not run ahead of the engine."""
+    """Images are large: drawing must not run ahead of the engine."""
     stream = chunks([("shape", 0), ("no such task", 0)], 1, 0)
     assert next(stream)[0].task == "shape"
     with pytest.raises(KeyError):

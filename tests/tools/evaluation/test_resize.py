@@ -1,4 +1,4 @@
-"""A token limit is kept by every picture, by the engine's own arithmetic, and nothing is ever enlarged."""
+"""A token limit is kept by every image, by the engine's own arithmetic, and nothing is ever enlarged."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ sides = st.integers(1, 3000)
     extra=st.sampled_from([0, 1, 15, 64, 192, 960]),
     merge=st.sampled_from([1, 2]),
 )
-def test_no_picture_exceeds_the_limit_and_none_grows(
+def test_no_image_exceeds_the_limit_and_none_grows(
     width: int, height: int, least: int, extra: int, merge: int
 ) -> None:
     if max(width, height) / min(width, height) > MAX_ASPECT:
@@ -47,7 +47,7 @@ def test_no_picture_exceeds_the_limit_and_none_grows(
     try:
         smaller = size_within((width, height), limit, rule)
     except ConfigError:
-        # Only a picture too small to be left alone, which the checkpoint itself enlarges, may have no size.
+        # Only an image too small to be left alone, which the checkpoint itself enlarges, may have no size.
         assert width * height < 4 * rule.min_pixels or min(width, height) < rule.factor
         return
     assert smaller[0] <= width
@@ -70,7 +70,7 @@ def test_it_is_the_size_the_processor_would_choose_with_that_cap(size: tuple[int
         assert visual_tokens(smaller, rule) > 0.7 * limit  # the limit is used
 
 
-def test_a_picture_within_the_limit_is_left_as_it_is() -> None:
+def test_an_image_within_the_limit_is_not_resized() -> None:
     assert size_within((300, 200), 64, processing(4)) == (300, 200)
 
 
@@ -80,7 +80,7 @@ def test_a_limit_at_the_checkpoints_own_least_changes_the_shape_rather_than_fail
     assert size_within((1600, 300), 64, processing(64)) == (512, 128)
 
 
-def test_a_very_long_picture_keeps_the_limit() -> None:
+def test_a_very_long_image_keeps_the_limit() -> None:
     """The size rule's side of at least one token would cost 80 here."""
     assert size_within((3000, 30), 64, processing(49)) == (2048, 30)
 

@@ -68,7 +68,7 @@ def test_overall_weighs_questions_and_not_tasks() -> None:
     assert tally("overall", outcomes).accuracy == 0.75
 
 
-def test_levels_are_told_apart() -> None:
+def test_outcomes_are_selected_by_level() -> None:
     outcomes = [outcome("word", True), outcome("word", False, limit=64)]
     assert [one.right for one in at_level(outcomes, None)] == [True]
     assert [one.right for one in at_level(outcomes, 64)] == [False]

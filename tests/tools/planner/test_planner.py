@@ -63,7 +63,7 @@ def test_whole_blocks_hold_a_little_less_and_rows_or_context_may_bind_first() ->
     assert (fit.whole, fit.binds) == (0, "context")
 
 
-def test_eight_bits_fit_almost_twice_as_many_and_a_pool_for_pictures_binds_alone() -> None:
+def test_eight_bits_fit_almost_twice_as_many_and_a_pool_for_views_binds_alone() -> None:
     kinds = ("text:prompt=400,output=100", "image:prompt=400,view_tokens=576,output=100")
     plain = big(*kinds)
     small = big(*kinds, kv_cache_dtype="fp8")
@@ -75,7 +75,7 @@ def test_eight_bits_fit_almost_twice_as_many_and_a_pool_for_pictures_binds_alone
     text, image = views.fits
     assert text.bytes == plain.fits[0].bytes
     assert text.concurrent == pytest.approx(0.75 * plain.fits[0].concurrent, rel=0.01)
-    # 36 blocks of 16 are the picture's: a picture stands in front, so all its blocks are whole ones.
+    # 36 blocks of 16 are the image's: an image stands in front, so all its blocks are whole ones.
     saved = 576 * (plain.network.kv_bytes - plain.network.small_kv_bytes)
     assert image.bytes == plain.fits[1].bytes - saved
     assert image.whole == min(views.shares.text // 32, views.shares.vision // 36)
@@ -113,7 +113,7 @@ def test_light_traffic_waits_for_nothing_and_takes_what_its_steps_cost() -> None
     assert report.result.stats.preemptions == 0
 
 
-def test_the_target_keeps_streams_going_while_pictures_come() -> None:
+def test_the_itl_target_holds_while_images_arrive() -> None:
     traffic = ("text:rate=16,prompt=130,output=64", "image:rate=6,prompt=64,image=1024x1024,output=64")
 
     def between(target: float) -> float:
@@ -137,7 +137,7 @@ def test_it_names_what_binds() -> None:
     assert small_pool.result.binds == "memory"
 
 
-def test_measured_costs_replace_the_ceilings(tmp_path: Path) -> None:
+def test_measured_costs_replace_the_peak_rates(tmp_path: Path) -> None:
     first = make_report(PlanOptions(**EIGHT, seconds=0)).as_json()
     slower = {name: 2 * value for name, value in first["costs_ms"].items() if name != "ridge"}
     file = tmp_path / "costs.json"

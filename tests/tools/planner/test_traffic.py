@@ -104,7 +104,7 @@ def test_streams_keep_to_the_target_but_for_a_view_that_takes_longer(
 
 
 def test_text_does_not_wait_for_the_pool_of_views(scene: tuple[str, SimulationResult]) -> None:
-    """Nor behind a picture whose features are kept, which stands in the same line."""
+    """Nor behind an image whose features are kept, which stands in the same line."""
     name, outcome = scene
     if name in ("pools", "kept"):
         assert np.percentile(outcome.kinds["text"].first, 95) < 0.06

@@ -124,12 +124,12 @@ def test_kernels_of_a_graph_belong_to_the_range_that_launched_it() -> None:
     assert (found.elsewhere, found.busy, found.lost) == (0.18, 0.49, 0)
 
 
-def test_a_kernel_without_a_launch_is_told() -> None:
+def test_a_kernel_without_a_launch_is_counted() -> None:
     events = [Event("saccade.prefill", 0, 100, "CPU"), Event("k", 50, 60, id=3)]
     assert trace.read(events, ["prefill"])["prefill"].lost == 1
 
 
-def test_steps_are_told_apart_by_their_launches_and_copies_do_not_fill_the_gap_between_them() -> None:
+def test_steps_are_separated_by_their_launches_and_copies_do_not_fill_the_gap_between_them() -> None:
     """Launched while the step before runs; what ran before the section was launched is no part of it."""
     events = [
         Event("cudaGraphLaunch", 0, 5, "CPU", 1),
@@ -238,7 +238,7 @@ def test_the_tables_divide_by_the_steps_and_tell_the_gaps_between_them() -> None
     )
     console = Console(file=io.StringIO())
     show(done, 12, console)
-    told = " ".join(console.file.getvalue().replace("│", " ").split())  # type: ignore[attr-defined]
+    shown = " ".join(console.file.getvalue().replace("│", " ").split())  # type: ignore[attr-defined]
     for line in (
         "vision tower 10.0 8.00 80%",
         "prefill 13.8 12.0 87%",
@@ -250,7 +250,7 @@ def test_the_tables_divide_by_the_steps_and_tell_the_gaps_between_them() -> None
         "decode, of one, the mean of 4: kernels ran for 6.00 ms, none for 0.20 ms between them.",
         "From a step to the next, 3 times: 1 gaps longer than 50 us, the longest 60 us, 23 us the mean.",
     ):
-        assert line in told, line
+        assert line in shown, line
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"image_size": (0, 5)}, {"trace": Path("/nowhere/x.json")}])
@@ -266,16 +266,16 @@ def test_the_command_writes_a_table_a_trace_and_json(vl_folder: Path, tmp_path: 
     assert done.exit_code == 0, done.output
     for stage in ("image", "preprocess", "vision tower", "prefill", "decode", "attention"):
         assert stage in done.output
-    told = json.loads((tmp_path / "p.json").read_text())["sections"]
-    assert list(told) == ["image", "prefill", "decode"]
-    assert told["decode"]["traced"] == 2
+    shown = json.loads((tmp_path / "p.json").read_text())["sections"]
+    assert list(shown) == ["image", "prefill", "decode"]
+    assert shown["decode"]["traced"] == 2
     assert (
         0
-        < told["image"]["found"]["ranges"]["saccade.preprocess"]
-        < told["image"]["found"]["ranges"]["saccade.encode"]
+        < shown["image"]["found"]["ranges"]["saccade.preprocess"]
+        < shown["image"]["found"]["ranges"]["saccade.encode"]
     )
-    products = {one["name"]: one["calls"] for one in told["prefill"]["found"]["kernels"]}
-    again = {one["name"]: one["calls"] for one in told["decode"]["found"]["kernels"]}
+    products = {one["name"]: one["calls"] for one in shown["prefill"]["found"]["kernels"]}
+    again = {one["name"]: one["calls"] for one in shown["decode"]["found"]["kernels"]}
     assert again["aten::mm"] == 2 * products["aten::mm"]  # two steps, and nothing else runs beside them
     with gzip.open(tmp_path / "t.json.gz") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
