@@ -4,7 +4,7 @@ The engine core sends `EngineStats` with its outputs; totals are exported as the
 A server has its own registry.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 import msgspec
@@ -288,10 +288,6 @@ class ServerMetrics:
             labelnames=["route", "status"],
             registry=self.registry,
         )
-
-    def observe_stages(self, seconds: Mapping[str, float]) -> None:
-        for name, value in seconds.items():
-            self.stages[name].observe(value)
 
     def render(self) -> bytes:
         """The Prometheus text format; CONTENT_TYPE names it."""

@@ -1,8 +1,6 @@
 """The ASGI application: routes, the image cache API, error responses."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 
 import msgspec
 from fastapi import FastAPI
@@ -10,7 +8,6 @@ from fastapi import Request as HTTPRequest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from saccade import __version__
 from saccade.config import ServeConfig
@@ -23,18 +20,8 @@ from saccade.server.asgi import TENANT_SALT, error_body, error_headers, internal
 from saccade.server.auth import AuthMiddleware
 from saccade.server.lod_preview import PreviewHandler
 from saccade.server.openai_serving import ChatHandler, CompletionHandler
-from saccade.server.request_handler import GenerationHandler
+from saccade.server.request_handler import GenerationHandler, GenerationRoute
 from saccade.server.state import ServerState
-
-
-class GenerationRoute:
-    """An ASGI endpoint with a new handler for every request."""
-
-    def __init__(self, make_handler: Callable[[], GenerationHandler]) -> None:
-        self._make_handler = make_handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._make_handler()(scope, receive, send)
 
 
 def create_app(processor: InputProcessor, engine: AsyncEngine, config: ServeConfig) -> AuthMiddleware:
@@ -47,7 +34,7 @@ def create_app(processor: InputProcessor, engine: AsyncEngine, config: ServeConf
         "/v1/lod/preview": PreviewHandler,
     }
     for path, handler in handlers.items():
-        app.router.routes.append(Route(path, GenerationRoute(partial(handler, state)), methods=["POST"]))
+        app.router.routes.append(Route(path, GenerationRoute(handler, state), methods=["POST"]))
     _add_models(app, state)
     _add_images(app, state)
     _add_status(app, state)

@@ -128,6 +128,7 @@ class Generation:
         metrics.end_to_end.observe(now - self.prompts[0].timing.arrived)
         for prompt in self.prompts:
             if prompt.output.done:
-                metrics.observe_stages(prompt.timing.seconds(now))
+                for stage, seconds in prompt.timing.seconds(now).items():
+                    metrics.stages[stage].observe(seconds)
         for _, choice in self.choices:
             metrics.finished.labels(choice.finish_reason or "cancelled").inc()

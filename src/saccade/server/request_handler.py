@@ -319,3 +319,14 @@ class GenerationHandler(ABC):
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class GenerationRoute:
+    """An ASGI endpoint with a new handler for every request."""
+
+    def __init__(self, handler: type[GenerationHandler], state: ServerState) -> None:
+        self._handler = handler
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(self._state)(scope, receive, send)
