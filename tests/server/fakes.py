@@ -134,7 +134,7 @@ def said(request: Request) -> str:
 
 
 class FakeLink:
-    """Implements `AsyncEngine`. Every prompt token but the first 4 counts as cached when asked again."""
+    """Implements `EngineInterface`. Every prompt token but the first 4 counts as cached when asked again."""
 
     def __init__(self) -> None:
         self.alive = True

@@ -45,7 +45,7 @@ START_STOP_SECONDS = 1.0  # the same while it starts: it only clears the termina
 MAX_IMAGE_QUERIES = 16  # in flight: the engine core answers them between two steps
 
 
-class AsyncEngine(Protocol):
+class EngineInterface(Protocol):
     """What the server needs of an engine, in this process or another."""
 
     @property

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from saccade import __version__
 from saccade.config import ServeConfig
-from saccade.engine.client import AsyncEngine
+from saccade.engine.client import EngineInterface
 from saccade.errors import NotFound, SaccadeError, TimedOut, WrongMethod
 from saccade.inputs.media.image_names import image_not_found
 from saccade.inputs.processor import InputProcessor
@@ -24,7 +24,7 @@ from saccade.server.request_handler import GenerationHandler, GenerationRoute
 from saccade.server.state import ServerState
 
 
-def create_app(processor: InputProcessor, engine: AsyncEngine, config: ServeConfig) -> AuthMiddleware:
+def create_app(processor: InputProcessor, engine: EngineInterface, config: ServeConfig) -> AuthMiddleware:
     """The application; `engine` has been started."""
     state = ServerState(processor, engine, config)
     app = FastAPI(title="Saccade", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)

@@ -20,7 +20,7 @@ import uvloop
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig, ServeConfig
-from saccade.engine.client import AsyncEngine, EngineClient
+from saccade.engine.client import EngineClient, EngineInterface
 from saccade.errors import ConfigError, EngineDied, Overloaded
 from saccade.host.event_loop_lag import measure_event_loop_lag
 from saccade.host.garbage_collection import freeze_all_objects
@@ -165,7 +165,7 @@ def _cannot_listen(config: ServeConfig, error: OSError) -> ConfigError:
 
 async def serve(
     processor: InputProcessor,
-    engine: AsyncEngine,
+    engine: EngineInterface,
     config: ServeConfig,
     *,
     listener: socket.socket | None = None,

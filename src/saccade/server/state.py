@@ -8,7 +8,7 @@ from typing import Protocol
 
 from saccade import __version__
 from saccade.config import ServeConfig
-from saccade.engine.client import AsyncEngine
+from saccade.engine.client import EngineInterface
 from saccade.errors import EngineDied, NotFound, Overloaded, SaccadeError
 from saccade.inputs.processor import InputProcessor
 from saccade.metrics import ServerMetrics
@@ -47,7 +47,7 @@ class LoopBudget:
 
 
 class ServerState:
-    def __init__(self, processor: InputProcessor, engine: AsyncEngine, config: ServeConfig) -> None:
+    def __init__(self, processor: InputProcessor, engine: EngineInterface, config: ServeConfig) -> None:
         self.processor = processor
         self.engine = engine
         self.config = config
