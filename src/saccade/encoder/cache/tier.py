@@ -1,25 +1,16 @@
-"""Tiers of the encoder cache: where each view's features are, and how they move between device, host and
-disk.
-
-Features never change. So a copy in a lower tier stays valid while the view is on the device, and evicting a
-view that has such a copy costs nothing. The tiers never drop a pinned entry, and do not know who pinned it.
-"""
+"""A memory tier of the encoder cache, and the interface of the copies between tiers. Torch-free."""
 
 import heapq
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from math import log2
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from saccade.encoder.cache.disk import DiskTier, ViewIndex
 from saccade.encoder.cache.feature_files import FeatureBytes
 from saccade.metrics import TierStats
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -209,154 +200,3 @@ class CacheTier(Generic[T]):
         if any((self._entries[key].order, key) not in queued for key in self._unpinned):
             found.append("an unpinned entry would never be evicted")
         return found
-
-
-class CachedView(NamedTuple):
-    """A view that a memory tier holds."""
-
-    content: bytes  # hash of its image
-    nbytes: int  # on the device
-    created: float  # Unix seconds
-
-
-class CacheTiers(Generic[T]):
-    """The device tier and the host tier, with what they write to disk."""
-
-    def __init__(
-        self,
-        device: CacheTier[T | PendingUpload[T]],
-        host: CacheTier[Any],
-        disk: DiskTier | None,
-        transfer: FeatureTransfer[T] | None,
-    ) -> None:
-        self.device, self.host, self._disk = device, host, disk
-        self.views: ViewIndex[CachedView] = ViewIndex()
-        self.deleted: set[bytes] = set()  # pinned when they were deleted; they go when unpinned
-        self.demotions = self.promotions = 0
-        self._transfer: FeatureTransfer[T] = transfer if transfer is not None else IdentityTransfer()
-
-    def is_pinned(self, key: bytes) -> bool:
-        return self.device.is_pinned(key) or self.host.is_pinned(key)
-
-    def contains(self, key: bytes) -> bool:
-        on_disk = self._disk is not None and self._disk.size(key) is not None
-        return key not in self.deleted and (key in self.device or key in self.host or on_disk)
-
-    def checkpoint_views(self, content: bytes) -> list[bytes]:
-        """The views of an image that are in memory."""
-        return [key for key in self.views.of(content) if key not in self.deleted]
-
-    def put_encoded(self, key: bytes, features: T, nbytes: int, content: bytes) -> None:
-        self.views.add(key, CachedView(content, nbytes, time.time()))
-        self.device.put(key, features, nbytes)
-        self._save(key, features)
-        self.evict()
-
-    def put_fetched(self, key: bytes, host: Any, view: CachedView) -> None:
-        if key not in self.host:
-            if key not in self.views:
-                self.views.add(key, view)
-            self.host.put(key, host, self._transfer.host_bytes(view.nbytes))
-
-    def promote(self, key: bytes) -> None:
-        """Start copying an entry of the host tier to the device."""
-        entry = self.host[key]
-        self.device.put(key, self._upload(entry.value), self.views[key].nbytes, entry.uses)
-        self.promotions += 1
-
-    def _upload(self, host: Any) -> T | PendingUpload[T]:
-        """Planning a step must not fail. If the copy cannot start, for example for lack of memory, the step
-        that needs the features tries again, and fails alone."""
-        try:
-            return self._transfer.to_device(host)
-        except Exception:
-            log.exception("features could not be copied to the device")
-        return PendingUpload(lambda: _wait(self._transfer.to_device(host)))
-
-    def get(self, key: bytes) -> T:
-        """Features on the device. The device waits for their upload once."""
-        entry = self.device[key]
-        features = entry.value = _wait(entry.value)
-        self.device.touch(key)
-        return features
-
-    def evict(self) -> None:
-        """Bring every tier within its budget, except for pinned entries."""
-        for key, entry in self.device.evict():
-            self._demote(key, entry, keep=True)
-        for key, host_entry in self.host.evict():
-            self._write(key, host_entry.value)
-            self._forget_if_gone(key)
-
-    def expire(self) -> None:
-        for key, entry in self.device.expire():
-            self._demote(key, entry, keep=False)
-        for key, _ in self.host.expire():
-            self._forget_if_gone(key)
-
-    def delete(self, key: bytes) -> None:
-        """Remove a view from memory, at once or when it is unpinned."""
-        if self.is_pinned(key):
-            self.deleted.add(key)
-            return
-        for tier in (self.device, self.host):
-            if key in tier:
-                tier.pop(key)
-        self.views.pop(key)
-
-    def after_unpin(self, key: bytes) -> None:
-        if key in self.deleted and not self.is_pinned(key):
-            self.deleted.discard(key)
-            self.delete(key)
-        self.evict()
-
-    def _demote(self, key: bytes, entry: CacheEntry[T | PendingUpload[T]], *, keep: bool) -> None:
-        """An entry has left the device. It goes to the host tier if it is pinned there, or is to be kept and
-        fits; otherwise to disk if it is to be kept."""
-        nbytes = self._transfer.host_bytes(entry.nbytes)
-        fits = keep and nbytes <= self.host.budget and key not in self.deleted
-        if key not in self.host and (fits or self.host.is_pinned(key)):
-            host = self._download(entry.value)
-            if host is not None:
-                self.host.put(key, host, nbytes, entry.uses)
-                self.demotions += 1
-        elif keep:
-            self._save(key, entry.value)
-        self._forget_if_gone(key)
-
-    def _download(self, features: T | PendingUpload[T]) -> Any | None:
-        """None without memory for a copy: the features are lost."""
-        try:
-            return self._transfer.to_host(_wait(features))
-        except Exception:
-            log.exception("features could not be copied to host memory")
-            return None
-
-    def _save(self, key: bytes, features: T | PendingUpload[T]) -> None:
-        """Write to disk, unless they are there."""
-        if self._disk is not None and self._disk.wants(key):
-            self._write(key, self.host[key].value if key in self.host else self._download(features))
-
-    def _write(self, key: bytes, host: Any | None) -> None:
-        if self._disk is not None and host is not None and key not in self.deleted:
-            view = self.views[key]
-            self._disk.write(key, view.content, host, view.nbytes, view.created)
-
-    def _forget_if_gone(self, key: bytes) -> None:
-        if key not in self.device and key not in self.host:
-            self.views.pop(key)
-
-    def faults(self) -> list[str]:
-        """Contradictions between the tiers."""
-        self.views.check()
-        found = [f"device: {fault}" for fault in self.device.faults()]
-        found += [f"host: {fault}" for fault in self.host.faults()]
-        if {*self.views} != {*self.device.keys, *self.host.keys}:
-            found.append("the index and the tiers hold different views")
-        if not all(self.is_pinned(key) for key in self.deleted):
-            found.append("a deleted view is kept though nothing pins it")
-        return found
-
-
-def _wait(features: T | PendingUpload[T]) -> T:
-    return features.wait() if isinstance(features, PendingUpload) else features
