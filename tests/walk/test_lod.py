@@ -88,7 +88,7 @@ def test_twenty_pictures_share_one_budget(looking: Server) -> None:
     assert full > 500
     refused = ask(looking, *urls, visual_tokens=19)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "visual_tokens")
-    assert "20 pictures need a token each" in refused.json()["error"]["message"]
+    assert "20 images need a token each" in refused.json()["error"]["message"]
 
 
 def test_pictures_of_odd_sizes(looking: Server) -> None:
