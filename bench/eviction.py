@@ -2,7 +2,7 @@
 
 A trace asks for images of different sizes; a cache of a share of all their bytes answers some. It reports the
 share of bytes found there: encoding an image takes time in proportion to its bytes, so this is the share of
-the work saved. `worth` is the rule of `saccade.encoder.cache.tier`, run by that very code.
+the work saved. `worth` is the rule of `saccade.encoder.cache.tiers`, run by that very code.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.random import Generator
 
-from saccade.encoder.cache.tier import CacheTier
+from saccade.encoder.cache.tiers import CacheTier
 
 LENGTH = 60_000
 PICTURES = 4000

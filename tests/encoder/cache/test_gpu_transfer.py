@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade.encoder.cache.store import EncoderCache
-from saccade.encoder.cache.tier import PendingUpload
+from saccade.encoder.cache.tiers import PendingUpload
 from saccade.encoder.cache.transfer import CudaTransfer
 
 pytestmark = [

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from saccade.encoder.cache import prefetch as fetches
 from saccade.encoder.cache.disk import DiskRead, DiskTier
 from saccade.encoder.cache.store import EncoderCache
-from saccade.encoder.cache.tier import IdentityTransfer
+from saccade.encoder.cache.tiers import IdentityTransfer
 
 A, B, C = b"a", b"b", b"c"
 

@@ -11,12 +11,14 @@ and a read checks the hash. A file that is missing, damaged or foreign is a miss
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,41 +128,35 @@ class FeatureFolder:
         """The features in host memory from `allocate`, None on a miss."""
         path = self._path(key, content)
         try:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            memory = self._read(file, key, allocate)
+            with os.fdopen(descriptor, "rb") as file:
+                memory = self._read(file, key, allocate)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            memory = None
-        finally:
-            os.close(file)
-        if memory is None:
             _remove(path)  # damaged: it would fail again
-        else:
-            with contextlib.suppress(OSError):
-                os.utime(path)  # marks it as read last
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # marks it as read last
         return memory
 
-    def _read(self, file: int, key: bytes, allocate: AllocateHost) -> Any:
-        size = os.fstat(file).st_size
-        (length,) = _LENGTH.unpack(os.pread(file, _LENGTH.size, 0).ljust(_LENGTH.size, b"\xff"))
+    def _read(self, file: BufferedReader, key: bytes, allocate: AllocateHost) -> Any:
+        size = os.fstat(file.fileno()).st_size
+        (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\xff"))
         if length > MAX_HEADER:
             raise ValueError("not a header")
-        header = json.loads(os.pread(file, length, _LENGTH.size))
+        header = json.loads(file.read(length))
         tensor, metadata = header["features"], header["__metadata__"]
         dtype, shape = tensor["dtype"], tuple(int(side) for side in tensor["shape"])
-        begin = _LENGTH.size + length
-        nbytes = _VALUE_BYTES[dtype] * _product(shape)
-        if size - begin != nbytes or tensor["data_offsets"] != [0, nbytes]:
+        if not all(0 <= side < 1 << 40 for side in shape):
+            raise ValueError("not a shape")
+        nbytes = _VALUE_BYTES[dtype] * math.prod(shape)
+        if size - _LENGTH.size - length != nbytes or tensor["data_offsets"] != [0, nbytes]:
             raise ValueError("the file is cut off")
         memory, data = allocate(dtype, shape)
-        done = 0
-        while done < nbytes:
-            count = os.preadv(file, [data[done:]], begin + done)
-            if not count:
-                raise ValueError("the file is cut off")
-            done += count
+        if file.readinto(data) != nbytes:
+            raise ValueError("the file is cut off")
         if metadata["blake3"] != _hash(key, FeatureBytes(dtype, shape, data)):
             raise ValueError("the hash differs")
         return memory
@@ -264,24 +260,11 @@ def _hash(key: bytes, features: FeatureBytes) -> str:
     return hasher.hexdigest()
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for side in shape:
-        if not 0 <= side < 1 << 40:
-            raise ValueError("not a shape")
-        product *= side
-    return product
-
-
-def _write(path: Path, parts: list[Any]) -> None:
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
+def _write(path: Path, parts: list[bytes | memoryview]) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
         for part in parts:
-            left = memoryview(part)
-            while left:
-                left = left[os.write(file, left) :]
-    finally:
-        os.close(file)
+            file.write(part)
 
 
 def _parse_name(name: str) -> tuple[bytes, bytes] | None:

@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from saccade.encoder.cache.disk import DiskTier, ViewIndex
 from saccade.encoder.cache.prefetch import Prefetcher
-from saccade.encoder.cache.tier import (
+from saccade.encoder.cache.tiers import (
     CacheEntry,
     CacheTier,
     FeatureTransfer,

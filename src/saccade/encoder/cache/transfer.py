@@ -23,7 +23,7 @@ from saccade.config import GIB, EngineConfig
 from saccade.encoder.cache.disk import DiskTier
 from saccade.encoder.cache.feature_files import FeatureBytes, FeatureFolder
 from saccade.encoder.cache.store import EncoderCache
-from saccade.encoder.cache.tier import FeatureTransfer, PendingUpload
+from saccade.encoder.cache.tiers import FeatureTransfer, PendingUpload
 from saccade.errors import ConfigError
 from saccade.host.allocator import copy_to_own_mapping, empty_in_own_mapping
 from saccade.models.interface import LanguageModel

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bench.eviction import TRACES, work_saved
-from saccade.encoder.cache.tier import CacheTier
+from saccade.encoder.cache.tiers import CacheTier
 
 A, B, C = b"a", b"b", b"c"
 
