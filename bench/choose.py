@@ -4,11 +4,11 @@ takes   the times of every case, and which parts were wrong
 gives   lines for CHOICE (kernels/dispatch.py), TUNED, LEFT and AHEAD (kernels/gemm/skinny.py), LAST_ROWS
         (kernels/attention/decode.py); with --write, those files, where something was measured
 
-A kernel is chosen when its checks passed and it beats the twin (or the library) over its cases: geometric
-mean of the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to
-1, 16, 32 and 64; where the library wins, the line says None and the library runs. How the lines for 128 and
-256 rows come about is in `choose_many`; either kind of lines is left as it is when the other is written.
-Checks try every tile, not every way to cut it; `bench.kernels --check --parts chosen` tries what was written.
+A kernel is chosen when its checks passed and it beats the reference (or the library): the geometric mean of
+the ratios above 1, its best variant against the first of the others. A product is tuned by rows up to 1, 16,
+32 and 64; where the library wins, the line says None and the library runs. How the lines for 128 and 256 rows
+come about is in `choose_many`; either kind of lines is left as it is when the other is written. Checks try
+every tile, not every way to cut it; `bench.kernels --check --parts chosen` tries what was written.
 """
 
 import math
@@ -31,7 +31,7 @@ class Result(NamedTuple):
     part: str
     name: str
     kernels: dict[str, float]
-    others: dict[str, float]  # the twin or the library first
+    others: dict[str, float]  # the reference or the library first
 
 
 # Which cases speak for which kernel: the part, and how the case's name begins.

@@ -1,4 +1,4 @@
-"""What bench/kernels.py times: each kernel's variants, the twin, the library, at the sizes of Qwen3-VL-8B."""
+"""What bench/kernels.py times: kernel variants, references and libraries, at the sizes of Qwen3-VL-8B."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,11 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import bare
 from bench.candidates import candidates
-from saccade.kernels.attention import copy_blocks as copy_block
+from saccade.kernels.attention import kv_blocks as copy_block
 from saccade.kernels.attention.decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
 from saccade.kernels.attention.decode import default_tuning as decode_tuning
-from saccade.kernels.attention.kv_write import kv_write_reference
-from saccade.kernels.attention.metadata import Rows
+from saccade.kernels.attention.kv_blocks import kv_write_reference
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.attention.paged import paged_attention_reference
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, Compact
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     make: Callable[[torch.device, int], Any]  # inputs number i; made by `partial`, the sizes first
     copies: int  # how many inputs to rotate through
     kernels: dict[str, Callable[[Any], Any]]
-    others: dict[str, Callable[[Any], Any]]  # the twin first, then the library's best
+    others: dict[str, Callable[[Any], Any]]  # the reference first, then the library's best
     ceiling: float  # seconds below which the chip cannot go
 
 
@@ -75,7 +75,7 @@ class Paged(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    rows: Rows
+    rows: AttentionMetadata
     counters: Tensor  # counters of attention in one launch
 
 
@@ -90,7 +90,9 @@ def paged(counts: list[int], contexts: list[int], device: torch.device, seed: in
     offsets = torch.tensor([0, *counts]).cumsum(0).int().to(device)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
     decodes = len(counts) if set(counts) == {1} else 0
-    rows = Rows(tables.to(device), lengths, offsets, tuple(counts), tuple(contexts), decodes, BLOCK)
+    rows = AttentionMetadata(
+        tables.to(device), lengths, offsets, tuple(counts), tuple(contexts), decodes, BLOCK
+    )
     k, v = (data(device, start, BLOCK, KV_HEADS, DIM) for _ in "kv")
     counters = torch.zeros(len(counts) * KV_HEADS, dtype=torch.int32, device=device)
     return Paged(data(device, sum(counts), HEADS, DIM), k, v, rows, counters)
@@ -123,10 +125,10 @@ def decode_cases() -> Iterator[Case]:
     def call(tuning: DecodeTuning) -> Callable[[Paged], Tensor]:
         def run(p: Paged) -> Tensor:
             r = p.rows
-            longest = max(r.contexts)
+            longest = max(r.seq_lens_cpu)
             mode = KernelMode(counters=p.counters)
             return decode_attention_triton(
-                p.q, p.k, p.v, r.tables, r.lengths, DIM**-0.5, None, longest, tuning, mode=mode
+                p.q, p.k, p.v, r.block_tables, r.seq_lens, DIM**-0.5, None, longest, tuning, mode=mode
             )
 
         return run
@@ -149,7 +151,7 @@ def decode_cases() -> Iterator[Case]:
             partial(paged, [1] * batch, [context - j % 61 for j in range(batch)]),
             copies(nbytes),
             {name: call(tuning) for name, tuning in DECODES.items()},
-            {"twin": reference} if batch * context < 200_000 else {},
+            {"reference": reference} if batch * context < 200_000 else {},
             nbytes / READ,
         )
 
@@ -184,7 +186,7 @@ def fresh(p: Paged) -> Tensor:
 
 def gathered(backend: SDPBackend, p: Paged) -> Tensor:
     """A prompt from nothing: K and V copied out of the pages, then one kernel of the library."""
-    tokens, slots = p.q.shape[0], p.rows.reads(None).chunks[0].slots
+    tokens, slots = p.q.shape[0], p.rows.reference_reads(None).chunks[0].slots
     q = p.q.transpose(0, 1)[None]
     k, v = (pages.flatten(0, 1).index_select(0, slots).transpose(0, 1)[None] for pages in (p.k, p.v))
     with sdpa_kernel([backend]):
@@ -197,7 +199,17 @@ def prefill_cases() -> Iterator[Case]:
         def run(p: Paged) -> Tensor:
             r, out = p.rows, torch.empty_like(p.q)
             prefill_attention_triton(
-                p.q, p.k, p.v, r.tables, r.lengths, r.offsets, r.tokens, out, DIM**-0.5, None, tuning
+                p.q,
+                p.k,
+                p.v,
+                r.block_tables,
+                r.seq_lens,
+                r.query_start_loc,
+                r.num_tokens,
+                out,
+                DIM**-0.5,
+                None,
+                tuning,
             )
             return out
 
@@ -205,7 +217,7 @@ def prefill_cases() -> Iterator[Case]:
 
     for rows, count, context in PROMPTS:
         flops = rows * 4 * DIM * HEADS * count * (context - count / 2)
-        others: dict[str, Callable[[Any], Any]] = {"twin": reference}
+        others: dict[str, Callable[[Any], Any]] = {"reference": reference}
         if rows == 1 and count == context:
             others["SDPA flash, gathered"] = partial(gathered, SDPBackend.FLASH_ATTENTION)
             others["SDPA cuDNN, gathered"] = partial(gathered, SDPBackend.CUDNN_ATTENTION)
@@ -255,11 +267,11 @@ def compact_cases() -> Iterator[Case]:
                 p.q,
                 p.k,
                 p.v,
-                r.tables,
-                r.lengths,
+                r.block_tables,
+                r.seq_lens,
                 DIM**-0.5,
                 None,
-                max(r.contexts),
+                max(r.seq_lens_cpu),
                 tuning,
                 compact=s.compact,
             )
@@ -269,15 +281,15 @@ def compact_cases() -> Iterator[Case]:
     def prefill(tuning: PrefillTuning) -> Callable[[Small], Tensor]:
         def run(s: Small) -> Tensor:
             p, r, out = s.paged, s.paged.rows, torch.empty_like(s.paged.q)
-            tables = (r.tables, r.lengths, r.offsets)
+            tables = (r.block_tables, r.seq_lens, r.query_start_loc)
             prefill_attention_triton(
-                p.q, p.k, p.v, *tables, r.tokens, out, DIM**-0.5, None, tuning, compact=s.compact
+                p.q, p.k, p.v, *tables, r.num_tokens, out, DIM**-0.5, None, tuning, compact=s.compact
             )
             return out
 
         return run
 
-    def twin(s: Small) -> Tensor:
+    def reference(s: Small) -> Tensor:
         p = s.paged
         return paged_attention_reference(p.q, p.k, p.v, p.rows, DIM**-0.5, None, s.compact)
 
@@ -290,7 +302,7 @@ def compact_cases() -> Iterator[Case]:
                 partial(small_paged, form, share, [1] * batch, [context - j % 61 for j in range(batch)]),
                 copies(nbytes),
                 {name: decode(DECODES[name]) for name in ("tile 64", "tile 32")},
-                {"twin": twin},
+                {"reference": reference},
                 nbytes / READ,
             )
         for count, context in ((1088, 1088), (2048, 16384)):
@@ -300,7 +312,7 @@ def compact_cases() -> Iterator[Case]:
                 partial(small_paged, form, share, [count], [context]),
                 2,
                 {name: prefill(PREFILLS[name]) for name in ("128x64 w8 s2", "128x32 w8 s4")},
-                {"twin": twin},
+                {"reference": reference},
                 4 * DIM * HEADS * count * (context - count / 2) / CAUSAL,
             )
         yield from compact_finishes(form, share)
@@ -367,7 +379,11 @@ def finish_cases() -> Iterator[Case]:
             partial(finish_inputs, tokens),
             copies(nbytes),
             {name: call(tuning) for name, tuning in tunings.items()},
-            {"twin": lambda f: qk_norm_rope_reference(f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)},
+            {
+                "reference": lambda f: qk_norm_rope_reference(
+                    f.qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v
+                )
+            },
             nbytes / COPY,
         )
 
@@ -391,7 +407,7 @@ def point_cases() -> Iterator[Case]:
             partial(tensors, [(tokens, HIDDEN), (tokens, HIDDEN), (HIDDEN,)]),
             copies(stream),
             {f"w{warps}": partial(add_norms, warps) for warps in (4, 8, 16)},
-            {"twin": lambda x: add_norm.add_rms_norm_reference(x[0], x[1], x[2], 1e-6)},
+            {"reference": lambda x: add_norm.add_rms_norm_reference(x[0], x[1], x[2], 1e-6)},
             stream / COPY,
         )
         yield Case(
@@ -400,7 +416,7 @@ def point_cases() -> Iterator[Case]:
             partial(tensors, [(tokens, 2 * INNER)]),
             copies(inner),
             {f"block {block}": partial(silu, block) for block in (1024, 2048)},
-            {"twin": lambda x: activation.silu_mul_reference(x[0])},
+            {"reference": lambda x: activation.silu_mul_reference(x[0])},
             inner / COPY,
         )
 
@@ -421,7 +437,7 @@ def angle_cases() -> Iterator[Case]:
             partial(make, tokens),
             4,
             {"kernel": lambda x: rope.rotary_angles_triton(x[0], x[1], x[2], BF16)},
-            {"twin": lambda x: rope.rotary_angles_reference(x[0], x[1], x[2], BF16)},
+            {"reference": lambda x: rope.rotary_angles_reference(x[0], x[1], x[2], BF16)},
             4 * tokens * DIM / COPY,
         )
 
@@ -440,7 +456,7 @@ def row_cases() -> Iterator[Case]:
         device_rows.gather_slots_triton(x[0], x[1], BLOCK)
         device_rows.advance_slots_triton(x[0], x[2], x[1])
 
-    def twins(x: tuple[Tensor, device_rows.SlotState, Tensor]) -> None:
+    def references(x: tuple[Tensor, device_rows.SlotState, Tensor]) -> None:
         device_rows.gather_slots_reference(x[0], x[1], BLOCK)
         device_rows.advance_slots_reference(x[0], x[2], x[1])
 
@@ -451,7 +467,7 @@ def row_cases() -> Iterator[Case]:
             partial(make, rows),
             2,
             {"kernels": kernels},
-            {"twin": twins},
+            {"reference": references},
             2 * 40 * rows / COPY,
         )
 
@@ -470,7 +486,7 @@ def copy_cases() -> Iterator[Case]:
         make,
         1,
         {"kernel": lambda x: copy_block.copy_block_triton(x[0], x[1], 7, 16000)},
-        {"twin": lambda x: copy_block.copy_block_reference(x[0], x[1], 7, 16000)},
+        {"reference": lambda x: copy_block.copy_block_reference(x[0], x[1], 7, 16000)},
         4 * layers * BLOCK * KV_HEADS * DIM * BF16.itemsize / COPY,
     )
 
@@ -489,7 +505,7 @@ def vit_cases() -> Iterator[Case]:
         partial(tensors, [(PATCHES, VIT), (PATCHES, VIT), (VIT,)]),
         8,
         {"kernel": lambda x: add_norm.add_norm_triton(x[0], x[1], x[2], x[2], 1e-6)},
-        {"twin": lambda x: add_norm.add_layer_norm_reference(x[0], x[1], x[2], x[2], 1e-6)},
+        {"reference": lambda x: add_norm.add_layer_norm_reference(x[0], x[1], x[2], x[2], 1e-6)},
         8 * PATCHES * VIT / COPY,
     )
     yield Case(
@@ -498,7 +514,7 @@ def vit_cases() -> Iterator[Case]:
         partial(tensors, [(PATCHES, VIT_INNER)]),
         4,
         {"kernel": lambda x: activation.gelu_triton(x[0], None, "tanh")},
-        {"twin": lambda x: activation.gelu_reference(x[0], None, "tanh")},
+        {"reference": lambda x: activation.gelu_reference(x[0], None, "tanh")},
         4 * PATCHES * VIT_INNER / COPY,
     )
     yield Case(
@@ -508,7 +524,7 @@ def vit_cases() -> Iterator[Case]:
         4,
         {"new": partial(rotate, False), "in place": partial(rotate, True)},
         {
-            "twin": lambda x: rope.apply_rotary_reference(
+            "reference": lambda x: rope.apply_rotary_reference(
                 x[0].view(PATCHES, -1, VIT_DIM)[:, : 2 * VIT_HEADS], x[1], x[1]
             )
         },
@@ -616,7 +632,7 @@ class Layer(NamedTuple):
 def make_layer(rows: int, context: int, device: torch.device, seed: int) -> Layer:
     p = paged([1] * rows, [context] * rows, device, seed)
     norm = HeadNorm(data(device, DIM), data(device, DIM), 1e-6)
-    slots = p.rows.tables[:, (context - 1) // BLOCK].long() * BLOCK + (context - 1) % BLOCK
+    slots = p.rows.block_tables[:, (context - 1) // BLOCK].long() * BLOCK + (context - 1) % BLOCK
     finish = Finish(p.q, norm, data(device, rows, DIM), slots, p.k, p.v)
     weights = {
         name: data(device, PRODUCTS[name][0] * (2 if PRODUCTS[name][2] else 1), PRODUCTS[name][1]) / 64
@@ -662,13 +678,13 @@ def run_layer(way: LayerWay, x: Layer) -> Any:
     )
     splits = default_splits(rows, KV_HEADS, SHORT, DecodeTuning().chunk)  # as for the first context tier
     decode = decode_tuning(None, rows, rows * KV_HEADS * splits, SHORT)._replace(pdl=way.pdl, last=way.last)
-    tables, lengths = p.rows.tables, p.rows.lengths
+    tables, lengths = p.rows.block_tables, p.rows.seq_lens
     seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, decode, mode=mode)
     normed, stream = product("o", seen.flatten(1), residual=x.stream, norm=x.norm)
     return product("down", product("gate_up", normed)[0], residual=stream, norm=x.norm)
 
 
-def twin_layer(x: Layer) -> Any:
+def reference_layer(x: Layer) -> Any:
     f, p, w = x.finish, x.paged, x.weights
     qkv = F.linear(x.normed, w["qkv"])
     q = qk_norm_rope_reference(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)
@@ -700,7 +716,7 @@ def layer_cases() -> Iterator[Case]:
             partial(make_layer, rows, context),
             4,
             {name: partial(run_layer, way) for name, way in LAYERS.items()},
-            {"twin": twin_layer},
+            {"reference": reference_layer},
             (weights + rows * context * KV_HEADS * DIM * 4) / READ,
         )
 
@@ -724,7 +740,7 @@ def make_draw(rows: int, size: float, k: int, p: float, device: torch.device, se
 
 
 def sorted_draw(d: Draw) -> Tensor:
-    """Top-p as the twin does it on a GPU: a full sort."""
+    """Top-p as the reference does it on a GPU: a full sort."""
     x = d.logits.float()
     x = (x - x.amax(-1, keepdim=True)) / d.parameters[:, :1].float()
     best = x.sort(dim=-1, descending=True).values
@@ -768,7 +784,7 @@ def sample_cases() -> Iterator[Case]:
             partial(make_draw, rows, 1.0, 0, 1.0),
             copies(nbytes),
             {name: partial(best, tuning) for name, tuning in BESTS.items()},
-            {"twin": lambda d: (d.logits.argmax(-1), d.logits.sum(-1).isfinite())},
+            {"reference": lambda d: (d.logits.argmax(-1), d.logits.sum(-1).isfinite())},
             nbytes / READ,
         )
         for kind, size, k, p in (
@@ -782,7 +798,7 @@ def sample_cases() -> Iterator[Case]:
                 partial(make_draw, rows, size, k, p),
                 2,
                 {name: partial(drawn, tuning) for name, tuning in DRAWS.items()},
-                {"twin": sorted_draw} if not k else {},
+                {"reference": sorted_draw} if not k else {},
                 nbytes / READ,
             )
 
@@ -841,7 +857,7 @@ def texture_cases() -> Iterator[Case]:
         made = channels_triton(colour, shades(picture.device))
         return means_triton(made, SALIENT, grid), means_triton(made, (ENTROPY, EDGE), refine)
 
-    def twin(picture: Tensor) -> tuple[Tensor, ...]:
+    def reference(picture: Tensor) -> tuple[Tensor, ...]:
         mode = KernelMode("torch")
         made = channels(to_working_size(picture, mode), mode)
         return pool_channels(made, SALIENT, grid, mode), pool_channels(made, (ENTROPY, EDGE), refine, mode)
@@ -849,7 +865,7 @@ def texture_cases() -> Iterator[Case]:
     for side in (448, 1024, 2048):
         nbytes = 3 * side * side + 16 * 4 * min(side, LONGEST) ** 2
         name, size = f"texture of {side} x {side}", partial(make, side)
-        yield Case("pixels", name, size, 2, {"kernels": kernels}, {"twin": twin}, nbytes / COPY)
+        yield Case("pixels", name, size, 2, {"kernels": kernels}, {"reference": reference}, nbytes / COPY)
 
 
 def cases(parts: set[str], rows: tuple[int, ...]) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Each kernel against its twin on random shapes, outputs poisoned: what must hold before times count."""
+"""Each kernel against its reference on random shapes, outputs poisoned: what must hold before times count."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ from triton.runtime.errors import OutOfResources
 
 from bench import bare
 from bench.candidates import CANDIDATES, TALL, TILES, fits
-from saccade.kernels.attention import copy_blocks as copy_block
+from saccade.kernels.attention import kv_blocks as copy_block
 from saccade.kernels.attention.decode import DecodeTuning, decode_attention_triton
-from saccade.kernels.attention.metadata import Rows
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, read_slots
@@ -98,7 +98,7 @@ class Share:
 
 def make_rows(
     dice: random.Random, device: torch.device, work: list[tuple[int, int]], decodes: int, block: int
-) -> tuple[Rows, int, Tensor]:
+) -> tuple[AttentionMetadata, int, Tensor]:
     """Rows of (count, context) with blocks in random order; the number of blocks, and the slots in use."""
     needed = [-(-context // block) for _, context in work]
     order = list(range(sum(needed) + 3))
@@ -112,7 +112,7 @@ def make_rows(
     counts, contexts = zip(*work, strict=True)
     offsets = torch.tensor([0, *counts]).cumsum(0).int().to(device)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
-    rows = Rows(tables.to(device), lengths, offsets, counts, contexts, decodes, block)
+    rows = AttentionMetadata(tables.to(device), lengths, offsets, counts, contexts, decodes, block)
     return rows, sum(needed) + 3, torch.tensor(slots, device=device)
 
 
@@ -133,14 +133,14 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
                 flat = torch.full((blocks * block, kv_heads, dim), torch.nan, dtype=dtype, device=device)
                 flat[slots] = torch.randn(len(slots), kv_heads, dim, device=device).to(dtype)
                 pages.append(flat.view(blocks, block, kv_heads, dim))
-            q = torch.randn(rows.tokens, heads + 2, dim, device=device).to(dtype)[:, 1:-1]
+            q = torch.randn(rows.num_tokens, heads + 2, dim, device=device).to(dtype)[:, 1:-1]
             clean = [torch.nan_to_num(part) for part in pages]
             with sdpa_any_shape(device):
                 wanted = paged_attention_reference(q, clean[0], clean[1], rows, dim**-0.5, window)
             label = f"{heads}/{kv_heads} x {dim}, window {window}, block {block}"
             small = dtype == torch.float32  # fp32 tiles are twice as large
             tuning = DecodeTuning(splits=dice.choice([None, 1, 7]), tile=32 if small else 64, stages=2)
-            tables = (rows.tables[:decodes], rows.lengths[:decodes], dim**-0.5, window, 4096)
+            tables = (rows.block_tables[:decodes], rows.seq_lens[:decodes], dim**-0.5, window, 4096)
             counters = torch.zeros(decodes * kv_heads, dtype=torch.int32, device=device)
             for last in (False, True):
                 made = launch(
@@ -160,10 +160,10 @@ def attention(device: torch.device, dice: random.Random, launch: Launch) -> Iter
                 q,
                 pages[0],
                 pages[1],
-                rows.tables[decodes:],
-                rows.lengths[decodes:],
-                rows.offsets[decodes:],
-                rows.tokens - decodes,
+                rows.block_tables[decodes:],
+                rows.seq_lens[decodes:],
+                rows.query_start_loc[decodes:],
+                rows.num_tokens - decodes,
                 out,
                 dim**-0.5,
                 window,
@@ -185,10 +185,10 @@ def captured(device: torch.device, dice: random.Random, launch: Launch) -> Itera
     with sdpa_any_shape(device):
         wanted = paged_attention_reference(q[:5], clean[0], clean[1], rows, dim**-0.5, None)
     order = torch.tensor(dice.sample(range(9), 5), device=device)
-    tables = torch.full((10, rows.tables.shape[1]), 2**30, dtype=torch.int32, device=device)
-    tables[order] = rows.tables
+    tables = torch.full((10, rows.block_tables.shape[1]), 2**30, dtype=torch.int32, device=device)
+    tables[order] = rows.block_tables
     step = torch.cat((order.int(), torch.full((3,), -1, dtype=torch.int32, device=device)))
-    lengths = torch.cat((rows.lengths, torch.zeros(3, dtype=torch.int32, device=device)))
+    lengths = torch.cat((rows.seq_lens, torch.zeros(3, dtype=torch.int32, device=device)))
     made = launch(
         decode_attention_triton, q, pages[0], pages[1], tables, lengths, dim**-0.5, None, 4096, index=step
     )
@@ -224,7 +224,7 @@ def arriving(device: torch.device, dice: random.Random, launch: Launch) -> Itera
         counters = torch.zeros(count * kv_heads, dtype=torch.int32, device=device)
         for pdl in (False, True):
             tuning = DecodeTuning(last=True, pdl=pdl)
-            rest = (rows.tables, rows.lengths, dim**-0.5, None, max(context, 4096), tuning)
+            rest = (rows.block_tables, rows.seq_lens, dim**-0.5, None, max(context, 4096), tuning)
             mode = KernelMode(counters=counters)
             made = launch(decode_attention_triton, q, *pages, *rest, mode=mode)
             others = [
@@ -239,7 +239,7 @@ def arriving(device: torch.device, dice: random.Random, launch: Launch) -> Itera
 
 
 def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
-    """Blocks of two kinds, and of 8 bits alone, written and read by kernels and by twins."""
+    """Blocks of two kinds, and of 8 bits alone, written and read by kernels and by references."""
     for form in FORMATS.values():
         for dtype in (torch.bfloat16, torch.float16):
             heads, kv_heads, dim = dice.choice([(32, 8, 128), (8, 2, 64), (12, 4, 96)])
@@ -268,16 +268,16 @@ def compact(device: torch.device, dice: random.Random, launch: Launch) -> Iterat
                 read_slots(pages.v[i], c.v, c.v_scale, c.first, slots) for i, c in enumerate((made, true))
             )
             yield Check(f"compact v {label}", relative(*values), STEP[form])
-            q = torch.randn(rows.tokens, heads, dim, device=device).to(dtype)
+            q = torch.randn(rows.num_tokens, heads, dim, device=device).to(dtype)
             with sdpa_any_shape(device):
                 wanted = paged_attention_reference(q, pages.k[1], pages.v[1], rows, dim**-0.5, None, true)
-            tables = (rows.tables[:5], rows.lengths[:5])
+            tables = (rows.block_tables[:5], rows.seq_lens[:5])
             out = launch(decode_attention_triton, q[:5], pages.k[1], pages.v[1], *tables, dim**-0.5, None,
                          2000, compact=true)  # fmt: skip
             yield compared(f"compact decode {label}", out, wanted[:5], dtype)
             out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
-            tables3 = (rows.tables[5:], rows.lengths[5:], rows.offsets[5:])
-            launch(prefill_attention_triton, q, pages.k[1], pages.v[1], *tables3, rows.tokens - 5, out,
+            tables3 = (rows.block_tables[5:], rows.seq_lens[5:], rows.query_start_loc[5:])
+            launch(prefill_attention_triton, q, pages.k[1], pages.v[1], *tables3, rows.num_tokens - 5, out,
                    dim**-0.5, None, compact=true)  # fmt: skip
             yield compared(f"compact prefill {label}", out[5:], wanted[5:], dtype)
 
@@ -344,7 +344,7 @@ def left(
         differ = torch.nan_to_num(pages[1]) != torch.nan_to_num(pages[0])
         yield Check(f"qkv left pages {label}", float(differ.sum()), 0)
         wanted = qk_norm_rope_reference(F.linear(x, weight, bias), heads, norm, *rest, *pages[2])
-        yield compared(f"qkv left, twin {label}", made, wanted, torch.bfloat16)
+        yield compared(f"qkv left, reference {label}", made, wanted, torch.bfloat16)
 
 
 def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:

@@ -8,10 +8,10 @@
     PYTHONPATH=src python3 -m bench.kernels --choose --write     everything; the winners become the defaults
 
 First the kernels are compiled by `--workers` processes at once (Triton keeps them on disk), then checked
-against their twins with poisoned outputs; a part that fails its check is not timed. Times are of CUDA-graph
-replays that rotate over inputs larger than the L2 cache, the median of several. "of ceiling" is the time the
-chip's own limit allows (4.69 TB/s read, 4.29 TB/s copied, 561 TFLOP/s of causal attention, all measured on an
-H200) over the time taken; the last column is against the first line of its group.
+against their references with poisoned outputs; a part that fails its check is not timed. Times are of CUDA
+graph replays that rotate over inputs larger than the L2 cache, the median of several. "of ceiling" is the
+time the chip's own limit allows (4.69 TB/s read, 4.29 TB/s copied, 561 TFLOP/s of causal attention, all
+measured on an H200) over the time taken; the last column is against the first line of its group.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def compile_share(turn: str, parts: list[str], rows: tuple[int, ...], steps: set
     if "check" in steps:
         share = Share(number, workers)
         for run in (run for part in parts for run in CHECKS[part]):
-            if run is not samples:  # few kernels, and its twin sorts: slow here
+            if run is not samples:  # few kernels, and its reference sorts: slow here
                 list(run(cpu, random.Random(seed), share))
 
 

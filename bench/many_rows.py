@@ -106,7 +106,7 @@ def layer(ways: Ways, x: Layer, *, early: bool = True) -> Any:
         return product(name, ways.by.get(name), left, inputs, mode)
 
     q = finished(made("qkv", x.normed, x.stream, ways.left)[0], x.finish, mode)
-    tables, lengths = p.rows.tables, p.rows.lengths
+    tables, lengths = p.rows.block_tables, p.rows.seq_lens
     seen = decode_attention_triton(q, p.k, p.v, tables, lengths, DIM**-0.5, None, SHORT, mode=mode)
     normed, stream = made("o", seen.flatten(1), x.stream)
     return made("down", made("gate_up", normed, stream)[0], stream)

@@ -1,4 +1,4 @@
-"""What a product may end in, each against its twin: for every kernel that multiplies."""
+"""What a product may end in, each against its reference: for every kernel that multiplies."""
 
 import torch.nn.functional as F
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.kernels.attention.metadata import MOST_GATHERED, SHORT, Rows, alike
+from saccade.kernels.attention.metadata import MOST_GATHERED, SHORT, AttentionMetadata, group_by_width
 from saccade.kernels.attention.paged import paged_attention, sdpa_any_shape
 
 CASES = {
@@ -23,8 +23,8 @@ CASES = {
 
 def make_rows(
     work: list[tuple[int, int]], decodes: int, block_size: int, generator: torch.Generator
-) -> tuple[Rows, int, list[list[int]]]:
-    """Rows with blocks in random order, and the slots of each row's tokens."""
+) -> tuple[AttentionMetadata, int, list[list[int]]]:
+    """AttentionMetadata with blocks in random order, and the slots of each row's tokens."""
     needed = [-(-context // block_size) for _, context in work]
     blocks = sum(needed) + 3
     order = torch.randperm(blocks, generator=generator).tolist()
@@ -40,17 +40,22 @@ def make_rows(
     contexts = tuple(context for _, context in work)
     offsets = torch.tensor((0, *counts)).cumsum(0).int()
     lengths = torch.tensor(contexts, dtype=torch.int32)
-    return Rows(tables, lengths, offsets, counts, contexts, decodes, block_size), blocks, slots
+    return AttentionMetadata(tables, lengths, offsets, counts, contexts, decodes, block_size), blocks, slots
 
 
 def plain_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: Rows, slots: list[list[int]], window: int | None
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    rows: AttentionMetadata,
+    slots: list[list[int]],
+    window: int | None,
 ) -> Tensor:
     out = torch.zeros_like(q, dtype=torch.float64)
     group = q.shape[1] // k_pages.shape[2]
     keys, values = k_pages.double().flatten(0, 1), v_pages.double().flatten(0, 1)
     token = 0
-    for row, (count, context) in enumerate(zip(rows.counts, rows.contexts, strict=True)):
+    for row, (count, context) in enumerate(zip(rows.query_lens, rows.seq_lens_cpu, strict=True)):
         for place in range(context - count, context):
             low = 0 if window is None else max(0, place - window + 1)
             seen = torch.tensor(slots[row][low : place + 1])
@@ -64,7 +69,7 @@ def plain_attention(
 
 @given(st.lists(st.integers(1, 70_000), max_size=40))
 def test_decodes_are_read_in_groups_that_waste_little(widths: list[int]) -> None:
-    groups = alike(widths)
+    groups = group_by_width(widths)
     assert sorted(row for group in groups for row in group) == list(range(len(widths)))
     for group in groups:
         widest = max(max(widths[row], SHORT) for row in group)
@@ -73,8 +78,8 @@ def test_decodes_are_read_in_groups_that_waste_little(widths: list[int]) -> None
 
 
 def test_one_long_context_does_not_pad_the_others() -> None:
-    assert alike([100] * 50) == [list(range(50))]
-    assert alike([100, 4000, 200]) == [[1], [0, 2]]
+    assert group_by_width([100] * 50) == [list(range(50))]
+    assert group_by_width([100, 4000, 200]) == [[1], [0, 2]]
 
 
 @pytest.mark.parametrize("window", [None, 1, 6, 1000])
@@ -91,7 +96,7 @@ def test_attention_is_its_formula(case: str, heads: int, kv_heads: int, dim: int
         owned = torch.tensor([slot for mine in slots for slot in mine])
         for pages in (k_pages, v_pages):
             pages.view(-1, kv_heads, dim)[owned] = torch.randn(len(owned), kv_heads, dim, generator=generator)
-        q = torch.randn(rows.tokens, heads, dim, generator=generator)
+        q = torch.randn(rows.num_tokens, heads, dim, generator=generator)
         out = paged_attention(q, k_pages, v_pages, rows, dim**-0.5, window)
         expected = plain_attention(q, k_pages, v_pages, rows, slots, window)
         assert out.dtype == q.dtype
@@ -108,17 +113,17 @@ def test_attention_on_cuda_is_its_formula(case: str, window: int | None, dtype: 
     generator = torch.Generator().manual_seed(0)
     rows, blocks, slots = make_rows(work, decodes, 16, generator)
     k_pages, v_pages = torch.randn(2, blocks, 16, 2, 64, generator=generator).to(dtype)
-    q = torch.randn(rows.tokens, 8, 64, generator=generator).to(dtype)
-    there = Rows(
-        rows.tables.cuda(),
-        rows.lengths.cuda(),
-        rows.offsets.cuda(),
-        rows.counts,
-        rows.contexts,
-        rows.decodes,
+    q = torch.randn(rows.num_tokens, 8, 64, generator=generator).to(dtype)
+    there = AttentionMetadata(
+        rows.block_tables.cuda(),
+        rows.seq_lens.cuda(),
+        rows.query_start_loc.cuda(),
+        rows.query_lens,
+        rows.seq_lens_cpu,
+        rows.num_decodes,
         rows.block_size,
     )
-    with sdpa_any_shape(there.tables.device):
+    with sdpa_any_shape(there.block_tables.device):
         out = paged_attention(q.cuda(), k_pages.cuda(), v_pages.cuda(), there, 0.125, window)
     expected = plain_attention(q, k_pages, v_pages, rows, slots, window)
     close = 1e-4 if dtype == torch.float32 else 2e-2
@@ -129,7 +134,7 @@ def test_attention_takes_strided_queries_and_bfloat16() -> None:
     generator = torch.Generator().manual_seed(0)
     rows, blocks, slots = make_rows([(1, 30), (9, 21)], 1, 4, generator)
     k_pages, v_pages = torch.randn(2, blocks, 4, 2, 16, generator=generator).bfloat16()
-    fused = torch.randn(rows.tokens, 8, 16, generator=generator).bfloat16()
+    fused = torch.randn(rows.num_tokens, 8, 16, generator=generator).bfloat16()
     q = fused[:, 2:6]  # as cut from a fused projection
     out = paged_attention(q, k_pages, v_pages, rows, 0.25)
     expected = plain_attention(q, k_pages, v_pages, rows, slots, None)
@@ -140,7 +145,7 @@ def test_a_query_that_would_be_alone_in_a_block_is_read_for_by_itself() -> None:
     work = [(1, 9), (65, 80), (64, 64), (129, 300), (33, 33), (1, 4)]
     rows, _, _ = make_rows(work, 1, 16, torch.Generator())
     for window in (None, 10):
-        chunks = rows.reads(window).chunks
+        chunks = rows.reference_reads(window).chunks
         assert [chunk.stop - chunk.start for chunk in chunks] == [64, 1, 64, 128, 1, 32, 1, 1]
         assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
         assert all(chunk.mask is None for chunk in chunks if chunk.stop - chunk.start == 1)
@@ -148,8 +153,8 @@ def test_a_query_that_would_be_alone_in_a_block_is_read_for_by_itself() -> None:
 
 def test_reads_are_worked_out_once_per_window() -> None:
     rows, _, _ = make_rows([(1, 30), (9, 21)], 1, 4, torch.Generator().manual_seed(0))
-    assert rows.reads(None) is rows.reads(None)
-    assert rows.reads(8) is not rows.reads(None)
+    assert rows.reference_reads(None) is rows.reference_reads(None)
+    assert rows.reference_reads(8) is not rows.reference_reads(None)
 
 
 def test_wrong_shapes_are_refused_by_name() -> None:
@@ -178,12 +183,12 @@ def test_rows_that_contradict_themselves_are_refused() -> None:
     lengths = torch.tensor([8], dtype=torch.int32)
     offsets = torch.tensor([0, 1], dtype=torch.int32)
     with pytest.raises(ValueError, match="9 tokens needs 3 table entries of 4 tokens; the tables have 2"):
-        Rows(tables, lengths, offsets, (1,), (9,), 1, 4)
+        AttentionMetadata(tables, lengths, offsets, (1,), (9,), 1, 4)
     with pytest.raises(ValueError, match="computes 9 tokens of a sequence of 8"):
-        Rows(tables, lengths, offsets, (9,), (8,), 0, 4)
+        AttentionMetadata(tables, lengths, offsets, (9,), (8,), 0, 4)
     with pytest.raises(ValueError, match="must have one token each"):
-        Rows(tables, lengths, offsets, (2,), (8,), 1, 4)
+        AttentionMetadata(tables, lengths, offsets, (2,), (8,), 1, 4)
     with pytest.raises(ValueError, match="same rows"):
-        Rows(tables, lengths, offsets, (1, 1), (8, 8), 1, 4)
+        AttentionMetadata(tables, lengths, offsets, (1, 1), (8, 8), 1, 4)
     with pytest.raises(ValueError, match="int32"):
-        Rows(tables.long(), lengths, offsets, (1,), (8,), 1, 4)
+        AttentionMetadata(tables.long(), lengths, offsets, (1,), (8,), 1, 4)

@@ -1,4 +1,4 @@
-"""With the table saying triton, whole paths run on the kernels and give what the twins give.
+"""With the table saying triton, whole paths run on the kernels and give what the references give.
 
 The kernels run in the interpreter on CPU tensors here: what is tested is the plumbing between them.
 """
@@ -43,7 +43,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "llama"])
-def test_a_model_on_kernels_gives_the_twins_logits(
+def test_a_model_on_kernels_gives_the_references_logits(
     family: str, family_folder: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> None:
     model = load_model(open_checkpoint(str(family_folder(family))), "cpu", torch.float32)

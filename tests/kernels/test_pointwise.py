@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from saccade.kernels.attention.kv_write import kv_write
-from saccade.kernels.norm_rope.rms_norm import rms_norm
+from saccade.kernels.attention.kv_blocks import kv_write_reference
+from saccade.kernels.norm_rope.add_norm import add_rms_norm, rms_norm_reference
+from saccade.kernels.norm_rope.qk_norm_rope import qk_norm_rope
 from saccade.kernels.norm_rope.rope import apply_rotary, interleaved_axes, rotary_angles
 
 
@@ -17,7 +18,7 @@ def test_rms_norm_is_its_formula(shape: tuple[int, ...], dtype: torch.dtype) -> 
     x = (30 * torch.randn(shape, generator=generator)).to(dtype)
     weight = torch.randn(shape[-1], generator=generator).to(dtype)
     expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
-    out = rms_norm(x, weight, 1e-3)
+    out = rms_norm_reference(x, weight, 1e-3)
     assert out.dtype == dtype
     close = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, rtol=close, atol=close)
@@ -29,21 +30,21 @@ def test_rms_norm_rounds_before_the_weight() -> None:
     weight = torch.full((64,), 1.3).bfloat16()
     wide = x.float()
     normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).bfloat16()
-    assert torch.equal(rms_norm(x, weight, 1e-6), weight * normed)
+    assert torch.equal(rms_norm_reference(x, weight, 1e-6), weight * normed)
 
 
 def test_rms_norm_takes_a_weight_per_head() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(5, 3, 16, generator=generator), torch.randn(3, 16, generator=generator)
-    each = [rms_norm(x[:, head], weight[head], 1e-6) for head in range(3)]
-    torch.testing.assert_close(rms_norm(x, weight, 1e-6), torch.stack(each, dim=1))
+    each = [rms_norm_reference(x[:, head], weight[head], 1e-6) for head in range(3)]
+    torch.testing.assert_close(rms_norm_reference(x, weight, 1e-6), torch.stack(each, dim=1))
 
 
 def test_rms_norm_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"\(2, 8\).*\(7,\)"):
-        rms_norm(torch.zeros(2, 8), torch.zeros(7), 1e-6)
+        add_rms_norm(torch.zeros(2, 8), None, torch.zeros(7), 1e-6)
     with pytest.raises(ValueError, match="bfloat16"):
-        rms_norm(torch.zeros(2, 8), torch.zeros(8).bfloat16(), 1e-6)
+        add_rms_norm(torch.zeros(2, 8), None, torch.zeros(8).bfloat16(), 1e-6)
 
 
 @pytest.mark.parametrize(("section", "half"), [((4, 2, 2), 8), ((24, 20, 20), 64), ((8, 0, 0), 8)])
@@ -119,7 +120,7 @@ def test_kv_write_puts_each_token_in_its_slot_and_touches_nothing_else(tokens: i
     k, v = fused[:, 2:4], fused[:, 4:]  # strided, as they come
     k_pages, v_pages = torch.full((2, 7, 4, 2, 16), torch.nan)
     slots = torch.randperm(28, generator=generator)[:tokens]
-    kv_write(k, v, k_pages, v_pages, slots)
+    kv_write_reference(k, v, k_pages, v_pages, slots)
     others = torch.ones(28, dtype=torch.bool)
     others[slots] = False
     for new, pages in ((k, k_pages), (v, v_pages)):
@@ -128,14 +129,15 @@ def test_kv_write_puts_each_token_in_its_slot_and_touches_nothing_else(tokens: i
         assert flat[others].isnan().all()
 
 
-def test_kv_write_refuses_what_does_not_fit() -> None:
+def test_the_kv_write_of_qk_norm_rope_refuses_what_does_not_fit() -> None:
     pages, slots = torch.zeros(7, 4, 2, 16), torch.zeros(3, dtype=torch.int64)
-    new = torch.zeros(3, 2, 16)
-    with pytest.raises(ValueError, match=r"\(3, 2, 8\) into pages of \(7, 4, 2, 16\)"):
-        kv_write(new[..., :8], new[..., :8], pages, pages, slots)
+    qkv, cos = torch.zeros(3, 5 * 16), torch.zeros(3, 16)
+    with pytest.raises(ValueError, match=r"need \[T, 80\], not \(3, 72\)"):
+        qk_norm_rope(qkv[:, :72], 1, None, cos, cos, slots, pages, pages)
     with pytest.raises(ValueError, match="3 tokens with slots"):
-        kv_write(new, new, pages, pages, slots[:2])
+        qk_norm_rope(qkv, 1, None, cos, cos, slots[:2], pages, pages)
     with pytest.raises(ValueError, match="int32"):
-        kv_write(new, new, pages, pages, slots.int())
+        qk_norm_rope(qkv, 1, None, cos, cos, slots.int(), pages, pages)
+    sliced = torch.zeros(7, 4, 2, 32)[..., :16]
     with pytest.raises(ValueError, match="contiguous"):
-        kv_write(new, new, pages.transpose(0, 1), pages.transpose(0, 1), slots)
+        qk_norm_rope(qkv, 1, None, cos, cos, slots, sliced, sliced)

@@ -1,9 +1,9 @@
-"""Keys and values in 8 bits: the twins."""
+"""Keys and values in 8 bits: the references."""
 
 import pytest
 import torch
 
-from saccade.kernels.attention.kv_write import kv_write_reference
+from saccade.kernels.attention.kv_blocks import kv_write_reference
 from saccade.kernels.attention.quantized_kv import (
     FORMATS,
     LARGEST,

@@ -1,12 +1,12 @@
-"""Rows of a captured step: padded, in any device row, their lengths known to the device alone."""
+"""Rows of a CUDA graph: padded, in any slot, their lengths known to the device alone."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from saccade.kernels.attention import decode as paged_decode
-from saccade.kernels.attention.kv_write import kv_write
-from saccade.kernels.attention.metadata import FixedRows, Rows
+from saccade.kernels.attention.kv_blocks import kv_write_reference
+from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentionMetadata
 from saccade.kernels.attention.paged import paged_attention, paged_attention_reference
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.sampling.slot_state import (
@@ -23,24 +23,28 @@ from tests.kernels.test_attention import make_rows
 from tests.kernels.test_triton_attention import make_pages, on
 
 
-def scattered(rows: Rows, decodes: int, chunks: int, spare: int) -> tuple[FixedRows, Tensor]:
+def scattered(
+    rows: AttentionMetadata, decodes: int, chunks: int, spare: int
+) -> tuple[PaddedAttentionMetadata, Tensor]:
     """The rows among padding, with tables in shuffled lines; and where their queries stand now."""
-    count, device = len(rows.counts), rows.tables.device
+    count, device = len(rows.query_lens), rows.block_tables.device
     lines = torch.randperm(count + 5, generator=torch.Generator().manual_seed(3))[:count].to(device)
-    tables = torch.full((count + 5, rows.tables.shape[1]), 2**30, dtype=torch.int32, device=device)
-    tables[lines] = rows.tables
+    tables = torch.full((count + 5, rows.block_tables.shape[1]), 2**30, dtype=torch.int32, device=device)
+    tables[lines] = rows.block_tables
     index = torch.full((decodes + chunks,), -1, dtype=torch.int32, device=device)
     lengths = torch.zeros(decodes + chunks, dtype=torch.int32, device=device)
-    longer = count - rows.decodes
-    for here, there, size in ((0, 0, rows.decodes), (decodes, rows.decodes, longer)):
+    longer = count - rows.num_decodes
+    for here, there, size in ((0, 0, rows.num_decodes), (decodes, rows.num_decodes, longer)):
         index[here : here + size] = lines[there : there + size].int()
-        lengths[here : here + size] = rows.lengths[there : there + size]
+        lengths[here : here + size] = rows.seq_lens[there : there + size]
     ends = [decodes]
     for row in range(chunks):
-        ends.append(ends[-1] + (rows.counts[rows.decodes + row] if row < longer else 0))
+        ends.append(ends[-1] + (rows.query_lens[rows.num_decodes + row] if row < longer else 0))
     offsets = torch.tensor(ends, dtype=torch.int32, device=device) if chunks else None
-    queries = [*range(rows.decodes), *range(decodes, ends[-1])]
-    fixed = FixedRows(tables, index, lengths, offsets, decodes, ends[-1] + spare, 200, rows.block_size)
+    queries = [*range(rows.num_decodes), *range(decodes, ends[-1])]
+    fixed = PaddedAttentionMetadata(
+        tables, index, lengths, offsets, decodes, ends[-1] + spare, 200, rows.block_size
+    )
     return fixed, torch.tensor(queries, device=device)
 
 
@@ -74,18 +78,18 @@ def test_fixed_rows_give_what_the_rows_give(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if place.device == "cuda" and kernels == "torch":
-        pytest.skip("the twin of padded rows reads lengths back: for the CPU alone")
+        pytest.skip("the reference of padded rows reads lengths back: for the CPU alone")
     if place.device == "cuda" and place.dtype == torch.float32:
         pytest.skip("matrix kernels run in 16 bits on CUDA")
     rows, blocks, slots = make_rows(work, decodes, 16, torch.Generator().manual_seed(7))
     rows = on(rows, place.device)
     k_pages, v_pages = make_pages(place, blocks, 16, 2, 32, slots)
     fixed, queries = scattered(rows, padded, chunks, spare)
-    q = place.randn(fixed.tokens, 4, 32)
+    q = place.randn(fixed.num_tokens, 4, 32)
     clean = [torch.nan_to_num(pages) for pages in (k_pages, v_pages)]
     expected = paged_attention_reference(q[queries], clean[0], clean[1], rows, 0.2, None)
     poison(monkeypatch)
-    pages = clean if kernels == "torch" else [k_pages, v_pages]  # the twin's padding may touch any slot
+    pages = clean if kernels == "torch" else [k_pages, v_pages]  # the reference's padding may touch any slot
     monkeypatch.setattr(paged_decode, "LAST_ROWS", last_rows)
     counters = torch.zeros(64, dtype=torch.int32, device=place.device)
     out = paged_attention(q, pages[0], pages[1], fixed, 0.2, mode=KernelMode(kernels, counters=counters))
@@ -107,20 +111,20 @@ def state(place: Place, rows: int) -> SlotState:
 
 @pytest.mark.parametrize("step", [[0], [3, -1, 1, 0, -1], [-1, -1], [*range(6, -1, -1), -1]], ids=str)
 @pytest.mark.parametrize("place", EXACT)
-def test_gathering_and_advancing_are_the_twins(
+def test_gathering_and_advancing_are_the_references(
     place: Place, step: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, twin = state(place, 7), state(place, 7)
+    made, reference = state(place, 7), state(place, 7)
     step_rows = torch.tensor(step, dtype=torch.int32, device=place.device)
     poison(monkeypatch)
-    expected = gather_slots_reference(step_rows, twin, 4)
+    expected = gather_slots_reference(step_rows, reference, 4)
     for mine, theirs in zip(gather_slots_triton(step_rows, made, 4), expected, strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine, theirs)
     tokens = torch.arange(100, 100 + len(step), device=place.device)
     advance_slots_triton(step_rows, tokens, made)
-    advance_slots_reference(step_rows, tokens, twin)
-    for mine, theirs in zip(made, twin, strict=True):
+    advance_slots_reference(step_rows, tokens, reference)
+    for mine, theirs in zip(made, reference, strict=True):
         assert torch.equal(mine[:7], theirs[:7])
 
 
@@ -148,7 +152,7 @@ def test_a_step_reads_its_rows_and_moves_only_those() -> None:
 def test_tokens_without_a_slot_are_not_written() -> None:
     pages = torch.zeros(2, 4, 1, 2), torch.zeros(2, 4, 1, 2)
     new = torch.ones(3, 1, 2)
-    kv_write(new, new, *pages, torch.tensor([-1, 5, -1]))
+    kv_write_reference(new, new, *pages, torch.tensor([-1, 5, -1]))
     for part in pages:
         assert part.flatten(0, 1)[:, 0, 0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
 
@@ -161,4 +165,4 @@ def test_what_does_not_fit_is_refused() -> None:
         advance_slots(torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int64), made)
     index = torch.zeros(3, dtype=torch.int32)
     with pytest.raises(ValueError, match="offsets"):
-        FixedRows(made.tables, index, index, None, 2, 3, 9, 4)
+        PaddedAttentionMetadata(made.tables, index, index, None, 2, 3, 9, 4)

@@ -1,4 +1,4 @@
-"""The Triton forms of paged attention against the twin, in the interpreter or on a GPU."""
+"""The Triton forms of paged attention against the reference, in the interpreter or on a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from saccade.kernels.attention.decode import (
     default_splits,
     default_tuning,
 )
-from saccade.kernels.attention.metadata import Rows
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
@@ -24,14 +24,14 @@ from tests.kernels.test_attention import make_rows
 SHAPES = [(4, 2, 64), (4, 1, 72), (8, 8, 80), (7, 1, 96), (8, 2, 128), (2, 1, 8), (20, 1, 32)]
 
 
-def on(rows: Rows, device: str) -> Rows:
-    return Rows(
-        rows.tables.to(device),
-        rows.lengths.to(device),
-        rows.offsets.to(device),
-        rows.counts,
-        rows.contexts,
-        rows.decodes,
+def on(rows: AttentionMetadata, device: str) -> AttentionMetadata:
+    return AttentionMetadata(
+        rows.block_tables.to(device),
+        rows.seq_lens.to(device),
+        rows.query_start_loc.to(device),
+        rows.query_lens,
+        rows.seq_lens_cpu,
+        rows.num_decodes,
         rows.block_size,
     )
 
@@ -66,9 +66,18 @@ def run_decode(
     fused = place.randn(len(work), heads + 3, dim)
     q = fused[:, 1 : heads + 1]  # rows further apart than their heads, as cut from a fused projection
     out = decode_attention_triton(
-        q, k_pages, v_pages, there.tables, there.lengths, dim**-0.5, window, max(lengths), tuning, mode=mode
+        q,
+        k_pages,
+        v_pages,
+        there.block_tables,
+        there.seq_lens,
+        dim**-0.5,
+        window,
+        max(lengths),
+        tuning,
+        mode=mode,
     )
-    clean = [torch.nan_to_num(pages) for pages in (k_pages, v_pages)]  # the twin's padding may touch any slot
+    clean = [torch.nan_to_num(pages) for pages in (k_pages, v_pages)]  # padding may touch any slot
     with sdpa_any_shape(q.device):
         expected = paged_attention_reference(q, clean[0], clean[1], there, dim**-0.5, window)
     return out, expected
@@ -86,7 +95,7 @@ def counted(place: Place, count: int) -> Iterator[KernelMode]:
 @pytest.mark.parametrize("window", [None, 1, 37])
 @pytest.mark.parametrize(("splits", "last"), [(None, False), (1, False), (5, False), (5, True), (2, True)])
 @pytest.mark.parametrize("place", PLACES)
-def test_decode_is_the_twin_for_any_length(
+def test_decode_is_the_reference_for_any_length(
     place: Place, splits: int | None, last: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
@@ -98,7 +107,7 @@ def test_decode_is_the_twin_for_any_length(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("place", PLACES)
-def test_decode_is_the_twin_for_any_head(
+def test_decode_is_the_reference_for_any_head(
     place: Place, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
@@ -112,7 +121,7 @@ def test_decode_is_the_twin_for_any_head(
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 @pytest.mark.parametrize("tile", [16, 64])
 @pytest.mark.parametrize("place", EXACT)
-def test_decode_is_the_twin_for_any_block_size_and_tile(place: Place, tile: int, block_size: int) -> None:
+def test_decode_is_the_reference_at_any_block_size(place: Place, tile: int, block_size: int) -> None:
     out, expected = run_decode(place, [1, 100], (2, 1, 32), block_size, None, DecodeTuning(tile, tile))
     assert_near(out, expected, place.dtype)
 
@@ -139,7 +148,7 @@ def test_a_row_does_not_hear_its_neighbours_when_chunks_cover_the_context(place:
     rows, blocks, slots = make_rows([(1, 100)], 1, 16, torch.Generator().manual_seed(7))
     k_pages, v_pages = make_pages(place, blocks, 16, kv_heads, dim, slots)
     q = place.randn(1, heads + 3, dim)[:, 1 : heads + 1].repeat(3, 1, 1)
-    tables = rows.tables.repeat(3, 1).to(place.device)
+    tables = rows.block_tables.repeat(3, 1).to(place.device)
     lengths = torch.tensor([7, 100, 50], dtype=torch.int32, device=place.device)
     together = decode_attention_triton(q, k_pages, v_pages, tables, lengths, dim**-0.5, None, 128, tuning)
     assert torch.equal(together[1], alone[0])
@@ -199,16 +208,16 @@ def run_prefill(
     rows, blocks, slots = make_rows(work, decodes, block_size, torch.Generator().manual_seed(7))
     there = on(rows, place.device)
     k_pages, v_pages = make_pages(place, blocks, block_size, kv_heads, dim, slots)
-    q = place.randn(rows.tokens, heads + 3, dim)[:, 1 : heads + 1]
+    q = place.randn(rows.num_tokens, heads + 3, dim)[:, 1 : heads + 1]
     out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=q.device)
     prefill_attention_triton(
         q,
         k_pages,
         v_pages,
-        there.tables[decodes:],
-        there.lengths[decodes:],
-        there.offsets[decodes:],
-        rows.tokens - decodes,
+        there.block_tables[decodes:],
+        there.seq_lens[decodes:],
+        there.query_start_loc[decodes:],
+        rows.num_tokens - decodes,
         out,
         dim**-0.5,
         window,
@@ -232,7 +241,7 @@ MIXES = {
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("place", PLACES)
-def test_prefill_is_the_twin_for_any_rows(place: Place, mix: str, window: int | None) -> None:
+def test_prefill_is_the_reference_for_any_rows(place: Place, mix: str, window: int | None) -> None:
     work, decodes = MIXES[mix]
     out, expected = run_prefill(place, work, decodes, (4, 2, 64), 16, window, PrefillTuning(32, 32, 4, 2))
     assert_near(out, expected, place.dtype)
@@ -240,7 +249,7 @@ def test_prefill_is_the_twin_for_any_rows(place: Place, mix: str, window: int | 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("place", PLACES)
-def test_prefill_is_the_twin_for_any_head(place: Place, shape: tuple[int, int, int]) -> None:
+def test_prefill_is_the_reference_for_any_head(place: Place, shape: tuple[int, int, int]) -> None:
     work = [(11, 40), (5, 5)]
     out, expected = run_prefill(place, work, 0, shape, 8, None, PrefillTuning(32, 16, 4, 2))
     assert_near(out, expected, place.dtype)
@@ -249,7 +258,9 @@ def test_prefill_is_the_twin_for_any_head(place: Place, shape: tuple[int, int, i
 @pytest.mark.parametrize("tuning", [PrefillTuning(), PrefillTuning(16, 16), PrefillTuning(64, 128, 4, 2)])
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("place", EXACT)
-def test_prefill_is_the_twin_for_any_tuning(place: Place, tuning: PrefillTuning, window: int | None) -> None:
+def test_prefill_is_the_reference_at_any_tuning(
+    place: Place, tuning: PrefillTuning, window: int | None
+) -> None:
     work = [(70, 90), (3, 80)]
     out, expected = run_prefill(place, work, 0, (2, 2, 32), 16, window, tuning)
     assert_near(out, expected, place.dtype)

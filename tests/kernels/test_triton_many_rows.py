@@ -36,7 +36,7 @@ TRIED += [(1, CUT._replace(lines=16)), (13, WHOLE._replace(lines=16)), (30, CUT.
 
 @pytest.mark.parametrize(("rows", "tuning"), TRIED, ids=lambda value: getattr(value, "name", str(value)))
 @pytest.mark.parametrize("place", PLACES)
-def test_every_epilogue_is_the_twin(
+def test_every_epilogue_is_the_reference(
     place: Place, rows: int, tuning: SkinnyTuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = TRIED.index((rows, tuning)) % 2

@@ -1,10 +1,10 @@
-"""The Triton forms of norms, rotation, cache writes and activations against their twins."""
+"""The Triton forms of norms, rotation, cache writes and activations against their references."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels.attention.copy_blocks import copy_block, copy_block_reference, copy_block_triton
+from saccade.kernels.attention.kv_blocks import copy_block, copy_block_reference, copy_block_triton
 from saccade.kernels.gemm.skinny import SkinnyTuning, skinny_partials, skinny_triton
 from saccade.kernels.norm_rope.activation import (
     PointTuning,
@@ -48,7 +48,7 @@ def strided(place: Place, rows: int, width: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("width", [64, 72, 1000])
 @pytest.mark.parametrize("place", PLACES)
-def test_residual_and_rms_norm_are_the_twin(
+def test_residual_and_rms_norm_are_the_reference(
     place: Place, width: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
@@ -62,7 +62,7 @@ def test_residual_and_rms_norm_are_the_twin(
 
 @pytest.mark.parametrize("width", [64, 72, 1152])
 @pytest.mark.parametrize("place", PLACES)
-def test_residual_and_layer_norm_are_the_twin(
+def test_residual_and_layer_norm_are_the_reference(
     place: Place, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
@@ -76,7 +76,7 @@ def test_residual_and_layer_norm_are_the_twin(
 
 @pytest.mark.parametrize("inner", [8, 100, 300])
 @pytest.mark.parametrize("place", PLACES)
-def test_silu_mul_is_the_twin(place: Place, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silu_mul_is_the_reference(place: Place, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
     x = 8 * strided(place, 3, 2 * inner)
     assert_near(silu_mul_triton(x, PointTuning(128)), silu_mul_reference(x), place.dtype)
@@ -85,7 +85,7 @@ def test_silu_mul_is_the_twin(place: Place, inner: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_gelu_is_the_twin(
+def test_gelu_is_the_reference(
     place: Place, biased: bool, approximate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
@@ -98,7 +98,7 @@ def test_gelu_is_the_twin(
 @pytest.mark.parametrize("dim", [64, 72])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_rotation_is_the_twin_also_in_place(
+def test_rotation_is_the_reference_also_in_place(
     place: Place, wide: bool, dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
@@ -116,7 +116,7 @@ def test_rotation_is_the_twin_also_in_place(
 
 @pytest.mark.parametrize("section", [None, (24, 20, 20), (8, 5, 5)])
 @pytest.mark.parametrize("place", EXACT)
-def test_angles_are_the_twin(
+def test_angles_are_the_reference(
     place: Place, section: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = 64 if section is None else sum(section)
@@ -134,7 +134,7 @@ def test_angles_are_the_twin(
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 72), (8, 8, 16), (5, 5, 96)])
 @pytest.mark.parametrize("place", PLACES)
-def test_qkv_finish_is_the_twin_and_touches_only_its_slots(
+def test_qkv_finish_is_the_reference_and_touches_only_its_slots(
     place: Place, heads: int, kv_heads: int, dim: int, normed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, blocks, size = 2, 2, 8
@@ -193,8 +193,8 @@ def test_parts_of_the_projection_are_added_up_as_their_product_would_be(
     assert torch.equal(apart, together)
     assert torch.equal(pages[0], pages[1])
     assert bool(pages[0].any())
-    twin = qk_norm_rope_reference(parts.reduce(), heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
-    assert_near(together, twin, place.dtype)
+    reference = qk_norm_rope_reference(parts.reduce(), heads, norm, *rest, slots, pages[0, 0], pages[0, 1])
+    assert_near(together, reference, place.dtype)
 
 
 @pytest.mark.parametrize("place", EXACT)
@@ -207,7 +207,7 @@ def test_a_padding_token_writes_no_page(place: Place) -> None:
     assert written.nonzero().tolist() == [[0, 3], [1, 3]]
 
 
-def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:
+def test_wrappers_run_the_reference_on_the_cpu_and_refuse_what_does_not_fit() -> None:
     x, weight = torch.randn(3, 8), torch.randn(8)
     assert torch.equal(add_rms_norm(x, x, weight, 1e-6)[1], x + x)
     assert torch.equal(add_layer_norm(x, None, weight, weight, 1e-6)[1], x)

@@ -1,4 +1,4 @@
-"""The Triton forms over blocks of two kinds against the twins, in the interpreter or on a GPU."""
+"""The Triton forms over blocks of two kinds against the references, in the interpreter or on a GPU."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.attention.decode import DecodeTuning, decode_attention_triton
-from saccade.kernels.attention.kv_write import kv_write_reference
-from saccade.kernels.attention.metadata import Rows
+from saccade.kernels.attention.kv_blocks import kv_write_reference
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, Compact
@@ -49,13 +49,13 @@ def make_pages(
 
 
 def clean(k: Tensor, v: Tensor, small: Compact) -> tuple[Tensor, Tensor, Compact]:
-    """The twin's padding may touch any slot."""
+    """The reference's padding may touch any slot."""
     k_scale, v_scale = small.k_scale.nan_to_num(), small.v_scale.nan_to_num()
     return k.nan_to_num(), v.nan_to_num(), small._replace(k_scale=k_scale, v_scale=v_scale)
 
 
 def make(place: Place, work: list[tuple[int, int]], decodes: int, kv_heads: int, dim: int, form: torch.dtype,
-         all_compact: bool) -> tuple[Rows, Tensor, Tensor, Compact]:  # fmt: skip
+         all_compact: bool) -> tuple[AttentionMetadata, Tensor, Tensor, Compact]:  # fmt: skip
     rows, blocks, slots = make_rows(work, decodes, BLOCK, torch.Generator().manual_seed(7))
     owned = [slot for mine in slots for slot in mine]
     # Block numbers are shuffled: about half of any row's blocks are of either kind.
@@ -82,7 +82,7 @@ def round_as_a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("all_compact", [False, True])
 @pytest.mark.parametrize(("splits", "window"), [(1, None), (3, 37)])
 @pytest.mark.parametrize("place", PLACES)
-def test_decode_reads_both_kinds_as_the_twin_does(
+def test_decode_reads_both_kinds_as_the_reference_does(
     place: Place, splits: int, window: int | None, all_compact: bool, form: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -93,7 +93,7 @@ def test_decode_reads_both_kinds_as_the_twin_does(
     poison(monkeypatch)
     tuning = DecodeTuning(tile=32, chunk=32, splits=splits)
     out = decode_attention_triton(
-        q, k, v, rows.tables, rows.lengths, dim**-0.5, window, max(lengths), tuning, compact=small
+        q, k, v, rows.block_tables, rows.seq_lens, dim**-0.5, window, max(lengths), tuning, compact=small
     )
     k, v, small = clean(k, v, small)
     with sdpa_any_shape(q.device):
@@ -105,7 +105,7 @@ def test_decode_reads_both_kinds_as_the_twin_does(
 @pytest.mark.parametrize("all_compact", [False, True])
 @pytest.mark.parametrize("window", [None, 21])
 @pytest.mark.parametrize("place", PLACES)
-def test_prefill_reads_both_kinds_as_the_twin_does(
+def test_prefill_reads_both_kinds_as_the_reference_does(
     place: Place, window: int | None, all_compact: bool, form: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads, kv_heads, dim = 4, 2, 32
@@ -116,7 +116,7 @@ def test_prefill_reads_both_kinds_as_the_twin_does(
     out = torch.empty_like(q)
     poison(monkeypatch)
     prefill_attention_triton(
-        q, k, v, rows.tables, rows.lengths, rows.offsets, tokens, out, dim**-0.5, window,
+        q, k, v, rows.block_tables, rows.seq_lens, rows.query_start_loc, tokens, out, dim**-0.5, window,
         PrefillTuning(lines=32, tile=32, warps=4, stages=2), compact=small,
     )  # fmt: skip
     k, v, small = clean(k, v, small)
@@ -148,7 +148,7 @@ def test_finish_writes_each_token_in_its_blocks_kind(
         qkv, heads, norm, cos, sin, slots, made[0], made[1], QkNormRopeTuning(heads=4), made[2]
     )
     assert_near(q, expected, place.dtype)
-    spare = 0 if compact_blocks == 4 else 1  # what the twin writes there is nobody's
+    spare = 0 if compact_blocks == 4 else 1  # what the reference writes there is nobody's
     for part, target in zip(made[:2], wanted[:2], strict=True):
         count = part.shape[0] - spare
         assert torch.equal(part[:count].isnan(), target[:count].isnan())

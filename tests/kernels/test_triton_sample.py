@@ -58,7 +58,7 @@ def parameters(settings: Tensor, seeds: list[int]) -> Tensor:
     return made
 
 
-def twin(logits: Tensor, kind: str, table: Tensor, outputs: Tensor) -> Tensor:
+def reference(logits: Tensor, kind: str, table: Tensor, outputs: Tensor) -> Tensor:
     """The sampler's own steps."""
     table = table.to(logits.device)
     scaled = scale_and_bar(logits.float().clone(), table, kind, int(table[:, 1].max()))
@@ -105,7 +105,7 @@ def test_draws_are_the_sampler_s(
     logits[2, ::2] = -torch.inf
     settings = torch.tensor([[0.3 + row, top_k, top_p, min_p] for row in range(rows)], dtype=torch.float64)
     table, outputs = parameters(settings, [977 * row for row in range(rows)]), torch.arange(rows)
-    expected = twin(logits, kind.split()[0], table, outputs)
+    expected = reference(logits, kind.split()[0], table, outputs)
     poison(monkeypatch)
     table[3, 0] = 0  # greedy
     expected[3] = logits[3].argmax()
@@ -118,7 +118,7 @@ def test_lines_of_many_tiles_draw_the_sampler_s(place: Place) -> None:
     settings = torch.tensor([[0.7, 0, 1.0, 0], [1.3, 0, 0.9, 0], [0.4, 30, 0.95, 0.001]], dtype=torch.float64)
     table, outputs = parameters(settings, [5, 6, 7]), torch.arange(3)
     expected = [
-        int(twin(logits[row : row + 1], kind, table[row : row + 1], outputs[row : row + 1]))
+        int(reference(logits[row : row + 1], kind, table[row : row + 1], outputs[row : row + 1]))
         for row, kind in enumerate(["free", "top_p", "top_k"])
     ]
     tuning = DrawTuning(piece=512, tile=64, every=10, room=1024, block=512)
@@ -162,7 +162,7 @@ def test_guessed_lines_and_searched_ones_stand_side_by_side(
     settings[9] = torch.tensor([1.3, 0, 1.0, 0.0])
     table, outputs = parameters(settings, list(range(10))), torch.arange(10)
     expected = [
-        int(twin(logits[row : row + 1], kind, table[row : row + 1], outputs[row : row + 1]))
+        int(reference(logits[row : row + 1], kind, table[row : row + 1], outputs[row : row + 1]))
         for row, kind in enumerate(["top_p"] * 8 + ["top_k", "free"])
     ]
     tuning, searched = DrawTuning(512, 512, 10, 1024, 512), Searched(monkeypatch)
@@ -180,7 +180,7 @@ def test_zeros_of_either_sign_are_alike(place: Place) -> None:
     logits[:, 70:80] = 0.0
     table = parameters(torch.tensor([[1.0, 9, 1.0, 0.0]] * 6, dtype=torch.float64), list(range(6)))
     outputs = torch.arange(6)
-    expected = twin(logits, "top_k", table, outputs)
+    expected = reference(logits, "top_k", table, outputs)
     assert torch.equal(run(logits, table, outputs, SMALL._replace(piece=128)), expected)
 
 
@@ -193,7 +193,7 @@ def test_few_are_listed_of_the_many_that_are_kept(place: Place, monkeypatch: pyt
     table, outputs = parameters(settings, list(range(draws))), torch.arange(draws)
     searched = Searched(monkeypatch)
     tokens = run(logits, table, outputs, DrawTuning(512, 512, 4, room, 64))
-    assert tokens.tolist() == twin(logits, "free", table, outputs).tolist()
+    assert tokens.tolist() == reference(logits, "free", table, outputs).tolist()
     assert len(set(tokens.tolist())) > draws // 2
     assert not searched.late.any()
 
@@ -252,12 +252,12 @@ def test_draws_over_a_real_vocabulary(place: Place) -> None:
             table = parameters(
                 torch.tensor([[0.9, top_k, top_p, min_p]] * rows, dtype=torch.float64), list(range(rows))
             )
-            expected = twin(logits, kind.split()[0], table, outputs)
+            expected = reference(logits, kind.split()[0], table, outputs)
             agree = (run(logits, table, outputs, None) == expected).float().mean()
             assert float(agree) >= 0.98, f"{kind} at {size}: sums round differently on the very edge alone"
 
 
-def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:
+def test_wrappers_run_the_reference_on_the_cpu_and_refuse_what_does_not_fit() -> None:
     logits = torch.randn(3, 9)
     assert torch.equal(greedy(logits)[0], logits.argmax(-1))
     with pytest.raises(ValueError, match=r"\(9,\)"):

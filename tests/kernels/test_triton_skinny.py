@@ -31,7 +31,7 @@ FMA = SkinnyTuning(8, 64, 2, mode="fma")
 @pytest.mark.parametrize("tuning", [*TUNINGS, FMA], ids=lambda tuning: str(tuple(tuning)[:6]))
 @pytest.mark.parametrize("rows", [1, 33])
 @pytest.mark.parametrize("place", PLACES)
-def test_every_epilogue_is_the_twin(
+def test_every_epilogue_is_the_reference(
     place: Place, rows: int, tuning: SkinnyTuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if tuning.mode == "fma" and rows > 1:
@@ -70,7 +70,7 @@ def test_a_measured_tuning_is_used_for_its_rows_and_shape(monkeypatch: pytest.Mo
     assert default_tuning(8, 4096, 4096, True) != measured
 
 
-def test_wrappers_run_the_twin_on_the_cpu_and_refuse_what_does_not_fit() -> None:
+def test_wrappers_run_the_reference_on_the_cpu_and_refuse_what_does_not_fit() -> None:
     x, weight = torch.randn(3, 8), torch.randn(6, 8)
     residual, norm = torch.randn(3, 6), Norm(torch.randn(6), 1e-6)
     assert torch.equal(skinny_linear(x, weight), F.linear(x, weight))

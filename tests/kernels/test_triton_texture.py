@@ -1,4 +1,4 @@
-"""The texture of a picture by kernels, against the twin."""
+"""The texture of a picture by kernels, against the reference."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_any_strides_will_do(place: Place) -> None:
 
 @pytest.mark.parametrize("size", [(LEAST, LEAST), (21, 75), (43, 34), (24, 64)])
 @pytest.mark.parametrize("place", EXACT)
-def test_all_channels_are_the_twin_s(
+def test_all_channels_are_the_reference_s(
     place: Place, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = picture(place, *size)
@@ -87,7 +87,7 @@ def test_means_are_those_of_an_adaptive_pool(
 
 @pytest.mark.parametrize("size", [(35, 26), (19, 30), (64, 52)])
 @pytest.mark.parametrize("place", EXACT)
-def test_maps_by_kernels_are_the_twin_s(
+def test_maps_by_kernels_are_the_reference_s(
     place: Place, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where one side is too short for the kernels of the channels, and where it is shrunk before: a mean

@@ -34,7 +34,7 @@ else:
         import triton.language as tl
 
         TRITON = True
-    except ImportError:  # CPU builds of torch come without it; every kernel has a torch twin
+    except ImportError:  # CPU builds of torch come without it; every kernel has a torch reference
         triton, tl, TRITON = None, SimpleNamespace(constexpr=None), False
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.kernels.attention.metadata import FixedRows, Rows
+from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentionMetadata
 from saccade.kernels.attention.paged import sdpa_any_shape
 from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import KernelMode
@@ -61,7 +61,7 @@ class DecoderLayer(nn.Module):
         k_pages: Tensor,
         v_pages: Tensor,
         slots: Tensor,
-        rows: Rows | FixedRows,
+        rows: AttentionMetadata | PaddedAttentionMetadata,
         compact: Compact | None,
         mode: KernelMode,
     ) -> tuple[Tensor, Tensor]:
@@ -148,13 +148,15 @@ class Decoder(LanguageModel):
         return self.head.forward(hidden, mode or self.mode)
 
 
-def rows_of(paged: Paged | FixedPaged) -> Rows | FixedRows:
+def rows_of(paged: Paged | FixedPaged) -> AttentionMetadata | PaddedAttentionMetadata:
     """Made once per step and read by every layer."""
     p, block_size = paged, paged.pages.block_size
     if isinstance(p, FixedPaged):
         tokens = p.slots.shape[0]
-        return FixedRows(p.tables, p.index, p.lengths, p.offsets, p.decodes, tokens, p.longest, block_size)
-    return Rows(p.tables, p.lengths, p.offsets, p.counts, p.contexts, p.decodes, block_size)
+        return PaddedAttentionMetadata(
+            p.tables, p.index, p.lengths, p.offsets, p.decodes, tokens, p.longest, block_size
+        )
+    return AttentionMetadata(p.tables, p.lengths, p.offsets, p.counts, p.contexts, p.decodes, block_size)
 
 
 def rotary_frequencies(rope: RopeDims, head_dim: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels.attention.metadata import FixedRows, Rows
+from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentionMetadata
 from saccade.kernels.attention.paged import paged_attention
 from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
@@ -138,7 +138,7 @@ class Attention(nn.Module):
         k_pages: Tensor,
         v_pages: Tensor,
         slots: Tensor,
-        rows: Rows | FixedRows,
+        rows: AttentionMetadata | PaddedAttentionMetadata,
         compact: Compact | None,  # the layer's 8-bit blocks, if there are any
         mode: KernelMode,
     ) -> Tensor:

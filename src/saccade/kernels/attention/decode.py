@@ -1,28 +1,23 @@
 """Attention of one query per row over its pages, split over the context (flash-decoding).
 
-Row r's query sits at the end of a sequence of lengths[r] tokens; with low = max(0, length - window),
+Row r's query is the last token of a sequence of lengths[r] tokens; with low = max(0, length - window),
 
     out[r, h] = sum_j p_j v[j] / sum_j p_j,   p_j = exp(scale * q[r, h] . k[j]),   low <= j < length
 
 Split s of a row takes `per` neighbouring tokens, per = max(chunk, the span / splits in whole tiles), and
-leaves its own softmax and the log of its sum; a second kernel weighs the splits, or the last program of a row
-and kv head to finish does (`last`: one launch, where the mode has counters). The grid depends on the
-number of rows, heads and splits alone and lengths are read on the device, so a launch can be captured in a
-graph; splits past a row's end leave at once, and rows of length 0 (padding) give zeros. When chunk * splits
-covers the longest sequence, a row's sums do not depend on its neighbours or on the batch.
+writes its own softmax and the log of its sum; a second kernel weighs the splits, or the last program of a row
+and kv head does (`last`: one launch, needs `KernelMode.counters`). The grid depends on the number of rows,
+heads and splits alone and lengths are read on the device, so a launch can be captured; splits past a row's
+end return at once, and rows of length 0 (padding) give zeros. If chunk * splits covers the longest sequence,
+a row's sums do not depend on the batch. The query heads that share a kv head form one tile (padded to 16
+lines for the tensor cores), so K and V are read once.
 
-The query heads that share a kv head form one tile (padded to 16 lines, what the tensor cores take), so K and
-V are read once.
-
-Bytes: 2 * kv_heads * dim * itemsize per token of context, and 8 * heads * dim per split, written and read
-again (fp32; L2). Operations: 4 * 16 * dim per token and kv head, padding counted. On Qwen3-VL-8B (8 kv heads
-of 128, bf16) 4 KiB and 65 kFLOP per token and layer: memory-bound at 16 FLOP per byte. At 4.69 TB/s a batch
-of 128 at 640 tokens takes 72 us a layer, one row of 512 tokens under 1 us: there the two launches are the
-cost.
+Bytes: 2 * kv_heads * dim * itemsize per token of context, and 8 * heads * dim per split (fp32; L2). On
+Qwen3-VL-8B (8 kv heads of 128, bf16) memory-bound at 16 FLOP per byte: at 4.69 TB/s a batch of 128 at 640
+tokens takes 72 us a layer, one row of 512 tokens under 1 us: there the launches are the cost.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 
@@ -302,7 +297,7 @@ def check_paged(
     tile: int,
     index: Tensor | None = None,
 ) -> None:
-    """What both attention kernels need beyond the twin's checks: they walk memory by these strides."""
+    """What both attention kernels need beyond the reference's checks: they walk memory by these strides."""
     if q.dim() != 3 or q.stride(2) != 1 or q.stride(1) != q.shape[2]:
         raise ValueError(f"queries are [T, heads, dim] with dense heads, not strides {q.stride()}")
     if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != q.shape[2]:

@@ -1,24 +1,20 @@
-"""Attention of rows of several queries over their pages: prompts, pieces of prompts, mixed lengths.
+"""Attention of rows of several queries over their pages: prompts, chunks of prompts, mixed lengths.
 
-Row r has counts[r] = offsets[r + 1] - offsets[r] queries, the last tokens of a sequence of lengths[r]. The
-query at place i sees places max(0, i - window + 1) .. i of its own sequence:
+Row r has offsets[r + 1] - offsets[r] queries, the last tokens of a sequence of lengths[r]. The query at
+position i sees positions max(0, i - window + 1) .. i of its sequence:
 
     out[i, h] = sum_j p_j v[j] / sum_j p_j,   p_j = exp(scale * q[i, h] . k[j])
 
-A tile holds `lines` (query, head) pairs: the queries_per_tile = lines // group neighbouring queries of the
-group heads that share a kv head, so K and V are read once for the group. Tiles are numbered without the
-host: row r's begin at (offsets[r] - offsets[0]) // queries_per_tile + r, at least as many as it needs, and
-a program finds its row by bisection. The grid is tokens // queries_per_tile + rows tiles; the few spare
-ones leave at once. The last tiles (the longest, in one long row) start first.
+A tile holds `lines` (query, head) pairs: lines // group neighbouring queries of the group heads that share a
+kv head, so K and V are read once for the group. Tiles are numbered without the host: row r's begin at
+(offsets[r] - offsets[0]) // queries_per_tile + r, at least as many as it needs, and a program finds its row
+by bisection. The grid is tokens // queries_per_tile + rows tiles; the few spare ones return at once. The last
+tiles (the longest, in one long row) start first.
 
-Operations: 4 * dim * heads * count * (context - count / 2). Bytes from L2, in 16 bits: one per `lines`
-FLOP; at 128 lines and 400 TFLOP/s 3.1 TB/s, under what L2 gives. Prediction for an H200: 300-400 TFLOP/s
-from 4k tokens on (flash SDPA 321, cuDNN 561 at 8,192), 130-200 at 1,088 tokens, where 8 kv heads * 34 tiles
-make two uneven waves. The gather of K and V, and a launch for every row, fall away.
+Operations: 4 * dim * heads * count * (context - count / 2). Bytes from L2, in 16 bits: one per `lines` FLOP.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 

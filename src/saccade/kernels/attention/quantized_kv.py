@@ -1,19 +1,17 @@
-"""Keys and values in 8 bits: what a compact block holds, and the twins that write and read it.
+"""Keys and values in 8 bits: what a compact block holds, and the references that write and read it.
 
-A head's vector x of one token becomes whole numbers or E4M3 floats and one scale:
+A head's vector x of one token becomes int8 or float8_e4m3 values and one scale:
 
     s = max |x| / m,   c = round(x / s)   (m: 127 for int8, 448 for float8_e4m3fn);   read back:  c * s
 
-Rounding is to the nearest, ties to even. A vector of zeros has s = 0; one with a value that is no number has
-such an s, so that what is read back is none either: it is never hidden.
+Rounding is to nearest even. A vector of zeros has s = 0; a NaN or infinity in x makes s one too, so that it
+is never hidden.
 
-Blocks are numbered through: those below `first` are in the model's dtype, the others compact. With both
-kinds, each kind's tensors have one spare block behind their last: a write that is the other kind's business
-lands there, so that nothing has to ask the device which tokens are whose.
+Blocks below `first` are in the model's dtype, the others compact. With both kinds, each kind's tensors have a
+spare block behind their last: a write that belongs to the other kind goes there, without synchronisation.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 

@@ -1,16 +1,15 @@
-"""The kernel of `skinny` for 65 to 256 rows: a tile of W by all lines of x, so that W comes from memory once.
+"""The kernel of `skinny` for 65 to 256 rows: a tile of W by all rows of x, so that W comes from memory once.
 
-At 128 rows the weights need 43 us of a gate_up and the arithmetic 38, and every tile of W reads all of x
-again, from L2: tiles of 128 rows of W read as much of x as of W. Hence tall tiles, and such as fill 132
-multiprocessors in whole waves; 192 rows of W do: 128 tiles of gate_up, 32 of qkv (by 4 splits), 792 = 6 * 132
-of the head. As Triton's tiles are powers of two, those are three pieces of 64 that share the tile of x.
+At 128 rows the weights of gate_up need 43 us and the arithmetic 38, and every tile of W reads all of x again,
+from L2. Hence tall tiles that fill 132 multiprocessors in whole waves; 192 rows of W do: 128 tiles of
+gate_up, 32 of qkv (by 4 splits), 792 = 6 * 132 of the head. Triton's tiles are powers of two, so those are
+three pieces of 64 that share the tile of x.
 
-W is the left side (wgmma takes 64 of its rows at once), the lines of x the right one. Of a gated product each
-16 rows of a tile are 8 of gate and the 8 of up that belong to them: both are then in one thread's registers.
+W is the left side (wgmma takes 64 of its rows at once). In a gated product each 16 rows of a tile are 8 of
+gate and the 8 of up that belong to them: both are then in one thread's registers.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from saccade.kernels.jit import jit, jit_for_any, prefetch_l2, tl, wait_for_previous
 from saccade.kernels.norm_rope.activation import silu

@@ -3,27 +3,23 @@
     plain    y = cast(x W^T) + bias
     add      y = residual + cast(x W^T)
     gated    y = silu(cast(x G^T)) * cast(x U^T)          W = (G, U), [2 * N, K]
-    normed   t = residual + cast(x W^T);  y = rms norm of t   (both are given)
+    normed   t = residual + cast(x W^T);  y = rms norm of t   (both are returned)
 
-All that counts is that W comes from memory once and without a pause: N * K * itemsize bytes, 2 * M FLOP per
-weight. A program owns `columns` outputs (rows of W) and a share of K; x stays in L2. With `splits` > 1 each
-share leaves float32 sums which a second kernel adds in a fixed order, with the epilogue; `normed` always
-takes the second kernel, as a norm needs whole lines. So a product with its residual and norm is two
-launches. A next kernel that can add the parts itself gets them (`skinny_linear_partials`): one launch less.
-Sums of one tuning and one padding of x (16, 32 or 64 rows) are in one order whatever the other rows are.
+W must come from memory once and without a pause: N * K * itemsize bytes, 2 * M FLOP per weight. A program
+owns `columns` outputs (rows of W) and a split of K; x stays in L2. With `splits` > 1 each split writes
+float32 partial sums which a second kernel adds in a fixed order, with the epilogue; `normed` always takes the
+second kernel, as a norm needs whole rows. A next kernel that can add the partial sums itself gets them
+(`skinny_linear_partials`): one launch less. Sums of one tuning and one padding of x (16, 32 or 64 rows) are
+in one order whatever the other rows are.
 
-Ways to multiply: "dot" pads x to 16 lines (mma), "swap" makes W the left side (64 columns and more: wgmma, W
-from shared memory without a transposition), "fma" multiplies in registers (M = 1 only), "many" is a kernel of
-its own (`multiply_many`) made for 65 to 256 rows, which go to the library where no line of the tables says
-so; its tall tiles are one wave of the chip, which is the quickest for few rows too.
+`mode` of a tuning: "dot" pads x to 16 rows (mma), "swap" makes W the left side (64 columns and more: wgmma, W
+from shared memory without a transposition), "fma" multiplies in registers (M = 1 only), "many" is
+`many_rows`, made for 65 to 256 rows, which otherwise go to the library; its tall tiles are the fastest for
+few rows too. With `pdl` the kernel starts beside its predecessor and prefetches its first `ahead` weights per
+column to L2.
 
 Ceiling on an H200: 4.69 TB/s. Qwen3-VL-8B, bf16, M = 1: qkv 50 MB 10.7 us, o 34 MB 7.2 us, gate_up 201 MB
-42.9 us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there, a plain one-pass
-kernel 3.27-4.11. Bytes in flight needed: 4.69 TB/s * 1 us = 36 KiB per multiprocessor; a program of 32
-columns and 256 deep in 4 stages has 48 KiB.
-
-With `pdl` the kernel starts beside its predecessor and asks for its first `ahead` weights per column before
-it waits: they arrive in L2 while the kernel before finishes.
+42.9 us, down 101 MB 21.5 us, head 1.24 GB 265 us. cuBLAS reaches 2.55-4.37 TB/s there.
 """
 
 from typing import NamedTuple

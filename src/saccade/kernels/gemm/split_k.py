@@ -1,7 +1,6 @@
-"""The two kernels of `skinny`: multiply a share of K, and add up the shares with what follows a product."""
+"""The two kernels of `skinny`: multiply a split of K, and add the splits up with the epilogue."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 

@@ -1,18 +1,16 @@
-"""Residual sums and the norm that follows them, as one pass.
+"""Residual add and the norm that follows it, in one pass.
 
     total = residual + x                                            rounded to x's dtype
     rms:    y = w * cast(total / sqrt(mean(total^2) + eps))         the fraction in float32
     layer:  y = cast((total - mean) / sqrt(var + eps) * w + b)      all in float32
 
-Without a residual the total is x itself. Both y and the total are given: the total is the stream.
+Without a residual the total is x. Both y and the total are returned.
 
-Bytes: x and the residual read, total and y written, 4 * width * itemsize per token (32 KiB at 4,096 in bf16);
-8,192 tokens move 268 MB, 63 us at the copy ceiling. The twin takes six launches and moves about four times
-that (float32 copies). A decode step has 73 of these: what counts there is the launch.
+Bytes: 4 * width * itemsize per token (32 KiB at 4,096 in bf16); 8,192 tokens move 268 MB, 63 us at the copy
+ceiling. The reference takes six launches and moves four times as much.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +18,6 @@ from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit, power_of_two, tl, wait_for_previous
-from saccade.kernels.norm_rope.rms_norm import rms_norm_reference
 
 WIDEST = 16384  # one program holds a whole line in its registers
 
@@ -67,6 +64,13 @@ def add_rms_norm(
     if use_triton("add_rms_norm", x, mode):
         return add_norm_triton(x, residual, weight, None, eps, pdl=mode.pdl)
     return add_rms_norm_reference(x, residual, weight, eps)
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Of the last axis of x [..., d]; the weight is [d], or [heads, d]."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
 
 
 def add_rms_norm_reference(

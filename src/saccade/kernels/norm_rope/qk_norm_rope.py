@@ -1,34 +1,30 @@
-"""What stands between the qkv projection and attention, as one pass: q/k norm, rotation, cache write.
+"""Between the qkv projection and attention, in one pass: q/k norm, rotary embedding, KV cache write.
 
-    for a head x of q or k:   n = w * cast(x / sqrt(mean(x^2) + eps))        (left out where there is no norm)
+    for a head x of q or k:   n = w * cast(x / sqrt(mean(x^2) + eps))        (omitted if there is no norm)
                               y = n * C + swap(n) * S                        (swap exchanges the halves)
-    q's y is the answer; k's y and v go to slot slots[t] of the pages.
+    q's y is returned; k's y and v are written to slot slots[t] of the pages.
 
-C and S are `rope.rotary_angles`' (any number of axes is in them already). Each step rounds where the twin
-rounds: to x's dtype after the norm and after the weight, to the wider of x and C after each product.
+C and S come from `rope.rotary_angles`. Each step rounds where the reference does: to x's dtype after the norm
+and after the weight, to the wider of x and C after each product. Split-K partial sums of the projection are
+added here in their order and rounded to the dtype first: the same bits, one launch less.
 
-Bytes: the projection read once, q, K and V written once: 2 * (heads + 2 * kv_heads) * dim * itemsize per
-token, 24 KiB on Qwen3-VL-8B; 8,192 tokens move 201 MB, 47 us at the copy ceiling. The twin takes nine
-launches and reads or writes about five times as much. For a decode step the launch is all that counts.
-
-The projection may come as parts (`SplitKPartials`): they are added here in their order and rounded to the
-dtype before anything else, so every bit is that of adding them up first; one launch less.
+Bytes: 2 * (heads + 2 * kv_heads) * dim * itemsize per token, 24 KiB on Qwen3-VL-8B; 8,192 tokens move 201 MB,
+47 us at the copy ceiling. The reference takes nine launches and moves five times as much.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from saccade.kernels.attention.kv_write import kv_write_reference
+from saccade.kernels.attention.kv_blocks import kv_write_reference
 from saccade.kernels.attention.quantized_kv import Compact, check_compact, pointers, to_small
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
-from saccade.kernels.norm_rope.rms_norm import rms_norm_reference
+from saccade.kernels.norm_rope.add_norm import rms_norm_reference
 from saccade.kernels.norm_rope.rope import apply_rotary_reference, turned
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions: angles from positions, and the rotation of queries and keys.
+"""Rotary embedding: cos and sin from positions, and the rotation of queries and keys.
 
     angle[t, j] = position[t] * frequency[j]              j < half = head_dim / 2
     y[j]        = x[j] * cos(angle[j]) - x[j + half] * sin(angle[j])
@@ -7,11 +7,10 @@
 which is  y = x * C + swap(x) * S  with swap exchanging the halves, C = (cos, cos) and S = (-sin, sin).
 
 With three axes (time, row, column) each frequency follows one axis: `interleaved_axes` gives T R C T R C ...
-until the row and column shares are used up, then T.
+until the shares of row and column are used up, then T.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -133,7 +132,6 @@ def rotary_angles_triton(
     dtype: torch.dtype,
     tuning: RotaryTuning | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One launch where the twin takes ten. Bytes: 4 * half * itemsize written per token; once per step."""
     tuning = tuning or RotaryTuning()
     tokens, half = positions.shape[1], len(frequencies)
     if positions.stride(1) != 1:
@@ -183,7 +181,7 @@ def apply_rotary_triton(
     """Into a new tensor, or into `out`, which may be x itself (q and k inside a packed projection).
 
     Bytes: x read and written once, the angles once per token. ViT of Qwen3-VL-8B, 4,096 patches, q and k of
-    16 heads of 72 in bf16: 40 MB, 9 us at the copy ceiling; the twin moves about three times as much.
+    16 heads of 72 in bf16: 40 MB, 9 us at the copy ceiling; the reference moves about three times as much.
     """
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,11 +1,10 @@
-"""The best token of each line of logits, and whether the line is of numbers at all.
+"""The argmax of each row of logits, and whether all of the row is finite.
 
-Two kernels: each piece of a line gives its best, then each line the best of its pieces. Bytes: one pass, 256
-lines of 151,936 in 16 bits 78 MB, 17 us at 4.69 TB/s.
+Two kernels: the best of each piece of a row, then of each row. One pass: 256 rows of 151,936 in 16 bits are
+78 MB, 17 us at 4.69 TB/s.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 

@@ -1,20 +1,18 @@
-"""What a decode step reads of its device rows at its beginning, and leaves there at its end.
+"""What a decode step reads from its slots at its beginning, and writes back at its end.
 
-A device row keeps, for the sequence that has it: the token it sampled last, how many of its tokens are
-computed (length), the rotary position of its next token, and how many output tokens it has. Step row i is
-device row r = step_rows[i], or padding where that is negative:
+A slot keeps, for its sequence: the token sampled last, the number of computed tokens (length), the rotary
+position of the next token, and the number of output tokens. Step row i is slot r = step_rows[i], or padding
+if that is negative:
 
     gather     token[i] = last[r]    position[i] = positions[r]    output[i] = outputs[r]
                context[i] = lengths[r] + 1,  slot[i] = table[r, length // B] * B + length % B
                padding: token, position and output 0, context 0, slot -1: it reads and writes no page
     advance    last[r] = token[i],  lengths[r] += 1,  positions[r] += 1,  outputs[r] += 1
 
-The buffers have one line more than there are rows: the twins let padding write there, so that nothing has to
-ask the device which step rows are real.
+The buffers have one spare line: the references let padding write there, which needs no synchronisation.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 

@@ -1,31 +1,30 @@
-"""A draw under top-k, top-p and min-p without sorting, in two passes over the logits: the second one knows
-where to look.
+"""Sampling with temperature, top-k, top-p and min-p without sorting, in two passes over the logits.
 
-The twin is `runtime.sampler` (scale_and_bar, then noise, then argmax):
+The reference is `sampling.sampler` (scale and filter, then noise, then argmax):
 
     x = (logit - best) / temperature                                   at most 0
     kept: x >= the k-th best x; x >= the least x of the smallest set of best tokens whose share of the mass of
           what top-k keeps reaches top_p; x >= log(min_p). Ties stay in.
     token = argmax over the kept of  x - log(E),   E = -log(1 - u),  u a hash of (words, token id)
 
-`bound` says what keys, gaps and edges are. Kernels:
+`threshold` says what keys, gaps and edges are. Kernels:
 
-    look     each piece of a line: its best logit, whether all are numbers, the mass of exp(x) against that
-             best, and every EVERY-th logit aside: the line's sample
-    guess    each line: its best, which is the greedy token, and its mass, both exact; the words of its noise;
-             from the sample two keys, low and high, that the bound is between as good as surely
-             (`bound_sampled`); and the best score of what is sampled below low: the winner has that at least
-    gather   each piece: the mass below low; listed are the tokens between low and high, and those below low
-             whose noise lets them win: a hash and no logarithm a value, some dozens of tokens a line
-    settle   each line: whether low and high hold the bound is known now; the exact bound, by the listed keys
-             between them; the kept ones scored, and the best of them taken
-    search   a line whose guess was wrong or whose list is too long (tokens all alike, k in the tens of
-             thousands): the whole of it by one program, in its own time
+    look     each piece of a row: its best logit, whether all are finite, the mass of exp(x) against that
+             best, and every EVERY-th logit as the row's sample
+    guess    each row: its best (the greedy token) and its mass, both exact; the words of its noise; from the
+             sample two keys, low and high, that enclose the threshold almost surely; the best score among the
+             sampled below low, which the winner reaches at least
+    gather   each piece: the mass below low; it lists the tokens between low and high, and those below low
+             whose noise lets them win: one hash and no logarithm per value, some dozens of tokens a row
+    settle   each row: checks that low and high enclose the threshold, finds it exactly among the listed keys,
+             scores the kept tokens and takes the best
+    search   a row whose guess was wrong or whose list overflows (all tokens alike, k in the tens of
+             thousands): the whole of it by one program
 
-Sums over a list are of whole numbers and scores have no order: what an atomic counter makes of it changes
-nothing. Programs of one warp: no barriers. Bytes: 256 lines of 151,936 in 16 bits are 78 MB, 17 us a pass.
+Sums over a list are of integers and scores need no order, so the atomic counter changes nothing. 256 rows of
+151,936 in 16 bits are 78 MB, 17 us a pass.
 
-256 lines on an H200, in us, predicted and found (peaked: as a trained model's logits are):
+256 rows on an H200, in us, predicted and found (peaked: as a trained model's logits are):
 
                         look     guess    gather    settle    search    all
     peaked              30, 28   10, 34   30, 40     8, 18     3, 1      81, 127
@@ -39,7 +38,6 @@ line, take two to three times what was predicted: sums that wait for each other.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 from typing import NamedTuple
 
@@ -48,17 +46,22 @@ from torch import Tensor
 
 from saccade.kernels.jit import constant, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.sampling.greedy import best_of_line
-from saccade.kernels.sampling.noise import hashed, log_exponential, words_of
-from saccade.kernels.sampling.threshold import bound_of_line, edge_of, far_of
-from saccade.kernels.sampling.threshold_listed import (
+from saccade.kernels.sampling.threshold import (
     ENDLESS,
     NONE,
     UNIT,
+    around_share,
+    beyond_rank,
+    bound_of_line,
     bound_of_list,
+    edge_of,
     entries,
+    far_of,
+    hashed,
     heft_of_list,
+    log_exponential,
+    words_of,
 )
-from saccade.kernels.sampling.threshold_sampled import around_share, beyond_rank
 
 COLUMNS = 9  # of the parameter table; `runtime.bars` names them
 LOG2_E = constant(1.4426950408889634)

@@ -1,24 +1,22 @@
-"""The texture of a picture in five launches, and means of it over token grids; the twin takes some sixty.
+"""The texture of an image in five launches, and means of it over token grids; the reference takes some sixty.
 
-    shrink   colour[c, y, x] = mean of the picture's pixels in the window of (y, x), over 255
-    shade    L* and a* of every colour, the place of every pixel
+    shrink   colour[c, y, x] = mean of the image's pixels in the window of (y, x), over 255
+    shade    L* and a* of every colour, the position of every pixel
     edge     Sobel of L*; means over cells of 4 x 4 pixels: how near L* is to each of 8 shades, squared edges
     around   means of those over 5 x 5 cells: entropy, and likeness to text
-    spread   these two, between the middles of cells, at every pixel
+    spread   these two, interpolated between the centres of cells, at every pixel
     means    of some channels over the windows of a grid
 
-What each number means, and the tables of light and roots, are `lod.texture`'s, which is the twin. Windows are
-those of an adaptive mean: from floor(i * n / m) to ceil((i + 1) * n / m). In shades and edges products
-are rounded before they are added, as the twin's are: a colour on the border of two steps of a table would
-else take the other one. A mean of several pixels may: it is added up in another order.
+The reference is `lod.texture`, which defines the numbers and makes the tables. Windows are those of an
+adaptive mean: from floor(i * n / m) to ceil((i + 1) * n / m). In shades and edges products are rounded before
+they are added, as in the reference: otherwise a colour on the border of two steps of a table would take the
+other one.
 
-Bytes of a picture of 1024 x 1024, whose texture is 768 x 768: 3 MB read, 7 MB of colour, 31 MB of channels,
-some of them read again, all in L2: 20 us. With the maps made of them 0.26 ms as one captured call, 1.10 by
-the twin; of 2048 x 2048 pixels 0.25 and 1.81 (H200, `python -m bench.lod --part stages`).
+A 1024 x 1024 image, whose texture is 768 x 768, takes 0.26 ms with its maps as one CUDA graph, the reference
+1.10; 2048 x 2048 pixels 0.25 and 1.81 (H200, `python -m bench.lod --part stages`).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# (kernel arguments are pointers and numbers of the device: no type of Python says which)
 
 import math
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ from saccade.kernels.jit import constant, jit, jit_for_any, tl, up
 CHANNELS = 13
 CELL = 4  # pixels along a cell
 WINDOW = 5  # cells along the neighbourhood of one
-LEAST = WINDOW * CELL  # pixels along the shorter side: the twin has smaller neighbourhoods somewhat below
+LEAST = WINDOW * CELL  # pixels along the shorter side; below, the neighbourhoods are smaller
 MOST_CHOSEN = 7  # channels that `means` takes at once
 
 _CELL = constant(CELL)
