@@ -18,7 +18,7 @@ from saccade.errors import CheckpointError, InvalidValue
 
 
 class Tokenizer:
-    """Thread-safe: the two tokenizers never change, and cached values do not depend on who computes them."""
+    """Thread-safe: the two tokenizers never change, and cached values do not depend on the thread."""
 
     def __init__(self, source: str, control_ids: Sequence[int] = ()) -> None:
         try:
