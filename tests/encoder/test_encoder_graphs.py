@@ -84,7 +84,7 @@ def through(
     ids=str,
 )
 @pytest.mark.parametrize("ends", [[], [1], [2], [1, 3]])
-def test_stretches_give_what_the_tower_gives_bit_for_bit(
+def test_graphs_give_the_towers_features_bit_for_bit(
     tower: VisionTower, calls: list[list[Grid]], ends: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unfinished, "SEGMENTS", 2)  # of two layers each: [1] and [1, 3] cut through them
@@ -102,7 +102,7 @@ def test_stretches_give_what_the_tower_gives_bit_for_bit(
         assert recorder.replayed == 8
 
 
-def test_tables_are_copied_when_other_grids_lie_there_and_not_otherwise(
+def test_tables_are_copied_only_when_the_grids_change(
     tower: VisionTower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All shapes share one place for them: a view of another shape in between overwrites it."""
@@ -132,7 +132,7 @@ def test_tables_are_copied_when_other_grids_lie_there_and_not_otherwise(
     assert torch.equal(given, tower(cut, [(6, 4)]))
 
 
-def test_a_copy_of_tables_that_fails_leaves_none_taken_for_there(
+def test_tables_are_copied_again_after_a_failed_copy(
     tower: VisionTower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = graphs(tower, Counting())
@@ -161,7 +161,7 @@ def test_views_of_another_size_are_refused(tower: VisionTower) -> None:
         found.begin(patches(tower, TowerShape(24, 2)), tower.layout([(8, 4), (4, 4)]))
 
 
-def test_what_is_set_aside_for_the_buffers_is_what_they_take(tower: VisionTower) -> None:
+def test_the_buffers_take_the_bytes_that_are_reserved(tower: VisionTower) -> None:
     made = EncoderBuffers(tower, CPU, torch.float32, 64)
     tensors = [made.patches, made.stream, made.features, *made._tables]
     assert EncoderBuffers.nbytes(tower, torch.float32, 64) == sum(one.nbytes for one in tensors)
@@ -179,7 +179,7 @@ def test_a_second_shape_does_not_disturb_what_the_first_gave(tower: VisionTower)
     assert torch.equal(given, kept)
 
 
-def test_a_shape_is_captured_when_it_has_come_often_a_stretch_per_call(tower: VisionTower) -> None:
+def test_a_frequent_shape_is_captured_one_graph_per_call(tower: VisionTower) -> None:
     recorder = Counting()
     made = graphs(tower, recorder, min_uses=3)
     shape = TowerShape(16, 1)
@@ -193,7 +193,7 @@ def test_a_shape_is_captured_when_it_has_come_often_a_stretch_per_call(tower: Vi
         assert found.complete == (call >= 2 + tower.depth)
 
 
-def test_least_recently_used_shapes_go_when_there_are_too_many(tower: VisionTower) -> None:
+def test_least_recently_used_shapes_are_evicted(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), max_shapes=2)
     a, b, c = (TowerShape(size, 1) for size in (4, 8, 12))
     for shape in (a, b, a, c):
@@ -202,7 +202,7 @@ def test_least_recently_used_shapes_go_when_there_are_too_many(tower: VisionTowe
     assert made.shapes == (a, c)
 
 
-def test_a_shape_beyond_the_bound_takes_the_ordinary_way(tower: VisionTower) -> None:
+def test_a_shape_beyond_the_bound_runs_eagerly(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), max_patches=16)
     assert made.find(TowerShape(24, 1), now=True) is None
     assert made.find(TowerShape(16, 2), now=True) is None
@@ -210,7 +210,7 @@ def test_a_shape_beyond_the_bound_takes_the_ordinary_way(tower: VisionTower) -> 
 
 
 @pytest.mark.parametrize("fail_at", [0, 2])
-def test_a_capture_that_fails_spoils_nothing_and_is_not_tried_again(tower: VisionTower, fail_at: int) -> None:
+def test_a_failed_capture_changes_no_feature_and_is_not_tried_again(tower: VisionTower, fail_at: int) -> None:
     recorder = Counting(fail_at=fail_at)
     made = graphs(tower, recorder)
     shape = TowerShape(24, 1)
@@ -238,7 +238,7 @@ def test_patches_that_are_not_whole_views_are_refused(tower: VisionTower) -> Non
             found.begin(whole[:count], layout)
 
 
-def test_views_go_together_by_powers_of_two_up_to_what_a_call_gains_from(tower: VisionTower) -> None:
+def test_views_share_a_call_by_powers_of_two(tower: VisionTower) -> None:
     made = graphs(tower, Counting())
     assert [made.views_per_call(64 * 64, views) for views in (1, 2, 9)] == [1, 1, 1]
     assert [made.views_per_call(28 * 28, views) for views in (1, 2, 3, 4, 5, 100)] == [1, 2, 2, 4, 4, 4]
@@ -265,9 +265,7 @@ def test_views_go_together_by_powers_of_two_up_to_what_a_call_gains_from(tower: 
     ids=str,
 )
 @torch.inference_mode()
-def test_graphs_on_a_device_give_what_the_uncaptured_tower_gives(
-    tmp_path: Path, calls: list[list[Grid]]
-) -> None:
+def test_graphs_on_cuda_give_the_eager_towers_features(tmp_path: Path, calls: list[list[Grid]]) -> None:
     """Captured with the first grids, replayed with others; and sliced, others in between."""
     device = torch.device("cuda")
     folder = checkpoints.qwen3_vl(tmp_path)

@@ -88,7 +88,7 @@ class MeanTower(VisionTower):
         return stream.view(-1, self.merge**2, self.patch_dim).mean(dim=1)
 
 
-def picture(seed: int, height: int, width: int, frames: int = 1) -> Pixels:
+def image(seed: int, height: int, width: int, frames: int = 1) -> Pixels:
     return np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
@@ -112,8 +112,8 @@ def expected(encode: EncodeTask, processing: Qwen2VLImageProcessor = PROCESSING)
 
 def test_each_view_gets_its_own_features_whatever_it_is_packed_with() -> None:
     sizes = [(16, 24), (33, 9), (8, 8), (40, 40)]
-    encodes = [encode_of(picture(i, *size)) for i, size in enumerate(sizes)]
-    encodes.append(encode_of(picture(9, 20, 30, frames=2)))
+    encodes = [encode_of(image(i, *size)) for i, size in enumerate(sizes)]
+    encodes.append(encode_of(image(9, 20, 30, frames=2)))
     tower = MeanTower()
     features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32), encodes)
     assert len(tower.calls) == 1
@@ -123,8 +123,8 @@ def test_each_view_gets_its_own_features_whatever_it_is_packed_with() -> None:
 
 
 def test_a_call_holds_no_more_patches_than_its_budget_except_one_view_alone() -> None:
-    encodes = [encode_of(picture(i, 16, 16 * (1 + i % 3))) for i in range(20)]
-    encodes.insert(7, encode_of(picture(99, 60, 60)))
+    encodes = [encode_of(image(i, 16, 16 * (1 + i % 3))) for i in range(20)]
+    encodes.insert(7, encode_of(image(99, 60, 60)))
     tower = MeanTower()
     features = run(EncoderRunner(tower, PROCESSING, CPU, torch.float32, patches_per_call=64), encodes)
     grids = [grid for call in tower.calls for grid in call]
@@ -139,13 +139,13 @@ def test_a_call_holds_no_more_patches_than_its_budget_except_one_view_alone() ->
 
 
 def test_features_do_not_keep_their_neighbours_memory() -> None:
-    encodes = [encode_of(picture(i, 16, 16)) for i in range(5)]
+    encodes = [encode_of(image(i, 16, 16)) for i in range(5)]
     for feature in run(EncoderRunner(MeanTower(), PROCESSING, CPU, torch.float32), encodes):
         assert feature.untyped_storage().nbytes() == feature.nbytes
 
 
-def test_two_views_of_one_picture_differ_and_a_read_only_array_is_fine() -> None:
-    pixels = picture(3, 40, 40)
+def test_two_views_of_one_image_differ_and_a_read_only_array_is_fine() -> None:
+    pixels = image(3, 40, 40)
     pixels.setflags(write=False)
     whole = encode_of(pixels)
     corner = encode_of(
@@ -158,9 +158,9 @@ def test_two_views_of_one_picture_differ_and_a_read_only_array_is_fine() -> None
     assert features[0].shape != features[1].shape
 
 
-def test_a_view_is_processed_as_it_names_and_a_stranger_is_refused() -> None:
+def test_a_view_is_processed_as_it_says_and_unknown_processing_is_refused() -> None:
     video = replace(PROCESSING, mean=(0.1, 0.2, 0.3))
-    pixels = picture(4, 16, 16, frames=2)
+    pixels = image(4, 16, 16, frames=2)
     encode = encode_of(pixels, plain_view(bytes(16), (16, 16), video))
     both = EncoderRunner(MeanTower(), (PROCESSING, video), CPU, torch.float32)
     assert torch.equal(run(both, [encode])[0], expected(encode, video))
@@ -170,16 +170,16 @@ def test_a_view_is_processed_as_it_names_and_a_stranger_is_refused() -> None:
 
 def test_the_tower_gets_patches_of_its_own_precision() -> None:
     tower = MeanTower()
-    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.bfloat16), [encode_of(picture(5, 16, 16))])
+    features = run(EncoderRunner(tower, PROCESSING, CPU, torch.bfloat16), [encode_of(image(5, 16, 16))])
     assert tower.dtypes == {torch.bfloat16}
     assert features[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_in_the_deterministic_mode_every_view_goes_alone(captured: bool) -> None:
+def test_in_deterministic_mode_every_view_runs_alone(captured: bool) -> None:
     tower = MeanTower()
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32) if captured else None
-    encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
+    encodes = [encode_of(image(i, 16, 24)) for i in range(3)]
     encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs)
     tower.mode = KernelMode(deterministic=True)
     features = run(encoder, encodes)
@@ -188,10 +188,10 @@ def test_in_the_deterministic_mode_every_view_goes_alone(captured: bool) -> None
 
 
 @pytest.mark.parametrize(("views", "calls"), [(1, [1]), (2, [1, 1]), (4, [1] * 4), (8, [8]), (5, [5])])
-def test_views_whose_number_has_no_graphs_go_in_parts_that_have(views: int, calls: list[int]) -> None:
+def test_views_without_graphs_of_their_number_use_smaller_graphs(views: int, calls: list[int]) -> None:
     """In up to four parts; beyond, one uncaptured call is better."""
     tower = MeanTower()
-    encodes = [encode_of(picture(i, 16, 24)) for i in range(views)]
+    encodes = [encode_of(image(i, 16, 24)) for i in range(views)]
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
     graphs.capture(TowerShape(encodes[0].patches, 1))
     tower.calls.clear()
@@ -201,10 +201,10 @@ def test_views_whose_number_has_no_graphs_go_in_parts_that_have(views: int, call
     graphs.check()
 
 
-def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: VisionTower) -> None:
+def test_views_of_equal_patches_share_a_call_whatever_their_grids(tower: VisionTower) -> None:
     """Nine of four grids of 24 patches and two of 16: calls of sixteen, seven of them blank, and two."""
     grids = [(4, 6), (6, 4), (2, 12), (4, 4), (12, 2), (6, 4), (4, 4), (4, 6), (2, 12), (12, 2), (4, 6)]
-    pixels = picture(1, 90, 90)
+    pixels = image(1, 90, 90)
     box = (0, 0, 90, 90)
     views = [View(bytes([i] * 16), box, grid, 2, VIT_PROCESSING.digest) for i, grid in enumerate(grids)]
     encodes = [encode_of(pixels, view) for view in views]
@@ -218,23 +218,23 @@ def test_views_of_as_many_patches_go_together_whatever_their_grids(tower: Vision
 
 
 @pytest.mark.parametrize(("views", "calls"), [(1, [1]), (3, [4]), (5, [8]), (8, [8]), (9, [16])])
-def test_blank_views_make_one_call_of_two(views: int, calls: list[int]) -> None:
+def test_padding_views_make_one_call_of_two(views: int, calls: list[int]) -> None:
     tower = MeanTower()
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1)
     encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, None, graphs)
     for seed in (0, 20):  # what is blank the second time is what lay there the first
         tower.calls.clear()
-        encodes = [encode_of(picture(seed + i, 16, 24)) for i in range(views)]
+        encodes = [encode_of(image(seed + i, 16, 24)) for i in range(views)]
         features = run(encoder, encodes)
         assert [len(call) for call in tower.calls] == calls
         assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
         assert all(one.untyped_storage().nbytes() == one.nbytes for one in features)
 
 
-def test_a_part_that_is_not_full_is_filled_with_blank_views() -> None:
+def test_a_smaller_graph_is_filled_with_padding_views() -> None:
     """Three go by the graphs for two: two of them, then one and nothing."""
     tower = MeanTower()
-    encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
+    encodes = [encode_of(image(i, 16, 24)) for i in range(3)]
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
     graphs.capture(TowerShape(encodes[0].patches, 2))
     tower.calls.clear()
@@ -243,12 +243,12 @@ def test_a_part_that_is_not_full_is_filled_with_blank_views() -> None:
     assert all(torch.equal(one, expected(encode)) for one, encode in zip(features, encodes, strict=True))
 
 
-def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(
+def test_in_deterministic_mode_a_grid_changes_no_bit_of_another(
     tower: VisionTower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each view by the graphs of its size, in any order: the bits of an uncaptured call alone."""
     grids = [(4, 6), (2, 12), (4, 6), (6, 4), (4, 4), (12, 2), (6, 4)]
-    pixels = picture(2, 60, 90)
+    pixels = image(2, 60, 90)
     views = [
         View(bytes([i] * 16), (0, 0, 90, 60), grid, 2, VIT_PROCESSING.digest) for i, grid in enumerate(grids)
     ]
@@ -266,12 +266,12 @@ def test_in_the_deterministic_mode_a_grid_changes_no_bit_of_another(
         assert torch.equal(again, feature)
 
 
-def test_slices_go_on_with_their_own_grids_where_others_went_in_between(tower: VisionTower) -> None:
+def test_slices_continue_with_their_own_grids_after_other_views(tower: VisionTower) -> None:
     unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1)
     encoder = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, unfinished, graphs)
     plain = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32)
-    pixels = picture(3, 70, 100)
+    pixels = image(3, 70, 100)
     encodes = [
         encode_of(pixels, View(bytes([i] * 16), (0, 0, 100, 70), grid, 2, VIT_PROCESSING.digest))
         for i, grid in enumerate([(4, 6), (6, 4), (2, 12)])
@@ -304,7 +304,7 @@ class GridTower(MeanTower):
 
 def test_a_tower_that_reads_grids_itself_has_graphs_of_one_grid_each() -> None:
     grids = [(4, 6), (6, 4), (4, 6), (2, 12)]
-    pixels = picture(4, 24, 24)
+    pixels = image(4, 24, 24)
     views = [
         View(bytes([i] * 16), (0, 0, 24, 24), grid, 2, PROCESSING.digest) for i, grid in enumerate(grids)
     ]
@@ -347,7 +347,7 @@ def replace_slice(encode: EncodeTask, first: int, stop: int | None) -> EncodeTas
 def test_slices_give_the_same_features_bit_for_bit(ends: list[int], tower: VisionTower) -> None:
     unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
     encoder = EncoderRunner(tower, VIT_PROCESSING, CPU, torch.float32, unfinished)
-    pixels = picture(1, 70, 100)
+    pixels = image(1, 70, 100)
     view = plain_view(bytes(16), (100, 70), VIT_PROCESSING)
     encode = encode_of(pixels, view)
     whole = run(encoder, [encode])[0]
@@ -356,11 +356,11 @@ def test_slices_give_the_same_features_bit_for_bit(ends: list[int], tower: Visio
     assert not unfinished.finishing
 
 
-def test_views_half_way_through_are_carried_on_together_or_apart() -> None:
+def test_partial_views_continue_together_or_alone() -> None:
     unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
     tower = MeanTower()
     encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, unfinished)
-    encodes = [encode_of(picture(i, 16, 24)) for i in range(3)]
+    encodes = [encode_of(image(i, 16, 24)) for i in range(3)]
     for encode in encodes:
         unfinished.advance(encode.key, encode.patches, 2)
     encoder.encode([replace_slice(encode, 0, 2) for encode in encodes])
@@ -396,16 +396,14 @@ class ShortTower(MeanTower):
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "in slices"])
-def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_named(
-    cut: bool, captured: bool
-) -> None:
+def test_views_that_fail_together_are_encoded_alone_and_failures_are_named(cut: bool, captured: bool) -> None:
     """Four of 24 patches and one of 100, which no call has memory for."""
     tower = ShortTower(10_000 if cut else 60)
     unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32, min_uses=1) if captured else None
     encoder = EncoderRunner(tower, PROCESSING, CPU, torch.float32, unfinished, graphs)
-    encodes = [encode_of(picture(i, 16, 24)) for i in range(4)]
-    large = encode_of(picture(9, 40, 40))
+    encodes = [encode_of(image(i, 16, 24)) for i in range(4)]
+    large = encode_of(image(9, 40, 40))
     asked = [*encodes, large]
     if cut:
         for encode in asked:
@@ -435,7 +433,7 @@ def test_views_that_fail_together_are_made_alone_and_those_that_cannot_be_are_na
 def test_a_slice_that_does_not_follow_the_one_before_is_refused() -> None:
     unfinished: PartialViews[PartialEncoding] = PartialViews(10_000)
     encoder = EncoderRunner(MeanTower(), PROCESSING, CPU, torch.float32, unfinished)
-    encode = encode_of(picture(1, 16, 24))
+    encode = encode_of(image(1, 16, 24))
     unfinished.advance(encode.key, encode.patches, 1)
     encoder.encode([replace_slice(encode, 0, 1)])
     unfinished.advance(encode.key, encode.patches, 3)
@@ -450,7 +448,7 @@ def test_nothing_to_encode_gives_nothing() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_gives_the_same_features() -> None:
-    encodes = [encode_of(picture(i, 16 + i, 40 - i)) for i in range(6)]
+    encodes = [encode_of(image(i, 16 + i, 40 - i)) for i in range(6)]
     features = run(EncoderRunner(MeanTower(), PROCESSING, torch.device("cuda"), torch.float32), encodes)
     for encode, feature in zip(encodes, features, strict=True):
         assert torch.allclose(feature.cpu(), expected(encode), atol=1e-6)

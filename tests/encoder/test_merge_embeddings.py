@@ -56,7 +56,7 @@ def spliced(
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7, 100])
-def test_any_cut_gives_the_same_rows(chunk: int) -> None:
+def test_any_chunking_gives_the_same_embeddings(chunk: int) -> None:
     spans = [span(2, 2, 3, 1), span(8, 1, 2, 2), span(13, 3, 2, 3)]  # the first two touch
     length, levels = 22, 3
     features = features_of(spans, levels)
@@ -76,7 +76,7 @@ def test_any_cut_gives_the_same_rows(chunk: int) -> None:
     assert torch.equal(torch.cat(seen), expected)
 
 
-def test_rows_of_a_step_stand_one_after_the_other() -> None:
+def test_rows_of_a_step_are_packed_in_order() -> None:
     first, second = span(0, 1, 2, 1), span(5, 2, 2, 2)
     features = features_of([first, second], 1)
     rows = [row(9, 1, []), row(7, 3, [second]), row(0, 4, [first]), row(4, 1, [])]
@@ -89,7 +89,7 @@ def test_rows_of_a_step_stand_one_after_the_other() -> None:
     assert torch.equal(deep[2][0], features[second.key][3, HIDDEN:])
 
 
-def test_text_alone_is_left_as_it_is() -> None:
+def test_text_embeddings_are_unchanged() -> None:
     embeds = torch.randn(4, HIDDEN)
     before = embeds.clone()
     assert merge_embeddings(embeds, [row(0, 4, [])], features_of([], 2).__getitem__, 2) is None

@@ -7,7 +7,7 @@ from saccade.encoder.partial_views import PartialViews
 A, B, C = b"a", b"b", b"c"
 
 
-def test_a_view_goes_on_from_what_its_slice_before_left() -> None:
+def test_a_view_continues_from_the_state_of_the_slice_before() -> None:
     views: PartialViews[str] = PartialViews(100)
     assert views.layers(A) == 0
     views.advance(A, 40, 3)
@@ -25,7 +25,7 @@ def test_a_view_goes_on_from_what_its_slice_before_left() -> None:
     assert views.layers(A) == 0
 
 
-def test_dropping_frees_what_was_kept_and_begins_again() -> None:
+def test_a_dropped_view_frees_its_state_and_starts_again() -> None:
     views: PartialViews[str] = PartialViews(100)
     views.advance(A, 40, 3)
     views.keep(A, "three")
@@ -43,7 +43,7 @@ def test_dropping_frees_what_was_kept_and_begins_again() -> None:
     assert not views.finishing
 
 
-def test_what_a_slice_has_taken_is_not_there_for_another() -> None:
+def test_a_state_is_taken_once() -> None:
     views: PartialViews[str] = PartialViews(100)
     views.advance(A, 40, 3)
     views.keep(A, "three")
@@ -62,7 +62,7 @@ def test_layers_only_grow_and_the_order_is_that_of_the_last_slices() -> None:
         views.advance(A, 30, 4)
 
 
-def test_check_finds_more_than_there_is_room_for() -> None:
+def test_check_notices_more_patches_than_the_capacity() -> None:
     views: PartialViews[str] = PartialViews(50)
     views.advance(A, 400, 2)
     views.check()  # a single large one is allowed

@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_the_device_makes_the_same_patches(size: tuple[int, int]) -> None:
+def test_cuda_makes_the_same_patches(size: tuple[int, int]) -> None:
     picture = torch.from_numpy(noise(np.random.default_rng(9), *size)[None])
     view = plain_view(b"c" * 16, (size[1], size[0]), QWEN2)
     device = torch.device("cuda")

@@ -123,12 +123,12 @@ def test_text_alone_counts_up_on_all_axes() -> None:
 
 
 @pytest.mark.parametrize("slot", [-1, 3, 1000])
-def test_a_slot_outside_the_prompt_is_refused(slot: int) -> None:
+def test_a_placeholder_outside_the_prompt_is_refused(slot: int) -> None:
     with pytest.raises(InvalidValue, match=f"index {slot}"):
         lay_out_prompt(request((1, 2, 3), media(slot, 1, 1)))
 
 
-def test_two_media_at_one_slot_are_refused() -> None:
+def test_two_media_at_one_placeholder_are_refused() -> None:
     with pytest.raises(InvalidValue, match="two media"):
         lay_out_prompt(request((1, IMAGE_PAD, 3), media(1, 1, 1), media(1, 2, 2)))
 
@@ -143,12 +143,12 @@ def test_a_grid_that_does_not_merge_evenly_is_refused(grid: tuple[int, int]) -> 
 
 @pytest.mark.parametrize("registered", [False, True], ids=["stock", "registered"])
 @pytest.mark.parametrize("zooms", [0, 1, 3])
-@pytest.mark.parametrize("pictures", [1, 2])
-def test_a_layout_is_lengthened_to_that_of_the_decided_request(
-    registered: bool, zooms: int, pictures: int
+@pytest.mark.parametrize("images", [1, 2])
+def test_a_layout_is_extended_to_that_of_the_decided_request(
+    registered: bool, zooms: int, images: int
 ) -> None:
     prompt = (5, IMAGE_PAD, 6, IMAGE_PAD, 7, 8, 9)
-    slots = (1, 3)[:pictures]
+    slots = (1, 3)[:images]
     items = [
         msgspec.structs.replace(media(slot, 2, 3, bytes([slot] * 16)), full_grid=(6, 9)) for slot in slots
     ]

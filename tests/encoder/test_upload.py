@@ -1,13 +1,16 @@
-"""Pinned buffers are used again, and never while the device may be reading them."""
+"""Pixel uploads: staging buffers are reused when the device has read them, copies belong to their image."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from saccade.encoder.upload import MIN_BUFFER_BYTES, PinnedStaging
+from saccade.encoder.upload import MIN_BUFFER_BYTES, PinnedStaging, PixelUploads
 from saccade.inputs.media.rgbx import copy_rgbx, rgb_of_words
+from saccade.request import Pixels
 
 
 class FakeEvent:
@@ -56,7 +59,7 @@ def test_a_buffer_is_used_again_once_the_device_has_read_it() -> None:
     assert not any(mark.waited for mark in bench.events)
 
 
-def test_what_was_sent_is_a_copy_that_later_pictures_leave_alone() -> None:
+def test_an_upload_is_a_copy_that_later_images_do_not_change() -> None:
     bench = Bench(64 << 20)
     first = bench.send(0.5, 7)
     bench.events[0].done = True
@@ -66,7 +69,7 @@ def test_what_was_sent_is_a_copy_that_later_pictures_leave_alone() -> None:
     assert bool((second == 9).all())
 
 
-def test_beyond_the_bound_it_waits_for_the_oldest() -> None:
+def test_beyond_the_bound_the_oldest_copy_is_awaited() -> None:
     bench = Bench(3 << 20)
     for _ in range(3):
         bench.send(0.9)
@@ -76,7 +79,7 @@ def test_beyond_the_bound_it_waits_for_the_oldest() -> None:
     assert bench.staging.nbytes == 3 << 20
 
 
-def test_a_picture_larger_than_the_bound_still_goes() -> None:
+def test_an_image_larger_than_the_bound_is_uploaded() -> None:
     bench = Bench(2 << 20)
     bench.send(0.9)
     assert bench.send(5.0, 3).nbytes > 2 << 20
@@ -86,7 +89,7 @@ def test_a_picture_larger_than_the_bound_still_goes() -> None:
     assert bench.staging.nbytes <= 8 << 20
 
 
-def test_a_read_only_picture_of_one_pixel_goes_too() -> None:
+def test_a_read_only_image_of_one_pixel_is_uploaded() -> None:
     bench = Bench(2 << 20)
     pixels = np.full((1, 1, 1, 3), 5, dtype=np.uint8)
     pixels.setflags(write=False)
@@ -95,7 +98,7 @@ def test_a_read_only_picture_of_one_pixel_goes_too() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pictures_sent_one_after_the_other_arrive_whole() -> None:
+def test_images_uploaded_in_a_row_arrive_whole() -> None:
     staging = PinnedStaging(torch.device("cuda"), 16 << 20)
     draw = np.random.default_rng(0)
     sent = []
@@ -113,3 +116,87 @@ def test_pixels_in_words_of_four_bytes_arrive_as_others_do() -> None:
     sent = bench.staging.send(words)
     assert sent.is_contiguous()
     np.testing.assert_array_equal(sent.numpy(), pixels)
+
+
+class Road:
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def send(self, pixels: Pixels) -> torch.Tensor:
+        self.sent += 1
+        return torch.from_numpy(pixels.copy())
+
+
+def picture(value: int, side: int = 4) -> Pixels:
+    return np.full((1, side, side, 3), value, dtype=np.uint8)
+
+
+def test_one_array_is_sent_once_and_equal_ones_each() -> None:
+    road = Road()
+    uploads = PixelUploads(road.send)
+    one, twin = picture(7), picture(7)
+    assert uploads.send(one) is uploads.send(one)
+    assert uploads.send(twin) is not uploads.send(one)
+    assert road.sent == 2
+    uploads.check()
+
+
+def test_an_image_with_a_hash_is_uploaded_once_whatever_array_it_comes_in() -> None:
+    """Every question about it brings an array of its own."""
+    road = Road()
+    uploads = PixelUploads(road.send)
+    first = uploads.send(picture(7), b"seven")
+    uploads.send(picture(8), b"eight")
+    uploads.send(picture(9))
+    assert uploads.send(picture(7), b"seven") is first
+    assert road.sent == 3
+    uploads.check()
+
+
+def test_no_copy_of_a_deleted_image_outlives_its_array() -> None:
+    """Those of requests that were on their way included: red when one sends it again, for good."""
+    road = Road()
+    uploads = PixelUploads(road.send)
+    shown = picture(7)
+    uploads.send(shown, b"seven")
+    uploads.forget(b"seven")
+    assert uploads.nbytes == 0
+    assert uploads.send(shown, b"seven") is uploads.send(shown, b"seven")
+    assert road.sent == 2
+    uploads.check()
+    del shown
+    uploads.send(picture(1), b"one")
+    assert uploads.nbytes == 48
+    uploads.check()
+
+
+def test_copies_of_dead_arrays_go_with_the_next_upload() -> None:
+    uploads = PixelUploads(Road().send)
+    uploads.send(picture(1))
+    uploads.send(picture(2))
+    assert uploads.nbytes == 48
+    uploads.check()
+
+
+def test_an_image_beyond_the_bound_is_uploaded_and_not_kept() -> None:
+    road = Road()
+    uploads = PixelUploads(road.send, max_bytes=100)
+    large = picture(1, 8)
+    for _ in range(2):
+        assert uploads.send(large).shape == (1, 8, 8, 3)
+        assert uploads.nbytes == 0
+    assert road.sent == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40))
+def test_every_copy_is_of_its_array(moves: list[tuple[int, bool]]) -> None:
+    """Red when a new array at a dead one's address is given the dead one's copy."""
+    uploads = PixelUploads(Road().send, max_bytes=3 * 48)
+    alive: dict[int, Pixels] = {}
+    for value, (slot, ends) in enumerate(moves):
+        if ends:
+            alive.pop(slot, None)
+            continue
+        shown = alive.setdefault(slot, picture(value))
+        assert torch.equal(uploads.send(shown), torch.from_numpy(shown))
+        uploads.check()

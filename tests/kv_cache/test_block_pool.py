@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from saccade.kv_cache.block_pool import BlockPool
 
 
-def test_a_block_held_once_is_writable_until_it_is_shared_or_sealed() -> None:
+def test_a_block_with_one_reference_is_writable_until_shared_or_cached() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
     assert pool.is_writable(block)
@@ -20,7 +20,7 @@ def test_a_block_held_once_is_writable_until_it_is_shared_or_sealed() -> None:
     assert not pool.is_writable(block)
 
 
-def test_released_blocks_are_free_and_sealed_ones_are_kept() -> None:
+def test_released_blocks_are_free_or_stay_cached() -> None:
     pool = BlockPool(3)
     plain, sealed = pool.allocate(), pool.allocate()
     pool.mark_cached(sealed)
@@ -32,7 +32,7 @@ def test_released_blocks_are_free_and_sealed_ones_are_kept() -> None:
     pool.check()
 
 
-def test_kept_blocks_are_given_up_last_and_the_longest_released_first() -> None:
+def test_cached_blocks_are_evicted_after_free_ones_longest_released_first() -> None:
     pool = BlockPool(3)
     forgotten: list[int] = []
     pool.on_evict = forgotten.append
@@ -63,15 +63,15 @@ def test_misuse_is_an_error_and_not_a_leak() -> None:
     pool.check()
 
 
-def test_a_full_pool_takes_nothing_from_the_other() -> None:
+def test_a_full_pool_allocates_nothing_from_the_other() -> None:
     pool = BlockPool(3, vision=1)
-    picture = pool.allocate(vision=True)
+    image = pool.allocate(vision=True)
     with pytest.raises(RuntimeError, match="all 1 KV blocks"):
         pool.allocate(vision=True)
     assert [pool.allocate(), pool.allocate()] == [0, 1]
     with pytest.raises(RuntimeError, match="all 2 KV blocks"):
         pool.allocate()
-    pool.release(picture)
+    pool.release(image)
     assert (pool.num_available(), pool.num_available(vision=True)) == (0, 1)
     with pytest.raises(ValueError, match="the text pool needs at least one"):
         BlockPool(3, vision=3)

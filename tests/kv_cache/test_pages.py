@@ -42,7 +42,7 @@ def test_copying_nothing_is_allowed_and_uneven_pairs_are_not() -> None:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 @pytest.mark.parametrize("compact", [3, 7])
-def test_compact_pages_take_the_bytes_they_announce_and_a_spare_block_of_each_kind(
+def test_quantized_pages_take_the_bytes_they_announce_and_a_padding_block_of_each_kind(
     form: torch.dtype, compact: int
 ) -> None:
     pages = Pages.allocate(group(16, "bfloat16"), 7, "cpu", compact, form)
@@ -55,7 +55,7 @@ def test_compact_pages_take_the_bytes_they_announce_and_a_spare_block_of_each_ki
 
 
 @pytest.mark.parametrize("compact", [0, 3, 7])
-def test_every_block_is_in_one_part_and_all_of_it_in_there(compact: int) -> None:
+def test_every_block_is_whole_in_one_storage(compact: int) -> None:
     dtype = torch.int8 if compact else None
     pages = Pages.allocate(group(2), 7, "cpu", compact, dtype, side_width=5)
     parts = pages.parts()

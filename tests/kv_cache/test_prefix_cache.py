@@ -68,7 +68,7 @@ def next_part(cache: PrefixCache, tokens: list[int], *spans: Span, salt: bytes =
 # Keys
 
 
-def test_views_seen_later_are_of_the_edition_their_sequence_came_with() -> None:
+def test_views_added_later_have_the_image_version_of_their_sequences_arrival() -> None:
     cache = PrefixCache(BlockPool(8), 4)
     views = span(0, 1, 2), span(6, 1, 3)
     before = cache.new_chain(b"", views)
@@ -83,7 +83,7 @@ def test_views_seen_later_are_of_the_edition_their_sequence_came_with() -> None:
     assert common(slow.keys, before.keys) == 0
 
 
-def test_a_chain_grown_token_by_token_equals_one_grown_at_once() -> None:
+def test_a_chain_extended_token_by_token_equals_one_extended_at_once() -> None:
     slow = HashChain(b"x", (span(2, 1, 6),), 4)
     for count in range(len(TEXT) + 1):
         slow.extend(TEXT[:count])
@@ -97,17 +97,17 @@ def test_a_changed_token_changes_its_block_and_all_behind_it() -> None:
         assert common(keys(TEXT), keys(changed)) == index // 4
 
 
-def test_another_picture_in_the_same_place_changes_every_block_it_reaches() -> None:
+def test_another_image_in_the_same_place_changes_every_block_it_reaches() -> None:
     assert common(keys(TEXT, span(5, 1)), keys(TEXT, span(5, 2))) == 1
     assert common(keys(TEXT, span(8, 1)), keys(TEXT, span(8, 2))) == 2
     assert common(keys(TEXT, span(3, 1, 1)), keys(TEXT, span(3, 2, 1))) == 0
 
 
-def test_a_picture_is_not_its_placeholder_typed_as_text() -> None:
+def test_an_image_is_not_its_placeholder_typed_as_text() -> None:
     assert common(keys(TEXT), keys(TEXT, span(4, 1))) == 1
 
 
-def test_the_place_inside_the_picture_counts() -> None:
+def test_the_offset_inside_the_image_is_part_of_the_key() -> None:
     placeholders = [0] * 12
     assert common(keys(placeholders, span(0, 1, 12)), keys(placeholders, span(0, 1, 8))) == 0
     one, other = keys(placeholders, span(1, 1, 8)), keys(placeholders, span(2, 1, 8))
@@ -138,7 +138,7 @@ def test_overlapping_finds_exactly_the_spans_with_a_token_inside(
 # Finding
 
 
-def test_the_longest_known_beginning_is_found() -> None:
+def test_the_longest_cached_prefix_is_found() -> None:
     pool = BlockPool(8)
     cache = PrefixCache(pool, 4)
     blocks = filled(cache, pool, TEXT)
@@ -150,7 +150,7 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert found(cache, TEXT, span(4, 1)) == blocks[:1]
 
 
-def test_inside_the_next_block_the_longest_agreement_is_found() -> None:
+def test_the_longest_partial_hit_in_the_next_block_is_found() -> None:
     pool = BlockPool(8)
     cache = PrefixCache(pool, 4)
     blocks = filled(cache, pool, TEXT)
@@ -163,13 +163,13 @@ def test_inside_the_next_block_the_longest_agreement_is_found() -> None:
     assert next_part(cache, [*TEXT[:7], 99], salt=b"other") == (0, 0)
 
 
-def test_inside_a_picture_only_the_same_place_of_the_same_picture_agrees() -> None:
+def test_a_partial_hit_inside_an_image_needs_the_same_offset_of_the_same_image() -> None:
     pool = BlockPool(8)
     cache = PrefixCache(pool, 8)
     tokens = [1, 2, 0, 0, 0, 0, 5, 6]
     (block,) = filled(cache, pool, tokens, span(2, 1))
     assert next_part(cache, [*tokens[:6], 9, 9], span(2, 1)) == (block, 6)
-    assert next_part(cache, tokens, span(2, 2)) == (block, 2)  # another picture
+    assert next_part(cache, tokens, span(2, 2)) == (block, 2)  # another image
     assert next_part(cache, tokens) == (block, 2)  # its placeholders typed as text
     assert next_part(cache, [1, 2, *[0] * 6], span(2, 1, 6)) == (block, 2)  # a larger one of the same content
     assert next_part(cache, [1, 0, 0, 0, 0, 5, 6, 7], span(1, 1)) == (block, 1)  # a place further to the left
@@ -177,7 +177,7 @@ def test_inside_a_picture_only_the_same_place_of_the_same_picture_agrees() -> No
 
 @st.composite
 def written(draw: st.DrawFn) -> tuple[list[int], list[Span]]:
-    """Texts over two words and pictures of two contents and sizes: beginnings agree often."""
+    """Texts over two words and images of two contents and sizes: beginnings agree often."""
     tokens: list[int] = []
     spans: list[Span] = []
     for piece in draw(st.lists(st.sampled_from([(1,), (1,), (2,), (1, 2), (2, 3), (1, 3)]), max_size=9)):
@@ -191,7 +191,7 @@ def written(draw: st.DrawFn) -> tuple[list[int], list[Span]]:
 
 @given(known=st.lists(written(), max_size=8), asked=written(), size=st.sampled_from([1, 2, 3, 5]))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_what_is_found_in_part_is_the_most_there_is(
+def test_a_partial_hit_is_the_longest_there_is(
     known: list[tuple[list[int], list[Span]]], asked: tuple[list[int], list[Span]], size: int
 ) -> None:
     pool = BlockPool(200)
@@ -224,7 +224,7 @@ def agreement(one: list[object], other: list[object]) -> int:
     return next((index for index, (a, b) in enumerate(both) if a != b), len(both))
 
 
-def test_equal_content_keeps_the_block_that_was_there() -> None:
+def test_equal_content_keeps_the_block_that_was_cached_first() -> None:
     pool = BlockPool(8)
     cache = PrefixCache(pool, 4)
     first = filled(cache, pool, TEXT)
@@ -232,7 +232,7 @@ def test_equal_content_keeps_the_block_that_was_there() -> None:
     assert (pool.cached, pool.free) == (4, 4)
 
 
-def test_a_chain_is_given_up_from_its_end() -> None:
+def test_a_chain_is_evicted_from_its_end() -> None:
     pool = BlockPool(3)
     cache = PrefixCache(pool, 4)
     blocks = filled(cache, pool, TEXT)
@@ -242,7 +242,7 @@ def test_a_chain_is_given_up_from_its_end() -> None:
         assert found(cache, TEXT) == blocks[:left]
 
 
-def test_what_was_used_last_is_given_up_last() -> None:
+def test_the_most_recently_used_block_is_evicted_last() -> None:
     pool = BlockPool(6)
     cache = PrefixCache(pool, 4)
     old, new = filled(cache, pool, TEXT), filled(cache, pool, TEXT[::-1])
@@ -257,7 +257,7 @@ def test_what_was_used_last_is_given_up_last() -> None:
     assert len(new) == 3
 
 
-def test_check_notices_a_block_whose_beginning_is_gone() -> None:
+def test_check_notices_a_block_whose_parent_is_gone() -> None:
     pool = BlockPool(4)
     cache = PrefixCache(pool, 4)
     chain = cache.new_chain(b"", ())
@@ -270,7 +270,7 @@ def test_check_notices_a_block_whose_beginning_is_gone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_found_is_what_was_sealed_whatever_is_given_up(seed: int) -> None:
+def test_a_hit_is_what_was_inserted_whatever_is_evicted(seed: int) -> None:
     """Many sequences that share beginnings, in a pool too small for them; contents are remembered beside."""
     draw = Random(seed)
     pool = BlockPool(12)
@@ -297,25 +297,25 @@ def test_what_is_found_is_what_was_sealed_whatever_is_given_up(seed: int) -> Non
     assert pool.used == 0
 
 
-def test_what_stood_on_a_block_of_the_other_pool_is_given_up_with_it() -> None:
+def test_children_in_the_other_pool_are_evicted_with_their_parent() -> None:
     pool = BlockPool(6, vision=2, roles=frozenset({"whole"}))
     cache = PrefixCache(pool, 4)
     chain = cache.new_chain(b"", [span(4, 1, tokens=8)])
-    chain.extend([*TEXT[:4], *[0] * 8, *TEXT[4:]])  # text, two blocks of a picture, two of text
+    chain.extend([*TEXT[:4], *[0] * 8, *TEXT[4:]])  # text, two blocks of a image, two of text
     blocks = [pool.allocate(vision=index in (1, 2)) for index in range(5)]
     for index, block in enumerate(blocks):
         cache.insert(chain, index, block)
     for block in reversed(blocks):
         pool.release(block)
     cache.check()
-    pool.release(pool.allocate(vision=True))  # the picture's second block goes; what is behind it is text
+    pool.release(pool.allocate(vision=True))  # the image's second block goes; what is behind it is text
     cache.check()
     assert cache.match(chain) == blocks[:2]
     assert pool.counts(vision=False) == (0, 1, 3)
     assert pool.counts(vision=True) == (0, 1, 1)
 
 
-def test_a_view_whose_blocks_are_kept_apart_has_keys_of_its_own() -> None:
+def test_a_view_in_the_vision_pool_has_keys_of_its_own() -> None:
     tokens, view = [0] * 8, span(0, 1, tokens=8)
     plain = keys(tokens, view)
     chain = HashChain(b"", [view], 4, frozenset({"whole"}))
@@ -346,7 +346,7 @@ def written_out(tokens: list[int], spans: list[Span], start: int, stop: int) -> 
     st.sampled_from((1, 4, 16)),
     st.lists(st.integers(0, 60), max_size=3),
 )
-def test_however_a_chain_grows_its_blocks_are_what_they_are_token_by_token(
+def test_blocks_are_encoded_alike_however_the_chain_is_extended(
     tokens: list[int], gaps: list[tuple[int, int]], size: int, cuts: list[int]
 ) -> None:
     spans: list[Span] = []

@@ -39,7 +39,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("side", [0, 6])
 @pytest.mark.parametrize("compact", [0, 5, 12])
-def test_blocks_come_back_as_they_went_out_to_other_places_of_their_kind(compact: int, side: int) -> None:
+def test_blocks_come_back_bit_for_bit_to_other_blocks_of_their_kind(compact: int, side: int) -> None:
     pages = filled(compact, side)
     host = HostPages(pages, 9)
     plain = 12 - compact
@@ -57,7 +57,7 @@ def test_blocks_come_back_as_they_went_out_to_other_places_of_their_kind(compact
     assert all(not tensor.any() for block in untouched for tensor in content(pages, block))
 
 
-def test_a_step_sends_before_it_brings_back_so_a_block_and_a_slot_may_be_in_both() -> None:
+def test_a_step_swaps_out_before_it_swaps_in() -> None:
     pages = filled(0)
     host = HostPages(pages, 2)
     first, second = content(pages, 0), content(pages, 1)

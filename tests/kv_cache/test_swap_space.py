@@ -20,7 +20,7 @@ def put(space: SwapSpace, handle: int, keys: list[bytes], blocks: list[int], ran
     return done
 
 
-def test_only_what_nobody_could_find_again_is_copied_at_once() -> None:
+def test_only_blocks_unknown_to_the_prefix_cache_are_copied_at_once() -> None:
     space = SwapSpace(8)
     assert put(space, 1, [key(1), key(2)], [7, 9])
     assert [block for block, _ in space.take_copies()] == [7, 9]
@@ -34,14 +34,14 @@ def test_only_what_nobody_could_find_again_is_copied_at_once() -> None:
     assert space.find(1, 1, SIZE) == ([slot, *slots], 15)
 
 
-def test_what_nobody_wants_is_not_copied_when_it_is_given_up() -> None:
+def test_evicted_blocks_that_no_sequence_wants_are_not_copied() -> None:
     space = SwapSpace(8)
     put(space, 1, [key(1)], [])
     space.save_evicted(key(3), 5)
     assert space.take_copies() == ()
 
 
-def test_a_block_wanted_by_several_is_copied_once_and_stays_for_the_last() -> None:
+def test_a_block_wanted_by_several_sequences_is_copied_once_and_kept_for_the_last() -> None:
     space = SwapSpace(8)
     for handle in (1, 2):
         put(space, handle, [key(1)], [])
@@ -57,7 +57,7 @@ def test_a_block_wanted_by_several_is_copied_once_and_stays_for_the_last() -> No
     assert space.stats.swap_slots_used == 0
 
 
-def test_a_slot_that_is_read_is_free_only_behind_the_step() -> None:
+def test_a_slot_that_is_read_is_free_only_after_the_step() -> None:
     space = SwapSpace(1)
     put(space, 1, [], [3])
     space.take_copies()
@@ -69,7 +69,7 @@ def test_a_slot_that_is_read_is_free_only_behind_the_step() -> None:
     assert put(space, 2, [], [4])
 
 
-def test_a_slot_that_is_read_is_not_written_though_its_last_other_ticket_is_dropped_meanwhile() -> None:
+def test_a_slot_that_is_read_is_not_written_when_the_last_other_sequence_is_dropped() -> None:
     space = SwapSpace(1)
     put(space, 1, [key(1)], [], rank=1.0)
     put(space, 2, [key(1)], [], rank=9.0)
@@ -83,7 +83,7 @@ def test_a_slot_that_is_read_is_not_written_though_its_last_other_ticket_is_drop
     assert put(space, 3, [], [7], rank=2.0)
 
 
-def test_who_goes_and_comes_back_within_one_plan_is_copied_both_ways() -> None:
+def test_a_sequence_swapped_out_and_in_within_one_plan_is_copied_both_ways() -> None:
     space = SwapSpace(2)
     put(space, 1, [], [3])
     slots, _ = space.find(1, 0, SIZE)
@@ -91,7 +91,7 @@ def test_who_goes_and_comes_back_within_one_plan_is_copied_both_ways() -> None:
     assert space.take_copies() == ((3, slots[0]),)
 
 
-def test_the_last_by_rank_loses_its_slots_to_those_before_it_and_to_nobody_behind_it() -> None:
+def test_the_last_by_rank_loses_its_slots_to_those_before_it_only() -> None:
     space = SwapSpace(4)
     put(space, 1, [], [1, 2], rank=5.0)
     put(space, 2, [], [3, 4], rank=3.0)
@@ -104,7 +104,7 @@ def test_the_last_by_rank_loses_its_slots_to_those_before_it_and_to_nobody_behin
     assert 1 not in copied.values() or 2 not in copied.values()  # the freed slot got another block
 
 
-def test_a_gap_that_cannot_be_filled_drops_the_ticket() -> None:
+def test_a_gap_that_cannot_be_filled_drops_the_sequence() -> None:
     space = SwapSpace(1)
     put(space, 1, [key(1), key(2)], [], rank=1.0)
     space.save_evicted(key(2), 5)
@@ -114,7 +114,7 @@ def test_a_gap_that_cannot_be_filled_drops_the_ticket() -> None:
     assert space.take_copies() == ()
 
 
-def test_a_failed_step_makes_everyone_who_relied_on_its_copies_compute_again() -> None:
+def test_sequences_that_rely_on_a_failed_steps_copies_compute_again() -> None:
     space = SwapSpace(8)
     for handle, blocks in ((1, [4]), (2, [5]), (3, [])):
         put(space, handle, [key(1)], blocks)
@@ -128,7 +128,7 @@ def test_a_failed_step_makes_everyone_who_relied_on_its_copies_compute_again() -
     assert space.stats.swap_slots_used == 0
 
 
-def test_without_slots_nobody_gets_a_ticket_for_blocks_of_its_own() -> None:
+def test_without_slots_no_sequence_with_uncached_blocks_is_swapped_out() -> None:
     space = SwapSpace(0)
     assert not put(space, 1, [], [4])
     assert put(space, 2, [key(1)], [])  # it may find everything again
@@ -137,7 +137,7 @@ def test_without_slots_nobody_gets_a_ticket_for_blocks_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_a_slot_holds_what_its_ticket_says(seed: int) -> None:
+def test_a_slot_always_holds_the_block_recorded_for_it(seed: int) -> None:
     """Blocks hold names; a pretended host copies them as a device would, at the beginning of each step."""
     draw = Random(seed)
     space = SwapSpace(draw.choice([2, 5, 12]))

@@ -1,4 +1,4 @@
-"""A picture named instead of sent gets the tokens transformers gives to the picture."""
+"""An image named instead of sent gets the tokens transformers gives to the image."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ __all__ = ["bench"]
 
 
 def by_name(peers: Bench, question: Question, name: str) -> Request:
-    """The same request with hashes in the place of pictures, made by the front."""
+    """The same request with hashes in the place of images, made by the front."""
     references = [media.name for media in peers.request(question).media]
     parts = [{"type": "image_ref", "image_ref": {"hash": reference}} for reference in references]
     params = SamplingParams(max_tokens=question.max_tokens, temperature=0)
@@ -31,9 +31,7 @@ def by_name(peers: Bench, question: Question, name: str) -> Request:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("caching", [False, True], ids=["features", "and prefixes"])
-def test_named_pictures_equal_transformers(
-    bench: Callable[[str], Bench], overlap: bool, caching: bool
-) -> None:
+def test_named_images_equal_transformers(bench: Callable[[str], Bench], overlap: bool, caching: bool) -> None:
     peers = bench("qwen3_vl")
     engine = peers.engine(prefix_caching=caching, overlap=overlap, max_num_batched_tokens=33)
     peers.check(engine, PICTURES[:6])
@@ -45,7 +43,7 @@ def test_named_pictures_equal_transformers(
     assert engine.stats().encodes == encodes
 
 
-def test_named_pictures_are_answered_from_disk_after_a_restart_until_they_are_deleted(
+def test_named_images_are_answered_from_disk_after_a_restart_until_deleted(
     bench: Callable[[str], Bench], tmp_path: Path
 ) -> None:
     peers = bench("qwen3_vl")
@@ -70,7 +68,7 @@ def test_named_pictures_are_answered_from_disk_after_a_restart_until_they_are_de
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("begun", [False, True], ids=["queued", "half made"])
-def test_a_picture_deleted_before_it_is_encoded_is_not_kept_afterwards(
+def test_an_image_deleted_before_it_is_encoded_is_not_kept(
     bench: Callable[[str], Bench], begun: bool, overlap: bool
 ) -> None:
     """Though the request that brought it is answered, and one that brings it later keeps it again."""
@@ -93,7 +91,7 @@ def test_a_picture_deleted_before_it_is_encoded_is_not_kept_afterwards(
     assert engine.image_tiers(content)["gpu"] == 1
 
 
-def test_a_deleted_picture_leaves_no_kv_to_find(bench: Callable[[str], Bench]) -> None:
+def test_a_deleted_image_leaves_no_kv_to_find(bench: Callable[[str], Bench]) -> None:
     peers = bench("qwen3_vl")
     engine = peers.engine(block_size=4)
     peers.check(engine, PICTURES[:1])
@@ -102,5 +100,5 @@ def test_a_deleted_picture_leaves_no_kv_to_find(bench: Callable[[str], Bench]) -
     peers.check(engine, PICTURES[:1])
     after = engine.stats()
     assert after.encodes == before.encodes + 1
-    assert after.prefix_hit_tokens - before.prefix_hit_tokens < 4  # what stands before the picture
+    assert after.prefix_hit_tokens - before.prefix_hit_tokens < 4  # what stands before the image
     assert IMAGE in PICTURES[0].text

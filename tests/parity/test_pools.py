@@ -22,7 +22,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "vision fp8": {"kv_vision_dtype": "fp8"},
     "vision int8": {"kv_vision_dtype": "int8", "kv_vision_share": 0.3},
 }
-# Blocks: the largest question has 33 of pictures and fewer of text; few enough that others give way for it.
+# Blocks: the largest question has 33 of images and fewer of text; few enough that others give way for it.
 SITUATIONS: dict[str, dict[str, Any]] = {
     "roomy": {},
     "small chunks": {"max_num_batched_tokens": 7},
@@ -47,7 +47,7 @@ def precision(request: pytest.FixtureRequest, bench: Bench) -> tuple[str, list[l
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_tokens_in_eight_bits_do_not_depend_on_the_situation(
+def test_tokens_with_8_bit_kv_do_not_depend_on_the_situation(
     bench: Bench, precision: tuple[str, list[list[int]]], situation: str
 ) -> None:
     name, alone = precision
@@ -65,7 +65,7 @@ def test_tokens_in_eight_bits_do_not_depend_on_the_situation(
 
 
 def last_logprob(bench: Bench, options: dict[str, Any]) -> float:
-    """Of the first token of an answer about three pictures."""
+    """Of the first token of an answer about three images."""
     engine = bench.engine(**{**BLOCK, **options})
     engine.submit(bench.request(PICTURES[3], logprobs=0))
     while not (deltas := engine.step()):
@@ -73,7 +73,7 @@ def last_logprob(bench: Bench, options: dict[str, Any]) -> float:
     return deltas[0].logprobs[0].sampled
 
 
-def test_eight_bits_are_used_and_change_little(bench: Bench, precision: tuple[str, list[list[int]]]) -> None:
+def test_8_bit_kv_is_used_and_changes_little(bench: Bench, precision: tuple[str, list[list[int]]]) -> None:
     name, _ = precision
     exact, rounded = last_logprob(bench, {}), last_logprob(bench, PRECISIONS[name])
     assert 1e-6 < abs(exact - rounded) < 1.0  # random weights: no distribution to rely on
@@ -98,7 +98,7 @@ GLOBAL = {**BLOCK, "kv_vision_dtype": "int8", "kv_vision_views": "global", "kv_v
 
 
 @pytest.mark.parametrize("mode", ["stock", "registered"])
-def test_global_views_in_eight_bits_beside_zoomed_ones_that_are_not(
+def test_global_views_in_8_bits_beside_zoomed_views_in_full_precision(
     views: Callable[[str], ViewsBench], mode: str
 ) -> None:
     """The views chosen, and the answers: alone, in pieces, crowded, and again on what the caches hold."""

@@ -34,7 +34,7 @@ def peers(family_folder: Callable[[str], Path]) -> Bench:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("block_size", [8, 24])
-def test_a_text_that_goes_on_differently_inside_a_block(peers: Bench, block_size: int, overlap: bool) -> None:
+def test_a_text_that_diverges_inside_a_block(peers: Bench, block_size: int, overlap: bool) -> None:
     engine = peers.engine(block_size=block_size, overlap=overlap, num_blocks=64)
     for question in TURNS:
         peers.check(engine, [question])
@@ -43,19 +43,19 @@ def test_a_text_that_goes_on_differently_inside_a_block(peers: Bench, block_size
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
-def test_other_questions_about_a_picture_whose_features_are_gone(peers: Bench, overlap: bool) -> None:
+def test_other_questions_about_an_image_whose_features_were_evicted(peers: Bench, overlap: bool) -> None:
     engine = peers.engine(block_size=16, overlap=overlap, vision_cache=VisionCache(gpu=0))
     for question in QUESTIONS[:3]:
         peers.check(engine, [question])
     stats = engine.stats()
     assert stats.encodes == 1
     assert stats.prefix_copied_tokens > 0
-    for question in QUESTIONS[3:]:  # two pictures side by side, the second another one each time
+    for question in QUESTIONS[3:]:  # two images side by side, the second another one each time
         peers.check(engine, [question])
     assert engine.stats().encodes == 3
 
 
-def test_a_conversation_takes_another_turn_in_the_middle_of_an_answer(peers: Bench) -> None:
+def test_a_conversation_diverges_in_the_middle_of_an_answer(peers: Bench) -> None:
     engine = peers.engine(block_size=16)
     peers.check(engine, QUESTIONS[:1])
     before = engine.stats()

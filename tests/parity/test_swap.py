@@ -45,7 +45,7 @@ def tight(peers: Bench, questions: Sequence[Question], **options: Any) -> Engine
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_text_that_comes_back_equals_transformers(peers: Bench, situation: str, overlap: bool) -> None:
+def test_swapped_in_text_equals_transformers(peers: Bench, situation: str, overlap: bool) -> None:
     engine = tight(peers, TEXTS, overlap=overlap, **SITUATIONS[situation])
     peers.check(engine, TEXTS)
     stats = engine.stats()
@@ -58,7 +58,7 @@ def test_text_that_comes_back_equals_transformers(peers: Bench, situation: str, 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_pictures_that_come_back_equal_transformers(peers: Bench, situation: str, overlap: bool) -> None:
+def test_swapped_in_images_equal_transformers(peers: Bench, situation: str, overlap: bool) -> None:
     engine = tight(peers, PICTURES, overlap=overlap, **SITUATIONS[situation])
     peers.check(engine, PICTURES)
     peers.check(engine, PICTURES[::-1])
@@ -70,7 +70,7 @@ def test_pictures_that_come_back_equal_transformers(peers: Bench, situation: str
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", ["", "no prefix cache"])
-def test_choices_that_come_back_equal_transformers(peers: Bench, situation: str, overlap: bool) -> None:
+def test_swapped_in_choices_equal_transformers(peers: Bench, situation: str, overlap: bool) -> None:
     questions = [*PICTURES[:3], TEXTS[3]]
     engine = tight(peers, questions, overlap=overlap, **SITUATIONS[situation])
     peers.check(engine, questions, n=3)
@@ -79,9 +79,7 @@ def test_choices_that_come_back_equal_transformers(peers: Bench, situation: str,
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("seed", range(3))
-def test_cancellations_while_others_are_away_change_nobody_elses_tokens(
-    peers: Bench, seed: int, overlap: bool
-) -> None:
+def test_cancellations_during_swap_change_no_other_tokens(peers: Bench, seed: int, overlap: bool) -> None:
     questions = [*PICTURES, *TEXTS]
     engine = tight(peers, questions, overlap=overlap, max_num_batched_tokens=33)
     requests = [peers.request(question, n=1 + index % 2) for index, question in enumerate(questions)]

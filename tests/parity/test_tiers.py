@@ -89,7 +89,7 @@ def test_files_of_another_model_are_not_taken_for_this_ones(
 
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted", "swapped"])
-def test_files_harmed_behind_the_engines_back_cost_an_encode_and_no_token(
+def test_damaged_files_cost_an_encode_and_change_no_token(
     bench: Callable[[str], Bench], tmp_path: Path, harm: str
 ) -> None:
     peers = bench("qwen3_vl")
@@ -112,10 +112,10 @@ def test_files_harmed_behind_the_engines_back_cost_an_encode_and_no_token(
     closed(engine)
 
 
-def test_features_given_up_in_the_middle_of_a_conversation_change_no_token(
+def test_features_evicted_during_a_conversation_change_no_token(
     bench: Callable[[str], Bench],
 ) -> None:
-    """The second question's beginning is in the KV cache; the picture's features are not there any more."""
+    """The second question's beginning is in the KV cache; the image's features are not there any more."""
     peers = bench("qwen3_vl")
     engine = peers.engine(vision_cache=VisionCache(gpu=0), block_size=4)
     shown = [picture(100, 80, 21)]

@@ -20,7 +20,7 @@ from saccade.encoder.cache.feature_files import FeatureBytes, FeatureFolder
 from saccade.encoder.cache.transfer import CpuTransfer, HostFeatures
 from saccade.errors import ConfigError
 
-KEY, OTHER, PICTURE = b"k" * 32, b"o" * 32, b"p" * 32
+KEY, OTHER, IMAGE_HASH = b"k" * 32, b"o" * 32, b"p" * 32
 TRANSFER = CpuTransfer()
 LONG = 1000.0  # seconds between two looks into the folder, where a test looks itself
 
@@ -37,12 +37,12 @@ def folder(
 
 
 def save(
-    where: FeatureFolder, key: bytes = KEY, content: bytes = PICTURE, kept: HostFeatures | None = None
+    where: FeatureFolder, key: bytes = KEY, content: bytes = IMAGE_HASH, kept: HostFeatures | None = None
 ) -> int:
     return where.write(key, content, TRANSFER.to_bytes(kept or features()), time.time())
 
 
-def load(where: FeatureFolder, key: bytes = KEY, content: bytes = PICTURE) -> Any:
+def load(where: FeatureFolder, key: bytes = KEY, content: bytes = IMAGE_HASH) -> Any:
     return where.read(key, content, TRANSFER.allocate_host)
 
 
@@ -125,11 +125,11 @@ def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, damage: str) -> None:
 def test_a_file_of_another_view_under_this_name_is_a_miss(tmp_path: Path) -> None:
     where = folder(tmp_path)
     save(where, OTHER)
-    only_file(tmp_path).rename(only_file(tmp_path).parent / f"{PICTURE.hex()}.{KEY.hex()}.safetensors")
+    only_file(tmp_path).rename(only_file(tmp_path).parent / f"{IMAGE_HASH.hex()}.{KEY.hex()}.safetensors")
     assert load(where) is None
 
 
-def test_a_stranger_with_the_right_name_and_a_link_are_misses(tmp_path: Path) -> None:
+def test_a_foreign_file_with_the_right_name_and_a_link_are_misses(tmp_path: Path) -> None:
     where = folder(tmp_path)
     save(where)
     file = only_file(tmp_path)
@@ -142,7 +142,7 @@ def test_a_stranger_with_the_right_name_and_a_link_are_misses(tmp_path: Path) ->
     assert (tmp_path / "elsewhere").read_text() == "secret"
 
 
-def test_the_folder_stays_within_its_budget_and_what_was_read_longest_ago_goes(tmp_path: Path) -> None:
+def test_the_folder_stays_within_its_budget_and_evicts_what_was_read_longest_ago(tmp_path: Path) -> None:
     size = save(folder(tmp_path))
     only_file(tmp_path).unlink()
     where = folder(tmp_path, budget=3 * size)
@@ -155,7 +155,7 @@ def test_the_folder_stays_within_its_budget_and_what_was_read_longest_ago_goes(t
     assert sorted(key[0] for key in where.list().views) == [0, 3, 4]
 
 
-def test_files_of_other_models_count_and_go_too(tmp_path: Path) -> None:
+def test_files_of_other_models_count_and_are_evicted_too(tmp_path: Path) -> None:
     size = save(folder(tmp_path, identity="old"))
     old = only_file(tmp_path)
     os.utime(old, (0, 0))
@@ -170,7 +170,7 @@ def test_a_view_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_what_was_not_read_for_its_time_to_live_goes_and_so_do_leftovers(tmp_path: Path) -> None:
+def test_files_unread_for_their_time_to_live_and_abandoned_files_are_removed(tmp_path: Path) -> None:
     where = folder(tmp_path, ttl=100.0)
     save(where)
     leftover = only_file(tmp_path).parent / ".writing-1-abc"
@@ -188,25 +188,23 @@ def test_deleting_removes_every_view_and_older_features_cannot_come_back(tmp_pat
     save(where)
     save(where, OTHER)
     save(where, content=b"q" * 32)
-    folder(tmp_path).delete(PICTURE)  # another server
+    folder(tmp_path).delete(IMAGE_HASH)  # another server
     assert {found.content for found in where.list().views.values()} == {b"q" * 32}
-    assert where.write(KEY, PICTURE, slab, made) == 0
-    assert PICTURE in where.list().deleted
-    assert where.write(KEY, PICTURE, slab, time.time()) > 0  # encoded since: somebody sent it again
+    assert where.write(KEY, IMAGE_HASH, slab, made) == 0
+    assert IMAGE_HASH in where.list().deleted
+    assert where.write(KEY, IMAGE_HASH, slab, time.time()) > 0  # encoded since: somebody sent it again
 
 
-def test_deleting_what_was_never_here_fills_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleting_unknown_images_fills_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.encoder.cache.feature_files.MAX_MARKS", 3)
     where = folder(tmp_path)
     save(where)
     for number in range(9):
         where.delete(bytes([number]) * 32)
     assert len(where.list().deleted) == 3
-    where.delete(PICTURE)
+    where.delete(IMAGE_HASH)
     assert not where.list().views
-    assert PICTURE in where.list().deleted  # other servers are told all the same
+    assert IMAGE_HASH in where.list().deleted  # other servers are told all the same
 
 
 def test_a_deletion_in_the_middle_of_a_write_wins(tmp_path: Path) -> None:
@@ -223,11 +221,11 @@ def test_a_deletion_in_the_middle_of_a_write_wins(tmp_path: Path) -> None:
         return looks[-1] if len(looks) == 1 else original(content, since)
 
     where._deleted_since = delete_after_the_first_look  # type: ignore[method-assign,assignment]
-    assert where.write(KEY, PICTURE, slab, made) == 0
+    assert where.write(KEY, IMAGE_HASH, slab, made) == 0
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         folder(tmp_path / "file")
@@ -238,14 +236,14 @@ def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_restarted_server_and_another_one_find_what_was_written(tmp_path: Path) -> None:
     with disk(folder(tmp_path)) as first:
-        assert first.write(KEY, PICTURE, features(), 96, time.time())
+        assert first.write(KEY, IMAGE_HASH, features(), 96, time.time())
     with disk(folder(tmp_path)) as again:
         assert again.size(KEY)
-        assert again.views(PICTURE) == [KEY]
+        assert again.views(IMAGE_HASH) == [KEY]
         assert again.read(KEY, 7)
         again.wait(5.0)
         (landed,) = again.completed_reads()
-        assert (landed.key, landed.content, landed.ticket, landed.nbytes) == (KEY, PICTURE, 7, 96)
+        assert (landed.key, landed.content, landed.ticket, landed.nbytes) == (KEY, IMAGE_HASH, 7, 96)
         assert landed.host is not None
         assert torch.equal(landed.host.tensor, features().tensor)
 
@@ -256,21 +254,21 @@ def test_the_listing_is_refreshed(tmp_path: Path) -> None:
         until(lambda: mine.size(KEY) is not None)
         only_file(tmp_path).unlink()
         until(lambda: mine.size(KEY) is None)
-        folder(tmp_path).delete(PICTURE)
-        until(lambda: PICTURE in mine.deleted)
+        folder(tmp_path).delete(IMAGE_HASH)
+        until(lambda: IMAGE_HASH in mine.deleted)
 
 
 def test_what_another_server_deleted_is_a_miss_though_the_listing_has_it(tmp_path: Path) -> None:
     save(folder(tmp_path))
     with disk(folder(tmp_path)) as mine:
-        folder(tmp_path).delete(PICTURE)
+        folder(tmp_path).delete(IMAGE_HASH)
         assert mine.read(KEY, 1)
         mine.wait(5.0)
         assert mine.completed_reads()[0].host is None
         assert mine.size(KEY) is None
 
 
-def test_writes_beyond_the_queue_are_dropped_and_nobody_waits(tmp_path: Path) -> None:
+def test_writes_beyond_the_queue_are_dropped_without_waiting(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def slow(kept: HostFeatures) -> FeatureBytes:
@@ -279,19 +277,19 @@ def test_writes_beyond_the_queue_are_dropped_and_nobody_waits(tmp_path: Path) ->
 
     made = DiskTier(folder(tmp_path), slow, TRANSFER.allocate_host, refresh=LONG, queued_bytes=200)
     try:
-        taken = [made.write(bytes([n]) * 32, PICTURE, features(n), 96, time.time()) for n in range(5)]
+        taken = [made.write(bytes([n]) * 32, IMAGE_HASH, features(n), 96, time.time()) for n in range(5)]
         assert taken == [True, True, False, False, False]
         assert made.dropped_writes == 3
-        assert not made.write(bytes(32), PICTURE, features(0), 96, time.time())  # on its way already
+        assert not made.write(bytes(32), IMAGE_HASH, features(0), 96, time.time())  # on its way already
         gate.set()
         until(lambda: made.written == 2)
-        assert made.write(bytes([9]) * 32, PICTURE, features(9), 96, time.time())
+        assert made.write(bytes([9]) * 32, IMAGE_HASH, features(9), 96, time.time())
     finally:
         gate.set()
         made.close()
 
 
-def test_a_deletion_reaches_what_waits_to_be_written(tmp_path: Path) -> None:
+def test_a_deletion_reaches_queued_writes(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def slow(kept: HostFeatures) -> FeatureBytes:
@@ -299,10 +297,10 @@ def test_a_deletion_reaches_what_waits_to_be_written(tmp_path: Path) -> None:
         return TRANSFER.to_bytes(kept)
 
     made = DiskTier(folder(tmp_path), slow, TRANSFER.allocate_host, refresh=LONG)
-    made.write(KEY, PICTURE, features(), 96, time.time())
-    made.write(OTHER, PICTURE, features(), 96, time.time())
+    made.write(KEY, IMAGE_HASH, features(), 96, time.time())
+    made.write(OTHER, IMAGE_HASH, features(), 96, time.time())
     time.sleep(0.02)  # the first is being written, the second waits
-    made.delete(PICTURE)
+    made.delete(IMAGE_HASH)
     gate.set()
     made.close()
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -324,14 +322,14 @@ class SlowFolder(FeatureFolder):
         super().delete_all(deleted)
 
 
-def test_nobody_waits_for_the_files_of_deleted_pictures_and_all_go_at_once(tmp_path: Path) -> None:
+def test_files_of_deleted_images_are_removed_together_in_the_background(tmp_path: Path) -> None:
     where = SlowFolder(tmp_path)
     save(where)
     told: list[bytes] = []
     with disk(where) as mine:
-        mine.delete(PICTURE, lambda: told.append(PICTURE))
-        assert (mine.size(KEY), mine.views(PICTURE), mine.entries) == (None, [], 0)
-        until(lambda: where.deletions == [{PICTURE}])
+        mine.delete(IMAGE_HASH, lambda: told.append(IMAGE_HASH))
+        assert (mine.size(KEY), mine.views(IMAGE_HASH), mine.entries) == (None, [], 0)
+        until(lambda: where.deletions == [{IMAGE_HASH}])
         for number in range(200):  # a flood of names made up
             mine.delete(b"%032d" % number, partial(told.append, b"%032d" % number))
         mine._list_folder()
@@ -344,12 +342,12 @@ def test_nobody_waits_for_the_files_of_deleted_pictures_and_all_go_at_once(tmp_p
         assert len(where.deletions) == 2
 
 
-def test_what_is_made_after_a_deletion_stays_though_the_files_go_later(tmp_path: Path) -> None:
+def test_features_created_after_a_deletion_stay(tmp_path: Path) -> None:
     where = SlowFolder(tmp_path)
     save(where)
     with disk(where) as mine:
-        mine.delete(PICTURE)
-        assert mine.write(KEY, PICTURE, features(1), 96, time.time())
+        mine.delete(IMAGE_HASH)
+        assert mine.write(KEY, IMAGE_HASH, features(1), 96, time.time())
         time.sleep(0.01)
         where.gate.set()
         until(lambda: mine.written == 1)
@@ -358,7 +356,7 @@ def test_what_is_made_after_a_deletion_stays_though_the_files_go_later(tmp_path:
         assert mine.size(KEY)
 
 
-def test_deletions_come_before_what_waits_to_be_written(tmp_path: Path) -> None:
+def test_deletions_come_before_queued_writes(tmp_path: Path) -> None:
     gate, order = threading.Event(), []
 
     def slow(kept: HostFeatures) -> FeatureBytes:
@@ -368,7 +366,7 @@ def test_deletions_come_before_what_waits_to_be_written(tmp_path: Path) -> None:
 
     made = DiskTier(folder(tmp_path), slow, TRANSFER.allocate_host, refresh=LONG)
     for number in range(3):
-        made.write(bytes([number]) * 32, PICTURE, features(), 96, time.time())
+        made.write(bytes([number]) * 32, IMAGE_HASH, features(), 96, time.time())
     until(lambda: order == ["write"])
     made.delete(OTHER, lambda: order.append("deleted"))
     gate.set()
@@ -376,11 +374,11 @@ def test_deletions_come_before_what_waits_to_be_written(tmp_path: Path) -> None:
     assert order == ["write", "deleted", "write", "write"]
 
 
-def test_a_mark_of_deletion_never_becomes_older(tmp_path: Path) -> None:
+def test_a_deletion_mark_never_becomes_older(tmp_path: Path) -> None:
     where, now = folder(tmp_path), time.time()
-    where.delete_all({PICTURE: now})
-    where.delete_all({PICTURE: now - 100})
-    assert where.list().deleted[PICTURE] == pytest.approx(now, abs=0.01)
+    where.delete_all({IMAGE_HASH: now})
+    where.delete_all({IMAGE_HASH: now - 100})
+    assert where.list().deleted[IMAGE_HASH] == pytest.approx(now, abs=0.01)
 
 
 def test_a_stale_listing_does_not_undo_a_deletion(tmp_path: Path) -> None:
@@ -391,7 +389,7 @@ def test_a_stale_listing_does_not_undo_a_deletion(tmp_path: Path) -> None:
         listing = where.list()
 
         def stale() -> Any:
-            mine.delete(PICTURE)
+            mine.delete(IMAGE_HASH)
             return listing
 
         where.make_room = stale  # type: ignore[method-assign]
@@ -425,9 +423,9 @@ def test_two_servers_writing_reading_and_deleting_at_once_only_ever_hit_or_miss(
     assert folder(tmp_path / "shared", budget=4 * size).make_room().nbytes <= 4 * size
 
 
-def test_the_header_says_whose_features_these_are(tmp_path: Path) -> None:
+def test_the_header_names_the_view_and_its_image(tmp_path: Path) -> None:
     save(folder(tmp_path))
     data = only_file(tmp_path).read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert header["__metadata__"]["view"] == KEY.hex()
-    assert header["__metadata__"]["content"] == PICTURE.hex()
+    assert header["__metadata__"]["content"] == IMAGE_HASH.hex()

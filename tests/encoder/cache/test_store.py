@@ -89,7 +89,7 @@ def on_disk(
     return EncoderCache(budget, host=host, disk=disk, clock=lambda: now[0]), disk, now
 
 
-def test_what_is_pinned_stays_even_over_the_budget_and_goes_when_unpinned() -> None:
+def test_pinned_views_stay_over_the_budget_and_are_evicted_when_unpinned() -> None:
     features = store(10)
     for key in (A, B, C):
         features.pin(key)
@@ -117,7 +117,7 @@ def test_pins_are_counted() -> None:
         features.unpin(A)
 
 
-def test_a_budget_of_nothing_keeps_nothing_that_is_not_pinned() -> None:
+def test_a_budget_of_zero_keeps_only_pinned_views() -> None:
     features = store(0, A)
     assert features.stats.gpu.bytes == features.stats.gpu.entries == 0
 
@@ -132,7 +132,7 @@ def test_a_view_larger_than_the_budget_passes_through() -> None:
     features.check()
 
 
-def test_pinned_features_on_their_way_are_a_hit_for_the_next() -> None:
+def test_pinned_features_still_to_be_encoded_are_a_hit() -> None:
     features = store(100)
     features.pin(A)
     assert features.is_expected(A)
@@ -150,7 +150,7 @@ def test_putting_again_replaces() -> None:
     assert (features.stats.gpu.bytes, features.stats.gpu.entries) == (30, 1)
 
 
-def test_what_leaves_the_device_is_found_in_host_memory() -> None:
+def test_views_evicted_from_the_device_are_found_in_host_memory() -> None:
     features = store(10, A, B, host=20)
     assert not features.on_device(A)
     assert features.is_ready(A)
@@ -162,7 +162,7 @@ def test_what_leaves_the_device_is_found_in_host_memory() -> None:
     features.check()
 
 
-def test_what_has_a_copy_below_is_not_copied_again() -> None:
+def test_a_view_with_a_host_copy_is_not_copied_again() -> None:
     features = store(10, A, B, host=20)
     for key in (A, B, A, B):
         features.pin(key)
@@ -171,7 +171,7 @@ def test_what_has_a_copy_below_is_not_copied_again() -> None:
     assert features.stats.ups == 4
 
 
-def test_levels_of_one_picture_are_kept_side_by_side_and_go_together() -> None:
+def test_views_of_one_image_are_kept_side_by_side_and_deleted_together() -> None:
     features = store(100)
     for key in (A, B, C):
         features.put(key, "x", 10, content=b"p" if key != C else b"other")
@@ -181,7 +181,7 @@ def test_levels_of_one_picture_are_kept_side_by_side_and_go_together() -> None:
     features.check()
 
 
-def test_a_dropped_view_in_use_stays_until_it_is_unpinned_but_nobody_is_told_of_it() -> None:
+def test_a_deleted_view_in_use_stays_hidden_until_it_is_unpinned() -> None:
     features = store(100, A)
     features.pin(A)
     features.delete_image(b"of a")
@@ -193,7 +193,7 @@ def test_a_dropped_view_in_use_stays_until_it_is_unpinned_but_nobody_is_told_of_
     features.check()
 
 
-def test_what_is_held_moves_down_however_full_that_is_and_leaves_when_released() -> None:
+def test_held_views_are_demoted_over_the_budget_and_evicted_when_released() -> None:
     features = store(10, A)
     features.hold(A)
     features.put(B, "b", 10)
@@ -207,7 +207,7 @@ def test_what_is_held_moves_down_however_full_that_is_and_leaves_when_released()
     assert features.stats.host.bytes == 0
 
 
-def test_a_dropped_view_that_is_held_survives_leaving_the_device() -> None:
+def test_a_deleted_view_that_is_held_survives_demotion() -> None:
     features = store(10, A)
     features.hold(A)
     features.delete_image(b"of a")
@@ -241,9 +241,7 @@ class FailingTransfer(IdentityTransfer):
 
 @pytest.mark.parametrize("with_disk", [False, True])
 @pytest.mark.parametrize("held", [False, True])
-def test_without_memory_for_a_copy_down_features_are_gone_and_nothing_fails(
-    held: bool, with_disk: bool
-) -> None:
+def test_without_memory_for_demotion_features_are_lost_and_nothing_fails(held: bool, with_disk: bool) -> None:
     transfer = FailingTransfer()
     disk = SlowDisk() if with_disk else None
     features: EncoderCache[str] = EncoderCache(10, host=100, transfer=transfer, disk=disk)
@@ -263,7 +261,7 @@ def test_without_memory_for_a_copy_down_features_are_gone_and_nothing_fails(
     features.check()
 
 
-def test_without_memory_for_a_copy_up_only_who_reads_it_fails() -> None:
+def test_without_memory_for_promotion_only_the_reader_fails() -> None:
     transfer = FailingTransfer()
     features: EncoderCache[str] = EncoderCache(10, host=100, transfer=transfer)
     features.put(A, "a", 10)
@@ -283,7 +281,7 @@ def test_without_memory_for_a_copy_up_only_who_reads_it_fails() -> None:
     features.check()
 
 
-def test_a_view_on_disk_is_fetched_ahead_and_not_encoded() -> None:
+def test_a_view_on_disk_is_prefetched_and_not_encoded() -> None:
     features, disk, _ = on_disk(A)
     assert not features.is_expected(A)
     features.prefetch(A)
@@ -300,7 +298,7 @@ def test_a_view_on_disk_is_fetched_ahead_and_not_encoded() -> None:
     features.check()
 
 
-def test_a_fetch_that_fails_is_a_miss() -> None:
+def test_a_failed_read_is_a_miss() -> None:
     features, disk, _ = on_disk(A)
     disk.damaged.add(A)
     features.prefetch(A)
@@ -311,7 +309,7 @@ def test_a_fetch_that_fails_is_a_miss() -> None:
     features.check()
 
 
-def test_a_late_fetch_is_given_up_and_does_no_harm_when_it_comes() -> None:
+def test_a_late_read_is_given_up_and_harmless() -> None:
     features, disk, now = on_disk(A)
     features.prefetch(A)
     now[0] = fetches.READ_SECONDS
@@ -325,7 +323,7 @@ def test_a_late_fetch_is_given_up_and_does_no_harm_when_it_comes() -> None:
     features.check()
 
 
-def test_without_pixels_a_fetch_is_worth_more_patience() -> None:
+def test_without_pixels_a_read_may_take_longer() -> None:
     features, _, now = on_disk(A)
     features.hold(A)
     features.prefetch(A)
@@ -335,7 +333,7 @@ def test_without_pixels_a_fetch_is_worth_more_patience() -> None:
     assert not features.is_fetching(A)
 
 
-def test_no_more_is_fetched_ahead_than_has_a_place() -> None:
+def test_prefetching_is_bounded() -> None:
     features, disk, now = on_disk(A, B)
     disk._size = fetches.PREFETCH_BYTES
     features.prefetch(A)
@@ -351,7 +349,7 @@ def test_no_more_is_fetched_ahead_than_has_a_place() -> None:
     assert [key for key, _ in disk.reading] == [B]
 
 
-def test_what_is_deleted_while_it_is_fetched_does_not_come_back() -> None:
+def test_a_view_deleted_while_it_is_read_does_not_come_back() -> None:
     features, disk, _ = on_disk(A)
     features.prefetch(A)
     kept = disk.files[A]
@@ -363,7 +361,7 @@ def test_what_is_deleted_while_it_is_fetched_does_not_come_back() -> None:
     features.check()
 
 
-def test_a_deletion_by_another_server_is_followed_unless_it_was_made_since() -> None:
+def test_a_deletion_by_another_server_is_followed_for_older_features() -> None:
     features, disk, _ = on_disk()
     features.put(A, "a", 10, content=b"p")
     disk.deleted = {b"p": 2e10}
@@ -380,7 +378,7 @@ def test_a_deletion_by_another_server_is_followed_unless_it_was_made_since() -> 
     features.check()
 
 
-def test_what_is_encoded_is_written_to_disk_and_not_when_deleted_in_use() -> None:
+def test_encoded_views_are_written_to_disk_unless_deleted_in_use() -> None:
     features, disk, _ = on_disk()
     features.put(A, "a", 10, content=b"p")
     assert set(disk.files) == {A}
@@ -393,7 +391,7 @@ def test_what_is_encoded_is_written_to_disk_and_not_when_deleted_in_use() -> Non
     features.check()
 
 
-def test_features_nobody_uses_expire_but_not_those_in_use() -> None:
+def test_unused_features_expire() -> None:
     now = [0.0]
     features: EncoderCache[str] = EncoderCache(100, host=100, ttl=5.0, clock=lambda: now[0])
     for key in (A, B, C):

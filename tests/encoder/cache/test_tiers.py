@@ -28,7 +28,7 @@ def filled(
     return made
 
 
-def test_of_equal_worth_the_least_recently_used_goes_first() -> None:
+def test_of_equal_priority_the_least_recently_used_is_evicted_first() -> None:
     tier = filled(20, A, B)
     tier.touch(A)
     tier.put(C, "c", 10)
@@ -36,7 +36,7 @@ def test_of_equal_worth_the_least_recently_used_goes_first() -> None:
     assert keys_of(tier) == {A, C}
 
 
-def test_what_is_used_again_outlives_what_is_newer() -> None:
+def test_a_view_used_again_outlives_a_newer_one() -> None:
     tier = filled(20, A)
     tier.use(A)
     tier.put(B, "b", 10)
@@ -45,7 +45,7 @@ def test_what_is_used_again_outlives_what_is_newer() -> None:
     assert keys_of(tier) == {A, C}
 
 
-def test_old_fame_fades() -> None:
+def test_old_popularity_fades() -> None:
     tier = filled(20, A)
     for _ in range(6):
         tier.use(A)  # worth log2(8) = 3; a newcomer is worth 1 more than what was given up last
@@ -57,7 +57,7 @@ def test_old_fame_fades() -> None:
     assert 2 < survived < 8
 
 
-def test_what_nobody_used_for_its_time_to_live_goes_unless_fixed() -> None:
+def test_entries_unused_for_their_time_to_live_expire_unless_pinned() -> None:
     now = [0.0]
     tier = filled(100, A, B, C, ttl=10.0, now=now)
     tier.pin(B)

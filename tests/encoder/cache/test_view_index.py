@@ -1,4 +1,4 @@
-"""Views by key and by picture: both orders always have the same."""
+"""Views by key and by image: both orders always have the same."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ class Entry(NamedTuple):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=1), st.binary(max_size=1)), max_size=40))
-def test_it_finds_what_a_plain_dict_finds(moves: list[tuple[bool, bytes, bytes]]) -> None:
+def test_the_index_finds_what_a_plain_dict_finds(moves: list[tuple[bool, bytes, bytes]]) -> None:
     catalogue: ViewIndex[Entry] = ViewIndex({b"first": Entry(b"p", -1)})
     plain = {b"first": Entry(b"p", -1)}
     for number, (adds, key, content) in enumerate(moves):
