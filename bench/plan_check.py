@@ -28,7 +28,7 @@ from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import CHIPS, CPU, Network
-from saccade.scheduler.policy import Limits
+from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.simulator import LatencyRecorder, SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals, parse_kind
 
@@ -92,8 +92,8 @@ def plan(
     engine: Engine, network: Network, costs: Coefficients, traffic: Iterable[Arrival]
 ) -> SimulationResult:
     info = engine.info
-    limits = Limits(
-        max_rows=info.max_num_seqs,
+    limits = SchedulerConfig(
+        max_num_seqs=info.max_num_seqs,
         max_step_tokens=STEP_TOKENS,
         max_model_len=info.max_model_len,
         block_size=info.block_size,

@@ -18,7 +18,7 @@ import numpy as np
 from saccade.encoder.partial_views import segment_layers
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, Network, coefficients
-from saccade.scheduler.policy import Limits
+from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.simulator import SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals
 
@@ -63,8 +63,8 @@ SETUPS = {
 
 def machine(setup: Setup) -> SimulatedMachine:
     costs = coefficients(QWEN3_VL_8B, H200)
-    limits = Limits(
-        max_rows=256,
+    limits = SchedulerConfig(
+        max_num_seqs=256,
         max_step_tokens=8192,
         max_model_len=32_768,
         block_size=BLOCK,

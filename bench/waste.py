@@ -25,7 +25,7 @@ from bench.simulate import QWEN3_VL_8B
 from saccade.request import Delta, Request, Sampling
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, coefficients
-from saccade.scheduler.policy import Limits
+from saccade.scheduler.policy import SchedulerConfig
 from saccade.scheduler.sequence import Sequence
 from saccade.step_plan import StepOutput, StepPlan
 from saccade.tools.planner.simulator import SimulatedMachine, Simulator
@@ -75,8 +75,8 @@ class WasteSimulator(Simulator):
 
     def __init__(self, block_size: int, tokens: int) -> None:
         costs = coefficients(QWEN3_VL_8B, H200)
-        limits = Limits(
-            max_rows=256,
+        limits = SchedulerConfig(
+            max_num_seqs=256,
             max_step_tokens=8192,
             max_model_len=8192,
             block_size=block_size,
@@ -108,7 +108,7 @@ class WasteSimulator(Simulator):
     def step(self) -> bool:
         stepped = super().step()
         if stepped and self.scheduler.stats().blocks_used:
-            measure(self.scheduler._places.running, self._block_size, self.sums)
+            measure(self.scheduler._queues.running, self._block_size, self.sums)
         return stepped
 
 
@@ -118,7 +118,7 @@ def measure(running: Iterable[Sequence], block_size: int, sums: Sums) -> None:
     for sequence in running:
         sums.unshared += len(sequence.blocks)
         for index, block in enumerate(sequence.blocks):
-            inside = min(max(sequence.length - index * block_size, 0), block_size)
+            inside = min(max(sequence.num_tokens - index * block_size, 0), block_size)
             held[block] = max(held.get(block, 0), inside)
     sums.slots += len(held) * block_size
     sums.tokens += sum(held.values())

@@ -74,6 +74,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):  # no reference 
     sample: bool  # whether the last position yields a token
     output_position: int  # number of output tokens before the one sampled here
     relevance_targets: tuple[RelevanceTarget, ...] = ()  # read at the last position, the question's end
+    num_draft_tokens: int = 0  # the last ids of `tokens` are drafts to verify
 
 
 class EncodeTask(msgspec.Struct, frozen=True):
@@ -119,10 +120,12 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True):
-    """What a step produced: one entry per scheduled sequence that samples, in the plan's order."""
+    """What a step produced, in the order of the plan's sequences that sample."""
 
     number: int
     tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs | None, ...]
-    nonfinite: tuple[int, ...] = ()  # indices of tokens whose logits were NaN or infinite
+    logprobs: tuple[TokenLogprobs | None, ...]  # one per token
+    nonfinite: tuple[int, ...] = ()  # indices of sampling sequences whose logits were NaN or infinite
     relevance: tuple[tuple[RelevanceMaps, ...], ...] = ()  # per sequence with targets, one per target
+    # Tokens of each sampling sequence: accepted drafts and the one after them, or none. Empty: one each.
+    num_tokens: tuple[int, ...] = ()

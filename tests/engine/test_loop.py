@@ -91,7 +91,7 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(
     assert failed.request_id == requests[2].id
     assert failed.code == "encoding_failed"
     assert failed.error == (
-        "picture 1 of this request (333x61 pixels) could not be encoded: the device is short of memory; try "
+        "image 1 of this request (333x61 pixels) could not be encoded: the device is short of memory; try "
         "again, or send it smaller"
     )
     for question, request in zip(questions, requests, strict=True):

@@ -21,6 +21,7 @@ from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.kv_cache.pool_sizing import VISION_SCOPES
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_space import SwapSpace
+from saccade.lod.controller import Choose, LodController
 from saccade.lod.types import (
     Grid,
     ImageMaps,
@@ -33,9 +34,12 @@ from saccade.lod.types import (
 )
 from saccade.request import Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomRequest
 from saccade.scheduler.cost_model import Coefficients, CostModel, Work
-from saccade.scheduler.lod_choice import Choose, Looking
-from saccade.scheduler.scheduler import Limits, Scheduler
+from saccade.scheduler.host_decision import HostDecisions
+from saccade.scheduler.kv_manager import Caches
+from saccade.scheduler.policy import SchedulerConfig
+from saccade.scheduler.scheduler import Scheduler
 from saccade.scheduler.sequence import derive_seed
+from saccade.scheduler.step_planner import Drafter
 from saccade.step_plan import (
     EncodeTask,
     PromptLayout,
@@ -160,7 +164,7 @@ def _choose(
     return tuple(choices)
 
 
-def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: Choose) -> Request:
+def decided_alone(request: Request, limits: SchedulerConfig, roles: Set[Role], chooser: Choose) -> Request:
     """The request with its views chosen, as it would be alone."""
     if request.zooming is None:
         return request
@@ -184,7 +188,7 @@ def decided_alone(request: Request, limits: Limits, roles: Set[Role], chooser: C
     )
 
 
-def all_cells(request: Request, limits: Limits, roles: Set[Role]) -> list[Cell]:
+def all_cells(request: Request, limits: SchedulerConfig, roles: Set[Role]) -> list[Cell]:
     """Of the prompt as it is laid out, one after the other."""
     layout = lay_out_prompt(request)
     names = {item.placeholder: int(item.pixels.flat[0]) for item in request.media if item.pixels.size}
@@ -223,7 +227,7 @@ def visual_input(name: int, view: View, offset: int) -> int:
 def answer_alone(
     request: Request,
     index: int,
-    limits: Limits,
+    limits: SchedulerConfig,
     roles: Set[Role] = frozenset(),
     chooser: Choose = choose_by_hash,
 ) -> list[int]:
@@ -250,7 +254,7 @@ def true_positions(layout: PromptLayout, index: int) -> tuple[float, ...]:
 
 @dataclass
 class Device:
-    limits: Limits
+    limits: SchedulerConfig
     pool: BlockPool
     store: EncoderCache[int]
     unfinished: PartialViews[tuple[int, ...]]
@@ -299,7 +303,7 @@ class Device:
 
     def leave_half(self, plan: StepPlan) -> None:
         """What a brief step computes has not passed all layers: whoever reads it breaks the chain."""
-        assert sum(row.num_tokens for row in plan.scheduled) <= self.limits.brief.tokens
+        assert sum(row.num_tokens for row in plan.scheduled) <= self.limits.early_exit.max_tokens
         for row in plan.scheduled:
             assert row.relevance_targets, "a brief step has a row that does not look"
             assert not row.sample, "a token would be sampled from what has not passed all layers"
@@ -345,7 +349,7 @@ class Device:
         assert sum(row.num_tokens for row in plan.scheduled) <= self.limits.max_step_tokens
         assert len({row.slot for row in plan.scheduled}) == len(plan.scheduled), "a row runs twice in a step"
         assert len({row.seq_id for row in plan.scheduled}) == len(plan.scheduled)
-        assert all(0 <= row.slot < self.limits.max_rows for row in plan.scheduled)
+        assert all(0 <= row.slot < self.limits.max_num_seqs for row in plan.scheduled)
         keys = [encode.key for encode in plan.encodes]
         assert len(keys) == len(set(keys)), "a view is encoded twice in a step"
         patches = sum(encode.patches for encode in plan.encodes)
@@ -437,13 +441,15 @@ class Engine:
         vision: int = 0,  # of the blocks
         roles: Set[Role] = VISION_SCOPES["all"],
         feature_bytes: int = 1000,
-        limits: Limits | None = None,
+        limits: SchedulerConfig | None = None,
         slots: int = 0,
         slot_milliseconds: float = 0.0,
         host_bytes: int = 0,
         disk: DiskTier | None = None,
         pins: PinnedPrefixes | None = None,
         chooser: Choose = choose_by_hash,
+        host_decisions: HostDecisions | None = None,
+        drafter: Drafter | None = None,
         hears: bool = False,  # overlapped: looks are heard before the next step is planned
     ) -> None:
         self.now = 0.0
@@ -457,16 +463,14 @@ class Engine:
         )
         prefix = PrefixCache(self.pool, self.limits.block_size, pins) if prefix_caching else None
         self.unfinished: PartialViews[tuple[int, ...]] = PartialViews(self.limits.max_encode_patches)
+        self.lod = LodController(chooser=chooser)
         self.scheduler = Scheduler(
             self.limits,
-            self.pool,
-            prefix,
-            self.store,
+            Caches(self.pool, prefix, self.store, self.unfinished, SwapSpace(slots, slot_milliseconds)),
             CostModel(COSTS),
             clock=lambda: self.now,
-            unfinished=self.unfinished,
-            swap=SwapSpace(slots, slot_milliseconds),
-            looking=Looking(chooser=chooser),
+            host_decisions=self.lod if host_decisions is None else host_decisions,
+            drafter=drafter,
         )
         self.device = Device(self.limits, self.pool, self.store, self.unfinished)
         self.overlap = overlap
@@ -489,7 +493,7 @@ class Engine:
 
     def step(self) -> StepPlan | None:
         """Plan and launch one step; learn the result of it, or when overlapped of the one before."""
-        self.take(self.scheduler.end_lost())
+        self.take(self.scheduler.poll())
         self.hear()
         plan = self.scheduler.plan()
         self.scheduler.check()
@@ -502,7 +506,7 @@ class Engine:
             self.plans.append(plan)
             self.in_flight.append((plan, self.device.run(plan)))
         elif not self.in_flight:
-            ended = self.scheduler.end_lost()
+            ended = self.scheduler.poll()
             self.take(ended)
             waits = self.store.has_pending_reads or ended
             assert self.scheduler.idle or waits, "nothing runs, nothing is in flight, and somebody waits"
@@ -517,7 +521,7 @@ class Engine:
         if self.in_flight and self.hears:
             plan, result = self.in_flight[-1]
             if result.relevance and not plan.early_exit:
-                self.take(self.scheduler.hear(plan, result.relevance))
+                self.take(self.scheduler.apply_relevance(plan, result.relevance))
 
     def fail(self) -> None:
         """The step launched last cannot be run after all."""
@@ -552,9 +556,9 @@ def work_of(plan: StepPlan, layers: int) -> Work:
     return work
 
 
-def small_limits(**changes: Any) -> Limits:
+def small_limits(**changes: Any) -> SchedulerConfig:
     numbers: dict[str, Any] = {
-        "max_rows": 4,
+        "max_num_seqs": 4,
         "max_step_tokens": 32,
         "max_model_len": 64,
         "block_size": 4,
@@ -564,4 +568,4 @@ def small_limits(**changes: Any) -> Limits:
         "stretch": 1.0,  # and their targets stand, however long somebody waits
         **changes,
     }
-    return Limits(**numbers)
+    return SchedulerConfig(**numbers)

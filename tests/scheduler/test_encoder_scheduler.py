@@ -5,7 +5,7 @@ from typing import Any
 from saccade.request import Request
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.cost_prior import H200, Network, coefficients
-from saccade.scheduler.policy import Limits
+from saccade.scheduler.policy import SchedulerConfig
 from saccade.step_plan import EncodeTask, StepPlan
 from saccade.tools.planner.simulator import SimulatedMachine, Simulator, work_of
 from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals
@@ -25,8 +25,8 @@ def streaming(target: float = 3.0, **options: Any) -> Engine:
             "max_step_tokens": 64,
             "itl_target": target,
             "encode_layers": LAYERS,
-            "max_rows": 8,
-            "least_time": 0.0,
+            "max_num_seqs": 8,
+            "min_encode_time": 0.0,
             **options.pop("limits", {}),
         }
     )
@@ -167,7 +167,7 @@ def test_a_failed_slice_ends_those_who_waited_for_it_and_nothing_is_left() -> No
 def test_a_view_survives_that_its_sequence_gives_way() -> None:
     """A stream grows into the blocks of the picture's request, which goes back to the queue half seen."""
     limits = small_limits(
-        itl_target=0.001, least_time=0.0, encode_layers=40, patience=0.0, max_step_tokens=64
+        itl_target=0.001, min_encode_time=0.0, encode_layers=40, patience=0.0, max_step_tokens=64
     )
     engine = Engine(blocks=12, limits=limits, prefix_caching=False)
     engine.add(question("stream", [2], max_tokens=40, **ENDLESS))
@@ -200,8 +200,8 @@ def test_room_for_another_view_is_made_by_giving_up_the_one_left_lying_longest()
 
 
 def chip(**changes: Any) -> tuple[Simulator, SimulatedMachine]:
-    numbers: dict[str, Any] = {"max_rows": 256, "max_step_tokens": 8192, "max_model_len": 32_768}
-    limits = Limits(
+    numbers: dict[str, Any] = {"max_num_seqs": 256, "max_step_tokens": 8192, "max_model_len": 32_768}
+    limits = SchedulerConfig(
         block_size=16,
         max_encode_patches=32_768,
         max_queue=1 << 20,
@@ -278,7 +278,7 @@ def test_a_share_of_a_view_counts_by_its_layers() -> None:
 def test_a_view_a_request_has_got_since_it_came_is_kept_for_it() -> None:
     engine = streaming()
     engine.add(look("seen", 1))
-    making = engine.scheduler._holdings.making
-    making.gone(engine.scheduler._groups["seen"])  # as if it had come without the view
+    making = engine.scheduler._kv.encoder
+    making.remove(engine.scheduler._requests["seen"])  # as if it had come without the view
     until_done(engine, "seen")
     assert [first for first, _ in slices(engine)].count(0) == 1

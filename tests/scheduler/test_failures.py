@@ -25,7 +25,7 @@ def told(engine: Engine, name: str) -> tuple[str | None, str]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_only_who_needs_the_view_ends_and_is_told_which(overlap: bool) -> None:
-    engine = Engine(overlap=overlap, limits=small_limits(max_rows=8, max_step_tokens=64))
+    engine = Engine(overlap=overlap, limits=small_limits(max_num_seqs=8, max_step_tokens=64))
     engine.device.fails = cursed(2)
     text = question("text", [3, 4, 5], max_tokens=9, **ENDLESS)
     engine.add(text)
@@ -42,7 +42,7 @@ def test_only_who_needs_the_view_ends_and_is_told_which(overlap: bool) -> None:
     code, error = told(engine, "bad")
     assert ENGINE_ERRORS[code] is EncodingFailed
     assert error == (
-        "picture 2 of this request (3x2 pixels) could not be encoded: bad luck; try again, or send it smaller"
+        "image 2 of this request (3x2 pixels) could not be encoded: bad luck; try again, or send it smaller"
     )
     assert [engine.finish("bad", index) for index in (0, 1)] == ["error", "error"]
     engine.run()
@@ -59,7 +59,7 @@ def test_only_who_needs_the_view_ends_and_is_told_which(overlap: bool) -> None:
 
 
 def test_who_waits_in_the_queue_tries_again_in_its_turn() -> None:
-    engine = Engine(limits=small_limits(max_rows=1))
+    engine = Engine(limits=small_limits(max_num_seqs=1))
     tries: list[bytes] = []
 
     def once(encode: EncodeTask) -> bool:

@@ -8,8 +8,7 @@ import pytest
 from saccade.errors import ContextTooLong
 from saccade.lod.types import LodParams, Region, RelevanceMaps, ViewRule, ZoomChoice
 from saccade.request import Request
-from saccade.scheduler.lod_choice import Looking
-from saccade.scheduler.policy import Brief
+from saccade.scheduler.policy import EarlyExit
 from tests.scheduler.simulated_device import (
     IMAGE_ID,
     Engine,
@@ -38,7 +37,7 @@ def choosing(engine: Engine, *regions: Region) -> None:
     def choose(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
         return (ZoomChoice(regions=regions, relevance=np.zeros((2, 3), dtype=np.float32)),)
 
-    engine.scheduler.looking = Looking(chooser=choose)
+    engine.lod.chooser = choose
 
 
 def test_a_request_waits_for_its_look_and_nobody_else_does() -> None:
@@ -78,7 +77,7 @@ def test_blocks_claimed_for_more_than_was_chosen_are_given_back() -> None:
 
 
 def test_what_was_chosen_stays_though_the_request_gives_way() -> None:
-    limits = small_limits(max_rows=2, max_step_tokens=64)
+    limits = small_limits(max_num_seqs=2, max_step_tokens=64)
     engine = Engine(limits=limits, blocks=13, prefix_caching=False)
     engine.add(question("first", [5] * 6, max_tokens=40, **ENDLESS))
     engine.step()
@@ -93,8 +92,8 @@ def test_a_look_that_arrives_after_its_request_gave_way_still_counts() -> None:
     engine = Engine(overlap=True, prefix_caching=False)
     engine.add(looking("a", **ENDLESS))
     engine.step()  # the look is on its way
-    (sequence,) = engine.scheduler._groups["a"].choices
-    engine.scheduler._give_way(sequence)
+    (sequence,) = engine.scheduler._requests["a"].sequences
+    engine.scheduler._admission.preempt(sequence)
     engine.scheduler.check()
     engine.run()
     assert engine.scheduler.stats().looks == 1
@@ -142,7 +141,7 @@ def test_a_look_that_makes_no_sense_ends_its_request_alone() -> None:
     def refuse(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
         raise ValueError("strength of a look is nan")
 
-    engine.scheduler.looking = Looking(chooser=refuse)
+    engine.lod.chooser = refuse
     engine.add(looking("a"))
     engine.add(question("b", [5, 5, 5], max_tokens=3, **ENDLESS))
     engine.run()
@@ -200,7 +199,7 @@ def test_a_second_question_shares_the_picture_and_the_zooms_that_agree() -> None
 
 def briefly(**changes: Any) -> Engine:
     """An engine that has seen the picture, and whose looks may be brief."""
-    engine = Engine(limits=small_limits(brief=Brief(8, 0.5)), **changes)
+    engine = Engine(limits=small_limits(early_exit=EarlyExit(8, 0.5)), **changes)
     engine.add(looking("before", max_tokens=1, **ENDLESS))
     engine.run()
     assert engine.device.brief == 0, "the picture itself was to be computed"
@@ -224,8 +223,8 @@ def test_a_brief_look_is_computed_again_with_what_was_chosen(overlap: bool) -> N
     assert plan is not None
     assert plan.early_exit
     (look,) = plan.scheduled
-    (sequence,) = engine.scheduler._groups["a"].choices
-    assert sequence.computed == look.start, "nobody may go on from what has not passed all layers"
+    (sequence,) = engine.scheduler._requests["a"].sequences
+    assert sequence.num_computed_tokens == look.start, "nobody may go on from what has not passed all layers"
     while not (plan := engine.step()):
         pass
     assert not plan.early_exit
@@ -259,8 +258,8 @@ def test_a_request_gives_way_between_a_brief_look_and_its_result() -> None:
     engine.add(another("a", n=2, seed=3, **ENDLESS))
     assert engine.step() is not None
     assert engine.device.brief == 1
-    (sequence, _) = engine.scheduler._groups["a"].choices
-    engine.scheduler._give_way(sequence)
+    (sequence, _) = engine.scheduler._requests["a"].sequences
+    engine.scheduler._admission.preempt(sequence)
     engine.scheduler.check()
     engine.run()
     for index in range(2):
@@ -310,7 +309,7 @@ def test_looking_is_told_apart_from_encoding_though_it_is_heard_first() -> None:
     engine.add(looking("a", **ENDLESS))
     engine.step()
     ((plan, result),) = engine.in_flight
-    engine.take(engine.scheduler.hear(plan, result.relevance))
+    engine.take(engine.scheduler.apply_relevance(plan, result.relevance))
     heard = engine.now
     engine.run()
     times = engine.deltas["a"][0].times

@@ -82,7 +82,7 @@ def test_a_picture_whose_features_are_gone_is_answered_where_its_kv_covers_it() 
 
 
 def test_kv_given_up_before_its_turn_ends_the_request_with_an_error_to_act_upon() -> None:
-    engine = Engine(feature_bytes=0, blocks=12, limits=small_limits(block_size=2, max_rows=1))
+    engine = Engine(feature_bytes=0, blocks=12, limits=small_limits(block_size=2, max_num_seqs=1))
     engine.add(ask("first", shown(7), max_tokens=1))
     engine.run()
     engine.add(question("large", [2] * 18, max_tokens=4, stop_token_ids=()))
@@ -94,7 +94,9 @@ def test_kv_given_up_before_its_turn_ends_the_request_with_an_error_to_act_upon(
 
 
 def test_features_a_request_relies_on_stay_however_many_others_come_and_go() -> None:
-    engine = Engine(feature_bytes=40, prefix_caching=False, limits=small_limits(max_rows=1, max_model_len=60))
+    engine = Engine(
+        feature_bytes=40, prefix_caching=False, limits=small_limits(max_num_seqs=1, max_model_len=60)
+    )
     engine.add(ask("first", shown(7), max_tokens=1))
     engine.run()
     engine.add(question("running", TEXT, max_tokens=30, stop_token_ids=()))
@@ -135,7 +137,7 @@ def test_deleting_hides_features_and_kv() -> None:
     engine = Engine(limits=small_limits(block_size=2))
     engine.add(ask("first", shown(7)))
     engine.run()
-    engine.scheduler.forget(shown(7).view.content)
+    engine.scheduler.delete_image(shown(7).view.content)
     engine.scheduler.check()
     with pytest.raises(ImageNotFound):
         engine.add(by_name(ask("named", shown(7))))
@@ -154,7 +156,7 @@ def test_deleting_in_the_middle_of_an_answer_changes_no_token_and_leaves_nothing
     engine.add(request)
     for _ in range(3):
         engine.step()
-        engine.scheduler.forget(shown(7).view.content)
+        engine.scheduler.delete_image(shown(7).view.content)
         engine.scheduler.check()
     engine.run()
     answered(engine, request)
@@ -235,7 +237,7 @@ def test_random_names_files_and_deletions_are_answered_or_ended_and_all_is_given
             case "lose":
                 disk.files.pop(shown(name).view.key, None)
             case "delete":
-                engine.scheduler.forget(shown(name).view.content)
+                engine.scheduler.delete_image(shown(name).view.content)
                 engine.scheduler.check()
     disk.finish()
     for _ in range(400):

@@ -3,7 +3,7 @@
 import pytest
 
 from saccade.kv_cache.prefix_cache import PrefixCache
-from saccade.scheduler.prefix_wait import Coming
+from saccade.scheduler.admission import PrefixWait
 from saccade.scheduler.sequence import Sequence
 from saccade.step_plan import StepPlan
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
@@ -75,18 +75,18 @@ def test_who_waits_is_asked_anew_when_little_is_left_and_not_in_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thousand questions about one picture would else take longer to ask than a step lasts."""
-    limits = small_limits(wait_tokens=8, max_step_tokens=100, itl_target=0.001, least_chunk=2)
+    limits = small_limits(wait_tokens=8, max_step_tokens=100, itl_target=0.001, min_chunk=2)
     engine = Engine(limits=limits)
     engine.add(question("stream", [2, 3], max_tokens=50, stop_token_ids=()))
     engine.step()
     told: list[bool] = []
-    real = Coming.awaited
+    real = PrefixWait.should_wait
 
-    def noted(coming: Coming, sequence: Sequence) -> bool:
+    def noted(coming: PrefixWait, sequence: Sequence) -> bool:
         told.append(real(coming, sequence))
         return told[-1]
 
-    monkeypatch.setattr(Coming, "awaited", noted)
+    monkeypatch.setattr(PrefixWait, "should_wait", noted)
     engine.add(question("a", [*TEXT, 2], max_tokens=1))
     engine.add(question("b", [*TEXT, 3], max_tokens=1))
     engine.run(until=lambda: bool(engine.tokens("b")))

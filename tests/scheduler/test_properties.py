@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from saccade.errors import RequestError
 from saccade.kv_cache.pool_sizing import VISION_SCOPES
 from saccade.request import Media, Request
-from saccade.scheduler.policy import Brief
-from saccade.scheduler.scheduler import Limits
+from saccade.scheduler.policy import EarlyExit, SchedulerConfig
 from tests.scheduler.simulated_device import (
     IMAGE_ID,
     Engine,
@@ -28,7 +27,7 @@ Action = tuple[str, object]
 
 @dataclass(frozen=True)
 class World:
-    limits: Limits
+    limits: SchedulerConfig
     blocks: int
     feature_bytes: int
     overlap: bool
@@ -57,8 +56,8 @@ class World:
 worlds = st.builds(
     World,
     limits=st.builds(
-        Limits,
-        max_rows=st.integers(1, 6),
+        SchedulerConfig,
+        max_num_seqs=st.integers(1, 6),
         max_step_tokens=st.sampled_from([1, 2, 7, 7, 16, 40]),
         max_model_len=st.sampled_from([24, 40]),
         block_size=st.sampled_from([1, 2, 4, 5]),
@@ -68,15 +67,15 @@ worlds = st.builds(
         itl_target=st.sampled_from([None, 0.001, 3.0, 6.0, 1000.0]),
         stream_tokens=st.sampled_from([1, 5, 1000]),
         stretch=st.sampled_from([1.0, 3.0]),
-        least_chunk=st.sampled_from([1, 3, 32]),
+        min_chunk=st.sampled_from([1, 3, 32]),
         patience=st.sampled_from([0.0, 0.3, 5.0]),
         encode_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
-        class_rows=st.sampled_from([0.3, 0.75, 1.0]),
+        class_slots=st.sampled_from([0.3, 0.75, 1.0]),
         encode_layers=st.sampled_from([1, 3, 8]),
         encode_unit=st.sampled_from([1, 1, 2]),
-        least_time=st.sampled_from([0.0, 0.1, 1.0]),
+        min_encode_time=st.sampled_from([0.0, 0.1, 1.0]),
         wait_tokens=st.sampled_from([1, 4, 128]),
-        brief=st.builds(Brief, st.sampled_from([0, 2, 8, 40])),
+        early_exit=st.builds(EarlyExit, st.sampled_from([0, 2, 8, 40])),
     ),
     blocks=st.integers(4, 30),
     feature_bytes=st.sampled_from([0, 50, 10_000]),
@@ -216,7 +215,7 @@ def play(engine: Engine, script: list[Action]) -> dict[str, Request]:
         elif action == "give way" and isinstance(detail, int):
             give_way(engine, detail)
         elif action == "delete" and isinstance(detail, int):
-            engine.scheduler.forget(picture(detail, 0).view.content)
+            engine.scheduler.delete_image(picture(detail, 0).view.content)
             engine.scheduler.check()
         elif action == "spoil" and isinstance(detail, int):
             slices = iter([False] * detail + [True])  # a slice soon to come fails
@@ -226,13 +225,13 @@ def play(engine: Engine, script: list[Action]) -> dict[str, Request]:
 
 def give_way(engine: Engine, place: int) -> None:
     """One of those that run, as if another needed its blocks."""
-    running = list(engine.scheduler._places.running)
+    running = list(engine.scheduler._queues.running)
     if running:
-        engine.scheduler._give_way(running[place % len(running)])
+        engine.scheduler._admission.preempt(running[place % len(running)])
         engine.scheduler.check()
 
 
-def most_steps(accepted: dict[str, Request], limits: Limits) -> int:
+def most_steps(accepted: dict[str, Request], limits: SchedulerConfig) -> int:
     """Alone and one after the other, each token a step, and everything computed a few times over."""
     return 20 + sum(4 * request.sampling.n * limits.max_model_len for request in accepted.values())
 
@@ -288,8 +287,8 @@ def crowd(
     """Forty requests about three pictures, some cancelled, in a pool that holds a few of them at a time.
     `luck`: how often a view, or a slice of one, can be made."""
     draw = Random(seed)
-    limits = Limits(
-        max_rows=draw.choice([3, 5, 8]),
+    limits = SchedulerConfig(
+        max_num_seqs=draw.choice([3, 5, 8]),
         max_step_tokens=draw.choice([7, 7, 20]),
         max_model_len=48,
         block_size=draw.choice([2, 4]),
@@ -390,8 +389,8 @@ def curious_crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[En
     """Forty questions about two pictures, all with views to choose, in steps and pools that mostly hold
     what is chosen; some are cancelled, some steps fail, some pictures are deleted."""
     draw = Random(seed)
-    limits = Limits(
-        max_rows=draw.choice([2, 4, 8]),
+    limits = SchedulerConfig(
+        max_num_seqs=draw.choice([2, 4, 8]),
         max_step_tokens=draw.choice([20, 40]),
         max_model_len=48,
         block_size=draw.choice([1, 2, 4]),
@@ -399,7 +398,7 @@ def curious_crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[En
         max_queue=100,
         itl_target=draw.choice([None, None, 6.0]),
         patience=draw.choice([0.1, 1.0]),
-        brief=draw.choice([Brief(), Brief(8)]),
+        early_exit=draw.choice([EarlyExit(), EarlyExit(8)]),
     )
     world = World(
         limits,
@@ -435,7 +434,7 @@ def curious_crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[En
         elif chance < 0.15:
             engine.fail()
         elif chance < 0.2:
-            engine.scheduler.forget(one.view.content)
+            engine.scheduler.delete_image(one.view.content)
         elif chance < 0.3:
             give_way(engine, draw.randrange(8))
     engine.run(most_steps(accepted, limits))

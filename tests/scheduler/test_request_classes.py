@@ -41,7 +41,7 @@ def entering(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def test_a_lower_priority_number_goes_first() -> None:
-    engine = Engine(limits=small_limits(max_rows=1))
+    engine = Engine(limits=small_limits(max_num_seqs=1))
     for name, prompt, priority in (("a", [2], 0), ("b", [3], 1), ("c", [4], -1), ("d", [5], 0)):
         engine.add(question(name, prompt, max_tokens=3, priority=priority, **ENDLESS))
     engine.run()
@@ -49,7 +49,7 @@ def test_a_lower_priority_number_goes_first() -> None:
 
 
 def test_a_level_of_priority_is_worth_its_patience_and_no_more() -> None:
-    engine = Engine(limits=small_limits(max_rows=1, patience=1.0))
+    engine = Engine(limits=small_limits(max_num_seqs=1, patience=1.0))
     engine.add(question("running", [2], max_tokens=50, **ENDLESS))
     engine.step()
     engine.add(question("patient", [3], max_tokens=1, priority=1))
@@ -75,7 +75,7 @@ def test_the_last_by_rank_gives_way_whoever_came_first() -> None:
 
 
 def test_text_does_not_wait_for_the_encoder() -> None:
-    engine = Engine(blocks=200, limits=small_limits(max_rows=8, max_step_tokens=64))
+    engine = Engine(blocks=200, limits=small_limits(max_num_seqs=8, max_step_tokens=64))
     for number in range(4):  # one view fits into a step
         engine.add(seen(f"p{number}", number, max_tokens=2))
     engine.add(question("text", TEXT, max_tokens=2, **ENDLESS))
@@ -85,7 +85,7 @@ def test_text_does_not_wait_for_the_encoder() -> None:
 
 
 def test_views_seen_before_are_no_work_for_the_encoder() -> None:
-    engine = Engine(blocks=200, feature_bytes=10_000, limits=small_limits(max_rows=8, max_step_tokens=64))
+    engine = Engine(blocks=200, feature_bytes=10_000, limits=small_limits(max_num_seqs=8, max_step_tokens=64))
     engine.add(seen("first", 1, max_tokens=1))
     engine.run()
     engine.add(seen("new", 2, max_tokens=2))
@@ -102,7 +102,7 @@ def test_views_seen_before_are_no_work_for_the_encoder() -> None:
 
 def test_a_view_given_up_while_its_request_waits_is_work_for_the_encoder_again() -> None:
     engine = Engine(
-        feature_bytes=170, prefix_caching=False, limits=small_limits(max_rows=1, max_model_len=80)
+        feature_bytes=170, prefix_caching=False, limits=small_limits(max_num_seqs=1, max_model_len=80)
     )
     engine.add(seen("first", 1, max_tokens=1))
     engine.run()
@@ -120,7 +120,7 @@ def test_a_view_given_up_while_its_request_waits_is_work_for_the_encoder_again()
 
 
 def test_one_class_leaves_rows_to_the_other_that_waits() -> None:
-    engine = Engine(blocks=200, limits=small_limits(max_rows=4, max_step_tokens=64, class_rows=0.5))
+    engine = Engine(blocks=200, limits=small_limits(max_num_seqs=4, max_step_tokens=64, class_slots=0.5))
     for number in range(4):
         engine.add(question(f"t{number}", [2, 3 + number], max_tokens=20, **ENDLESS))
     engine.add(seen("picture", 1, max_tokens=20))
@@ -131,7 +131,7 @@ def test_one_class_leaves_rows_to_the_other_that_waits() -> None:
 
 
 def test_alone_a_class_may_take_all_rows() -> None:
-    engine = Engine(blocks=200, limits=small_limits(max_rows=4, max_step_tokens=64, class_rows=0.5))
+    engine = Engine(blocks=200, limits=small_limits(max_num_seqs=4, max_step_tokens=64, class_slots=0.5))
     for number in range(4):
         engine.add(question(f"t{number}", [2, 3 + number], max_tokens=20, **ENDLESS))
     engine.step()
@@ -152,7 +152,7 @@ def test_two_pictures_that_do_not_fit_together_come_one_after_the_other(overlap:
 
 def test_a_large_picture_is_not_kept_out_by_small_texts_for_ever() -> None:
     """Texts pass it while it lacks memory, until its patience ends; then the pool empties for it."""
-    limits = small_limits(max_rows=8, max_step_tokens=64, patience=1.0)
+    limits = small_limits(max_num_seqs=8, max_step_tokens=64, patience=1.0)
     engine = Engine(blocks=8, prefix_caching=False, limits=limits)
     for number in range(3):
         engine.add(question(f"t{number}", TEXT[:5], max_tokens=8, **ENDLESS))
@@ -186,7 +186,7 @@ def beside_a_stream(engine: Engine) -> StepPlan:
 
 
 def test_a_prompt_beside_streams_is_cut_to_the_target_and_alone_it_is_not() -> None:
-    limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1)
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, min_chunk=1)
     engine = Engine(limits=limits, prefix_caching=False)
     plan = beside_a_stream(engine)
     assert 1 < plan.scheduled[1].num_tokens < 20
@@ -217,11 +217,11 @@ def test_a_picture_that_lacked_a_row_has_its_share_of_steps_full_of_text_once_th
         if number == 10:
             for name in "abc":
                 engine.cancel(name)
-        if len(engine.scheduler._places.waiting[False]) < 2:
+        if len(engine.scheduler._queues.waiting[False]) < 2:
             engine.add(question(f"text {number}", TEXT, max_tokens=1))
         engine.step()
         if number == 9:
-            assert engine.scheduler.short_of == "rows"
+            assert engine.scheduler.bottleneck == "rows"
     assert engine.finish("picture")
 
 
@@ -229,7 +229,7 @@ def test_a_picture_that_lacked_a_row_has_its_share_of_steps_full_of_text_once_th
 def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_come_often(
     texts: int, whole: bool
 ) -> None:
-    limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, least_chunk=1)
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, min_chunk=1)
     engine = Engine(blocks=200, limits=limits, prefix_caching=False)
     for number in range(texts):
         engine.add(question(f"text {number}", [2, 3], max_tokens=1))
@@ -251,7 +251,7 @@ def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_c
 
 def test_a_picture_gets_on_beside_texts_of_one_token_however_long_they_are() -> None:
     """Nobody streams, and every step is beyond the target with the texts alone."""
-    limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, max_rows=8, patience=1e9)
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, max_num_seqs=8, patience=1e9)
     engine = Engine(blocks=400, limits=limits, prefix_caching=False)
     for number in range(20):
         engine.add(question(f"before {number}", [2, 3], max_tokens=1))
@@ -297,7 +297,7 @@ def test_pictures_leave_a_step_to_the_text_in_it_where_texts_are_seldom(front: l
 
 
 def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -> None:
-    limits = small_limits(max_step_tokens=64, itl_target=4.0, least_chunk=1, max_rows=20)
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, min_chunk=1, max_num_seqs=20)
     engine = Engine(blocks=200, limits=limits, prefix_caching=False)
     for number in range(9):
         engine.add(question(f"text {number}", [2, 3, 4, 5, 6], max_tokens=1))
@@ -309,9 +309,9 @@ def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -
 
 def test_steps_grow_while_a_prompt_waits_long_and_no_longer() -> None:
     limits = small_limits(
-        max_step_tokens=64, itl_target=4.0, least_chunk=1, stretch=2.5, stretch_after=(1.0, 3.0)
+        max_step_tokens=64, itl_target=4.0, min_chunk=1, stretch=2.5, stretch_after=(1.0, 3.0)
     )
-    assert [limits.stretched(waited) for waited in (0.0, 1.0, 2.0, 3.0, 99.0)] == [4, 4, 7, 10, 10]
+    assert [limits.step_target_after(waited) for waited in (0.0, 1.0, 2.0, 3.0, 99.0)] == [4, 4, 7, 10, 10]
     engine = Engine(limits=limits, prefix_caching=False)
     engine.add(question("stream", [2, 3], max_tokens=60, **ENDLESS))
     engine.step()
@@ -329,7 +329,7 @@ def test_steps_grow_while_a_prompt_waits_long_and_no_longer() -> None:
 
 def test_who_gave_way_does_not_make_steps_longer() -> None:
     limits = small_limits(
-        max_step_tokens=64, itl_target=4.0, least_chunk=1, stretch=2.5, stretch_after=(0.0, 0.01)
+        max_step_tokens=64, itl_target=4.0, min_chunk=1, stretch=2.5, stretch_after=(0.0, 0.01)
     )
     engine = Engine(blocks=12, limits=limits, prefix_caching=False)
     for name in "ab":
@@ -343,7 +343,7 @@ def test_who_gave_way_does_not_make_steps_longer() -> None:
 
 def test_a_step_keeps_a_margin_below_the_target() -> None:
     """What predictions miss must not show between two tokens."""
-    limits = small_limits(max_step_tokens=64, itl_target=4.0, itl_margin=0.15, least_chunk=1)
+    limits = small_limits(max_step_tokens=64, itl_target=4.0, itl_margin=0.15, min_chunk=1)
     engine = Engine(limits=limits, prefix_caching=False)
     engine.add(question("alone", TEXT, max_tokens=30, **ENDLESS))
     engine.step()
@@ -370,7 +370,7 @@ def test_a_second_view_waits_when_the_first_has_used_up_the_time() -> None:
 
 
 def test_the_batch_does_not_grow_beyond_the_target_until_somebody_has_waited_long() -> None:
-    limits = small_limits(max_rows=40, max_step_tokens=64, itl_target=2.0, patience=1.0)
+    limits = small_limits(max_num_seqs=40, max_step_tokens=64, itl_target=2.0, patience=1.0)
     engine = Engine(blocks=300, limits=limits)
     for number in range(30):
         engine.add(question(f"t{number}", [2, 3], max_tokens=60, **ENDLESS))
@@ -397,11 +397,11 @@ def test_a_step_with_streams_outlasts_the_target_by_no_more_than_the_least_it_mu
     target: float, least: int, layers: int, sizes: list[tuple[int, bool]], overlap: bool
 ) -> None:
     limits = small_limits(
-        max_rows=6,
+        max_num_seqs=6,
         max_step_tokens=50,
         itl_target=target,
-        least_chunk=least,
-        least_time=0.0,
+        min_chunk=least,
+        min_encode_time=0.0,
         encode_layers=layers,
     )
     engine = Engine(blocks=120, limits=limits, overlap=overlap, prefix_caching=False)
@@ -451,7 +451,7 @@ def flood(kind: int, number: int) -> Request:
     blocks=st.integers(7, 20),
     target=st.sampled_from([None, 0.01, 4.0]),
     share=st.sampled_from([0.0, 0.5, 1.0]),
-    class_rows=st.sampled_from([0.3, 0.75]),
+    class_slots=st.sampled_from([0.3, 0.75]),
     kinds=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     victim=st.sampled_from(["text", "picture", "two pictures"]),
     priority=st.integers(0, 2),
@@ -463,7 +463,7 @@ def test_nobody_starves_however_many_others_keep_coming(
     blocks: int,
     target: float | None,
     share: float,
-    class_rows: float,
+    class_slots: float,
     kinds: list[int],
     victim: str,
     priority: int,
@@ -472,16 +472,16 @@ def test_nobody_starves_however_many_others_keep_coming(
     """The flood never ends and fills the queue; a request in its middle ends all the same, within a bound
     that follows from the rules: those before it by rank, those who may pass it, one after the other."""
     limits = small_limits(
-        max_rows=rows,
+        max_num_seqs=rows,
         max_step_tokens=step_tokens,
         max_model_len=24,
         max_encode_patches=16,
         max_queue=12,
         itl_target=target,
         encode_share=share,
-        class_rows=class_rows,
+        class_slots=class_slots,
         patience=0.5,
-        least_chunk=2,
+        min_chunk=2,
     )
     engine = Engine(blocks=blocks, limits=limits, overlap=overlap)
     pictures = {"text": 0, "picture": 1, "two pictures": 2}[victim]
@@ -512,7 +512,7 @@ def test_nobody_starves_however_many_others_keep_coming(
 
 
 def test_stats_tell_waits_and_step_times() -> None:
-    engine = Engine(limits=small_limits(max_rows=1))
+    engine = Engine(limits=small_limits(max_num_seqs=1))
     engine.add(question("a", TEXT, max_tokens=4, **ENDLESS))
     engine.step()
     engine.add(question("b", TEXT, max_tokens=1))
@@ -536,7 +536,7 @@ def test_stats_tell_waits_and_step_times() -> None:
 def test_a_full_pool_of_views_holds_no_text_back(known: bool) -> None:
     """Two pictures do not fit together: the second waits, however long, and text behind it does not, be it in
     the same line (the picture is known) or in the other."""
-    limits = small_limits(max_rows=4, block_size=2, patience=0.0)
+    limits = small_limits(max_num_seqs=4, block_size=2, patience=0.0)
     engine = Engine(limits=limits, blocks=40, vision=3, prefix_caching=False)
     looks = {name: (picture(place, 0, 2, 3),) for place, name in enumerate(("first", "second", "third"))}
     for name in looks if known else ():  # three blocks, all of the pool
@@ -560,7 +560,7 @@ def test_a_full_pool_of_views_holds_no_text_back(known: bool) -> None:
 @pytest.mark.parametrize("known", [False, True], ids=["new", "seen before"])
 def test_text_leaves_a_waiting_picture_its_row_and_the_blocks_of_its_text(known: bool) -> None:
     """However many come: as soon as its pool has room, the picture enters."""
-    limits = small_limits(max_rows=4, block_size=2, patience=0.0, max_queue=1000)
+    limits = small_limits(max_num_seqs=4, block_size=2, patience=0.0, max_queue=1000)
     engine = Engine(limits=limits, blocks=23, vision=3, prefix_caching=False)
     looks = (picture(1, 0, 2, 3),), (picture(2, 0, 2, 3),)
     if known:
@@ -609,14 +609,14 @@ def test_a_picture_does_not_starve_for_its_pool_however_many_texts_pass_it(
     overlap: bool,
 ) -> None:
     limits = small_limits(
-        max_rows=rows,
+        max_num_seqs=rows,
         max_step_tokens=step_tokens,
         max_model_len=24,
         max_encode_patches=32,
         max_queue=12,
         itl_target=target,
         patience=patience,
-        least_chunk=2,
+        min_chunk=2,
     )
     engine = Engine(
         blocks=text + vision, vision=vision, limits=limits, overlap=overlap, feature_bytes=1 << 20

@@ -39,7 +39,7 @@ def test_times_come_with_the_first_token_and_the_end_alone(overlap: bool) -> Non
 
 
 def test_waiting_for_a_row_is_queueing() -> None:
-    engine = Engine(limits=small_limits(max_rows=1))
+    engine = Engine(limits=small_limits(max_num_seqs=1))
     engine.add(question("a", TEXT, max_tokens=3, **ENDLESS))
     engine.add(question("b", TEXT, max_tokens=1))
     engine.run()
@@ -106,9 +106,9 @@ def test_what_a_step_took_is_learnt_when_there_is_time_or_with_the_next_step() -
     engine.add(question("a", TEXT, max_tokens=3, **ENDLESS))
     engine.step()
     assert learnt.observations == 0
-    engine.scheduler.study()
+    engine.scheduler.update_cost_model()
     assert learnt.observations == 1
-    engine.scheduler.study()
+    engine.scheduler.update_cost_model()
     assert learnt.observations == 1
     engine.step()
     engine.step()

@@ -6,8 +6,8 @@ import pytest
 
 from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
-from saccade.scheduler.policy import allowances
-from saccade.scheduler.sequence import Group, Sequence, derive_seed, text_position
+from saccade.scheduler.policy import prefill_budgets
+from saccade.scheduler.sequence import RequestState, Sequence, derive_seed, text_position
 from saccade.step_plan import StepOutput, StepPlan
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
 
@@ -61,22 +61,22 @@ def test_the_oldest_moves_even_if_the_budget_is_one_token() -> None:
 
 def test_classes_share_tokens_and_time_only_while_both_want_some() -> None:
     limits = small_limits(max_step_tokens=20, encode_share=0.5)
-    plain, encoding = allowances(limits, 10, 4.0, 20.0, both=True, turn=0)
+    plain, encoding = prefill_budgets(limits, 10, 4.0, 20.0, both=True, turn=0)
     assert (plain.tokens, plain.until) == (5, 12.0)
     assert (encoding.tokens, encoding.until) == (10, 20.0)
-    plain, encoding = allowances(limits, 10, 4.0, 20.0, both=False, turn=0)
+    plain, encoding = prefill_budgets(limits, 10, 4.0, 20.0, both=False, turn=0)
     assert (plain.tokens, plain.until, encoding.tokens, encoding.until) == (10, 20.0, 10, 20.0)
 
 
 def test_a_single_token_goes_to_the_classes_in_turn() -> None:
     limits = small_limits()
-    assert [allowances(limits, 1, 0.0, None, both=True, turn=turn)[0].tokens for turn in range(4)] == [
+    assert [prefill_budgets(limits, 1, 0.0, None, both=True, turn=turn)[0].tokens for turn in range(4)] == [
         0,
         1,
         0,
         1,
     ]
-    assert [allowances(limits, 1, 0.0, None, both=False, turn=turn)[0].tokens for turn in (0, 1)] == [
+    assert [prefill_budgets(limits, 1, 0.0, None, both=False, turn=turn)[0].tokens for turn in (0, 1)] == [
         1,
         1,
     ]
@@ -110,7 +110,7 @@ def test_the_device_is_told_of_a_block_once() -> None:
 
 
 def test_arrivals_are_served_first_come_first_served() -> None:
-    engine = Engine(limits=small_limits(max_rows=1))
+    engine = Engine(limits=small_limits(max_num_seqs=1))
     for name in "abc":
         engine.add(question(name, TEXT[:5], max_tokens=2, **ENDLESS))
     engine.run()
@@ -152,7 +152,7 @@ def test_an_empty_prompt_and_a_name_in_use_are_refused() -> None:
 
 
 def test_a_full_queue_refuses_and_a_row_taken_makes_room_in_it() -> None:
-    engine = Engine(limits=small_limits(max_queue=2, max_rows=1))
+    engine = Engine(limits=small_limits(max_queue=2, max_num_seqs=1))
     engine.add(question("a", TEXT, n=3))
     engine.add(question("b", TEXT))
     with pytest.raises(Overloaded, match="2 requests are waiting"):
@@ -240,7 +240,7 @@ def test_at_most_two_steps_are_in_flight_and_results_come_in_order() -> None:
         engine.scheduler.plan()
     with pytest.raises(RuntimeError, match="step 0 is next"):
         engine.scheduler.apply(second, StepOutput(1, (2,), (None,)))
-    with pytest.raises(RuntimeError, match="samples 1 tokens and looks 0 times, but 0"):
+    with pytest.raises(RuntimeError, match="samples 1 sequences, but 0 tokens"):
         engine.scheduler.apply(first, StepOutput(0, (), ()))
 
 
@@ -457,7 +457,7 @@ def test_choices_share_the_prompt_and_copy_before_they_write(
 
 
 def test_choices_without_rows_wait_and_come_in_later() -> None:
-    engine = Engine(prefix_caching=False, limits=small_limits(max_rows=1))
+    engine = Engine(prefix_caching=False, limits=small_limits(max_num_seqs=1))
     request = question("a", TEXT, max_tokens=3, n=3, **ENDLESS)
     engine.add(request)
     engine.add(question("b", TEXT, max_tokens=3))
@@ -575,7 +575,7 @@ def test_a_cancelled_name_can_be_used_again_while_its_last_step_is_in_flight() -
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(overlap: bool) -> None:
-    engine = Engine(overlap=overlap, limits=small_limits(max_rows=1))
+    engine = Engine(overlap=overlap, limits=small_limits(max_num_seqs=1))
     engine.add(question("a", TEXT, max_tokens=9, **ENDLESS))
     request = question("b", TEXT, max_tokens=9, **ENDLESS)
     engine.add(request)
@@ -590,12 +590,12 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(overlap: bo
 
 def test_a_sequence_whose_last_token_is_on_its_way_takes_no_row() -> None:
     request = question("a", TEXT)
-    group = Group(request, lay_out_prompt(request), {})
-    sequence = Sequence(0, group, 0, seed=0, limit=30, chain=None, tokens=list(TEXT))
-    group.choices.append(sequence)
-    assert sequence.may_enter()
+    group = RequestState(request, lay_out_prompt(request), {})
+    sequence = Sequence(0, group, 0, seed=0, max_tokens=30, chain=None, tokens=list(TEXT))
+    group.sequences.append(sequence)
+    assert sequence.can_start()
     sequence.pending = 1
-    assert not sequence.may_enter()
+    assert not sequence.can_start()
 
 
 # Totals

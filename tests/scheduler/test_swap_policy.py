@@ -186,7 +186,7 @@ def test_a_picture_that_comes_back_is_not_encoded_again(overlap: bool, prefix_ca
 @pytest.mark.parametrize("overlap", [True, False])
 def test_choices_away_share_what_they_shared(overlap: bool) -> None:
     """The prompt of three choices is given up once all of them are away, and kept in the host once."""
-    engine = Engine(overlap=overlap, blocks=13, slots=30, limits=small_limits(max_rows=5))
+    engine = Engine(overlap=overlap, blocks=13, slots=30, limits=small_limits(max_num_seqs=5))
     asked = {
         "first": question("first", TEXT[:6], max_tokens=40, **ENDLESS),
         "n": question("n", TEXT, max_tokens=9, n=3, **ENDLESS),

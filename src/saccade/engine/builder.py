@@ -34,16 +34,25 @@ from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.lod.checkpoint_views import checkpoint_views
+from saccade.lod.controller import LodController
 from saccade.lod.image_maps import captured_stills
 from saccade.lod.relevance_pass import Head, Lookout, layers_needed
 from saccade.models.interface import LanguageModel
 from saccade.models.loader import load_model
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.cost_prior import CHIPS, CPU, Chip, Network, brief_tokens, coefficients, copy_tokens
-from saccade.scheduler.lod_choice import Looking
-from saccade.scheduler.policy import ANY, Brief
-from saccade.scheduler.scheduler import Limits, Scheduler
+from saccade.scheduler.cost_prior import (
+    CHIPS,
+    CPU,
+    Chip,
+    Network,
+    coefficients,
+    copy_tokens,
+    early_exit_tokens,
+)
+from saccade.scheduler.kv_manager import Caches
+from saccade.scheduler.policy import UNLIMITED, EarlyExit, SchedulerConfig
+from saccade.scheduler.scheduler import Scheduler
 from saccade.worker.buckets import DECODES, TOKENS
 from saccade.worker.compile_kernels import compile_first, compilers
 from saccade.worker.cuda_graphs import Graphs
@@ -147,8 +156,8 @@ def _scheduler(
     chip = CHIPS.get(device.type, CPU)
     # With a relevance head prompts with views are never captured: smaller pieces would gain nothing.
     sizes = TOKENS if way.graphs and checkpoint_views(checkpoint).head is None else ()
-    limits = Limits(
-        max_rows=config.max_num_seqs,
+    limits = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
         max_step_tokens=shares.step_tokens,
         max_model_len=shares.max_model_len,
         block_size=config.block_size,
@@ -160,22 +169,22 @@ def _scheduler(
         copy_tokens=copy_tokens(network, chip, config.block_size),
         encode_layers=max(network.vision_depth, 1),
         encode_unit=segment_layers(network.vision_depth) if way.tower else 1,
-        stream_tokens=sizes[-1] if sizes else ANY,
-        brief=_brief(checkpoint, network, chip),
+        stream_tokens=sizes[-1] if sizes else UNLIMITED,
+        early_exit=_early_exit(checkpoint, network, chip),
     )
     pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_cache_options().roles)
     prefix = None
     if config.prefix_caching:
         prefix = PrefixCache(pool, config.block_size, _pins(config, checkpoint, shares, network))
     cost = CostModel(coefficients(network, chip), sizes=sizes)
-    swap, looking = _swap_space(host), Looking(checkpoint_views(checkpoint).rule)
-    return Scheduler(limits, pool, prefix, store, cost, unfinished=unfinished, swap=swap, looking=looking)
+    caches = Caches(pool, prefix, store, unfinished, _swap_space(host))
+    return Scheduler(limits, caches, cost, host_decisions=LodController(checkpoint_views(checkpoint).rule))
 
 
-def _brief(checkpoint: Checkpoint, network: Network, chip: Chip) -> Brief:
-    """Steps that end once looks have what they need."""
+def _early_exit(checkpoint: Checkpoint, network: Network, chip: Chip) -> EarlyExit:
+    """Steps that stop after the last layer the relevance pass needs."""
     share = layers_needed(checkpoint_views(checkpoint).head, network.layers) / network.layers
-    return Brief(brief_tokens(network, chip), share)
+    return EarlyExit(early_exit_tokens(network, chip), share)
 
 
 def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: Network) -> PinnedPrefixes:

@@ -99,7 +99,7 @@ class StepStages:
         """The running step, and errors: of requests whose view could not be encoded, or of all requests of a
         step that could not be launched."""
         if plan is None:
-            self._scheduler.rest()
+            self._scheduler.wait_for_fetches()
             return None, []
         self._monitor.timer.launch_started()
         errors: list[Delta] = []
@@ -116,7 +116,7 @@ class StepStages:
             self._monitor.failed(launched=False)
             return None, errors + self._fail(plan)
         self._monitor.launched(step)
-        self._scheduler.study()
+        self._scheduler.update_cost_model()
         return step, errors
 
     def update(self, step: StepFuture | None) -> list[Delta]:
@@ -137,12 +137,12 @@ class StepStages:
             relevance = step.wait_relevance()
         except Exception:  # `update` meets it too
             return []
-        return self._scheduler.hear(step.plan, relevance)
+        return self._scheduler.apply_relevance(step.plan, relevance)
 
     @property
     def requests_waiting(self) -> bool:
         """Whether there are requests without a slot."""
-        return self._scheduler.short_of is not None
+        return self._scheduler.bottleneck is not None
 
     def planning_delay(self, running: StepFuture | None) -> float:
         return self._monitor.planning_delay(running)
@@ -230,7 +230,7 @@ class Engine:
         """Queue a request; raises a RequestError if it can never be answered."""
         if self.idle:  # the time since the last step is no step's
             self._monitor.timer.idle()
-            self._scheduler.forget_untimed()
+            self._scheduler.discard_untimed()
         self._scheduler.add(request, lay_out_prompt(request))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -238,7 +238,7 @@ class Engine:
             self._scheduler.cancel(request_id)
 
     def step(self) -> list[Delta]:
-        return self._scheduler.end_lost() + self._loop.step()
+        return self._scheduler.poll() + self._loop.step()
 
     @property
     def planning_delay(self) -> float:
@@ -257,7 +257,7 @@ class Engine:
     def delete_image(self, content: bytes, then: Callable[[], None] | None = None) -> None:
         """Delete the views of an image and the KV computed from them. `then` is called, perhaps by another
         thread, once nothing of them is left on disk."""
-        self._scheduler.forget(content, then)
+        self._scheduler.delete_image(content, then)
 
     @property
     def idle(self) -> bool:

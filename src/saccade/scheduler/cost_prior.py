@@ -91,7 +91,7 @@ def coefficients(network: Network, chip: Chip) -> Coefficients:
     )
 
 
-def brief_tokens(network: Network, chip: Chip) -> int:
+def early_exit_tokens(network: Network, chip: Chip) -> int:
     """Tokens that may be computed twice: they join a pass that reads all weights anyway, and half as many as
     would keep the arithmetic as busy as the memory leave room for what it is made for."""
     return int(coefficients(network, chip).ridge / 2)

@@ -1,101 +1,127 @@
-"""Views in the making: how much of one a step computes, and who still wants those begun.
+"""Which views a step encodes and which it pins: whole, or some layers of the vision tower at a time.
 
-takes   the views sequences have come to, and what a step still affords
-gives   slices (`Encode`s) to the step: a whole view, or some layers of the tower for it
-owns    which requests look at which views; begins, carries on and gives up unfinished ones
-never   decides whose turn it is
-
-While answers are streaming a step may take the target's time, so a view's layers are spread over as many
-steps as that takes, and who needs the view waits for the last of them. With nobody streaming a view goes in
-one step. What is begun stays as long as any request has the view ahead of it, whoever asked for it first.
+While answers stream, a view's layers are spread over as many steps as the step target needs, and the
+sequences that need the view wait for the last slice. Otherwise a view is encoded in one step. A partly
+encoded view is kept as long as any request has the view ahead of it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.partial_views import PartialViews
 from saccade.request import Pixels
-from saccade.scheduler.policy import Limits
-from saccade.scheduler.sequence import Group
-from saccade.scheduler.step_builder import Step
+from saccade.scheduler.named_images import NamedImages
+from saccade.scheduler.policy import SchedulerConfig
+from saccade.scheduler.sequence import RequestState, Sequence, image_placeholder
+from saccade.scheduler.step_builder import StepBuilder
 from saccade.step_plan import EncodeTask, Span
 
 
-class Making:
-    def __init__(self, limits: Limits, unfinished: PartialViews[Any] | None) -> None:
-        self._limits = limits
-        self._unfinished = unfinished if unfinished is not None else PartialViews(limits.max_encode_patches)
-        # Requests not ended, by the keys of their views, and the other way round.
-        self._viewers: dict[bytes, set[Group]] = {}
-        self._views: dict[Group, set[bytes]] = {}
-        self._showing: dict[bytes, set[Group]] = {}  # by the contents of their pictures
+class EncoderScheduler:
+    def __init__(
+        self, config: SchedulerConfig, cache: EncoderCache[Any], partial: PartialViews[Any] | None
+    ) -> None:
+        self._config = config
+        self.cache = cache
+        self.named = NamedImages(cache)
+        self._partial = partial if partial is not None else PartialViews(config.max_encode_patches)
+        # Unfinished requests by view key, the reverse, and by the content of their images.
+        self._requests: dict[bytes, set[RequestState]] = {}
+        self._views: dict[RequestState, set[bytes]] = {}
+        self._by_image: dict[bytes, set[RequestState]] = {}
 
-    def came(self, group: Group) -> None:
-        for span in group.layout.spans:
-            self._note(group, span)
+    def add(self, state: RequestState) -> None:
+        for span in state.layout.spans:
+            self._add_view(state, span)
 
-    def _note(self, group: Group, span: Span) -> None:
-        self._viewers.setdefault(span.key, set()).add(group)
-        self._views.setdefault(group, set()).add(span.key)
-        self._showing.setdefault(span.view.content, set()).add(group)
+    def _add_view(self, state: RequestState, span: Span) -> None:
+        self._requests.setdefault(span.key, set()).add(state)
+        self._views.setdefault(state, set()).add(span.key)
+        self._by_image.setdefault(span.view.content, set()).add(state)
 
-    def gone(self, group: Group) -> None:
-        for key in self._views.pop(group, ()):
-            self._viewers[key].discard(group)
-            if not self._viewers[key]:
-                del self._viewers[key]
-        for content in {span.view.content for span in group.layout.spans} & self._showing.keys():
-            self._showing[content].discard(group)
-            if not self._showing[content]:
-                del self._showing[content]
+    def remove(self, state: RequestState) -> None:
+        for key in self._views.pop(state, ()):
+            _discard(self._requests, key, state)
+        for content in {span.view.content for span in state.layout.spans} & self._by_image.keys():
+            _discard(self._by_image, content, state)
 
-    def deleted(self, content: bytes) -> None:
-        """Of a picture: what requests that are here already make of it is theirs alone."""
-        for group in self._showing.get(content, ()):
-            group.deleted.add(content)
+    def delete_image(self, content: bytes) -> None:
+        """What present requests encode of the image is not shared with later ones."""
+        for state in self._by_image.get(content, ()):
+            state.deleted.add(content)
 
-    def carry_on(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
-        """Have the step compute what it affords of a view, something in any case if it `must` and has no view
-        yet; gives whether that completes it."""
+    # Views of the next chunk
+
+    def prepare_views(self, step: StepBuilder, sequence: Sequence, tokens: int, *, must: bool) -> int:
+        """Pin the views among the next `tokens`, and encode missing ones within the step's budgets. Gives how
+        many of the tokens can be computed: up to the first view that is being fetched or stays incomplete.
+        With `must` the step encodes some of one in any case."""
+        start = sequence.num_computed_tokens
+        for span in sequence.spans(start, start + tokens):
+            if span.start in sequence.pins:
+                continue
+            if not self.cache.is_ready(span.key) and not self._complete(
+                step, sequence.state, span, must=must
+            ):
+                return max(span.start - start, 0)
+            self._pin(sequence, span)
+        return tokens
+
+    def _complete(self, step: StepBuilder, state: RequestState, span: Span, *, must: bool) -> bool:
+        """Whether the step completes the view."""
+        pixels, fetching = state.pixels[span.key], self.cache.is_fetching(span.key)
+        if fetching:
+            return False
+        if not pixels.size:
+            self.named.mark_lost(state)
+            return False
+        return self.encode(step, state, span, pixels, must=must)
+
+    def encode(
+        self, step: StepBuilder, state: RequestState, span: Span, pixels: Pixels, *, must: bool
+    ) -> bool:
+        """Encode what the step can afford of a view, something in any case if it `must` and has no view yet;
+        gives whether that completes it."""
         key = span.key
-        self._note(group, span)  # a request may have got views since it came
-        step.asked.setdefault(key, []).append(group)
+        self._add_view(state, span)  # a request may have got views since its arrival
+        step.view_requests.setdefault(key, []).append(state)
         if key in step.views:
-            return False  # another one waits for it as well: this step does what it can already
+            return False  # another request needs it as well
         patches = span.view.grid[0] * span.view.grid[1]
-        must = must and not step.encodes  # else a huge view never were
+        must = must and not step.encodes  # otherwise a view larger than the budget would never be encoded
         if patches > step.patches_left and not must:
             return False
-        done, depth = self._unfinished.layers(key), self._limits.encode_layers
-        stop = done + self._affords(step, patches, depth - done, done, must=must)
+        done, depth = self._partial.layers(key), self._config.encode_layers
+        stop = done + self._fit_layers(step, patches, depth - done, done, must=must)
         if stop == done or (stop < depth and not done and not self._make_room(step, patches)):
             return False
         whole = stop == depth
         step.encode(EncodeTask(span.view, key, pixels, done, None if whole else stop), (stop - done) / depth)
         if not whole:
-            self._unfinished.advance(key, patches, stop)
+            self._partial.advance(key, patches, stop)
         elif done:
-            self._unfinished.finish(key)
+            self._partial.finish(key)
         return whole
 
-    def _affords(self, step: Step, patches: int, left: int, done: int, *, must: bool) -> int:
-        """Layers of the `left` ones; up to where a captured stretch of layers ends, if it gets so far."""
+    def _fit_layers(self, step: StepBuilder, patches: int, left: int, done: int, *, must: bool) -> int:
+        """How many of the `left` layers fit; preferably up to the end of a captured segment of layers."""
         if step.target is None:
             return left
-        depth, unit = self._limits.encode_layers, min(self._limits.encode_unit, left)
-        until = step.target if step.views_until is None else step.views_until
+        depth, unit = self._config.encode_layers, min(self._config.encode_unit, left)
+        until = step.target if step.encode_until is None else step.encode_until
         if must:
-            until = max(until, step.milliseconds + self._limits.least_time * step.target)
+            until = max(until, step.milliseconds + self._config.min_encode_time * step.target)
         layers = step.cost.layers_within(until, step.work, patches, depth, left)
-        if layers < left and layers > (behind := (done + layers) % self._limits.encode_unit):
-            layers -= behind
+        if layers < left and layers > (excess := (done + layers) % self._config.encode_unit):
+            layers -= excess
         if must:
             return max(layers, 1)
         return layers if layers >= unit else 0
 
-    def _make_room(self, step: Step, patches: int) -> bool:
-        """For one more view, by giving up those not carried on for longest; never one of this step's."""
-        views = self._unfinished
+    def _make_room(self, step: StepBuilder, patches: int) -> bool:
+        """For one more partly encoded view, by dropping those untouched for longest; never this step's."""
+        views = self._partial
         for key in views.keys:
             if views.patches + patches <= views.capacity:
                 break
@@ -103,44 +129,83 @@ class Making:
                 views.drop(key)
         return not len(views) or views.patches + patches <= views.capacity
 
-    # Who wants what
+    # Pins: views kept on the device for a sequence that is about to compute their tokens
 
-    def sweep(self) -> None:
-        """Give up what nobody has ahead of it any more."""
-        for key in self._unfinished.keys:
-            if not self._wanted(key):
-                self._unfinished.drop(key)
+    def _pin(self, sequence: Sequence, span: Span) -> None:
+        encoded_now = not self.cache.is_ready(span.key)
+        self.cache.pin(span.key)
+        sequence.pins[span.start] = span
+        if encoded_now and span.view.content in sequence.state.deleted:
+            self.cache.discard(span.key)
 
-    def failed(self, keys: Collection[bytes]) -> list[Group]:
-        """A step with slices of these views could not be run: gives who waited for them."""
-        self.give_up(keys)
-        return [group for key in keys for group in self._viewers.get(key, ()) if _ahead(group, key)]
+    def unpin(self, sequence: Sequence, computed: int | None = None) -> None:
+        """Views up to `computed` tokens, or all of them."""
+        for span in list(sequence.pins.values()):
+            if computed is None or span.stop <= computed:
+                self.cache.unpin(sequence.pins.pop(span.start).key)
 
-    def give_up(self, keys: Iterable[bytes]) -> None:
-        """Nothing is left of these views: they begin anew."""
+    # Partly encoded views
+
+    def drop_unneeded(self) -> None:
+        for key in self._partial.keys:
+            if not self._needed(key):
+                self._partial.drop(key)
+
+    def fail_step(self, keys: Collection[bytes]) -> list[RequestState]:
+        """A step with slices of these views failed: gives the requests that need them."""
         for key in keys:
-            self._unfinished.drop(key)
+            self._partial.drop(key)
+        return [state for key in keys for state in self._requests.get(key, ()) if _is_ahead(state, key)]
 
-    def _wanted(self, key: bytes) -> bool:
-        return any(_ahead(group, key) for group in self._viewers.get(key, ()))
+    def fail_views(self, step: StepBuilder, failed: Mapping[bytes, str]) -> dict[str, str]:
+        """Views could not be encoded (by key: why): gives error messages for the requests that came to one in
+        this step. Requests that have it ahead try again when they come to it."""
+        messages: dict[str, str] = {}
+        for key, why in failed.items():
+            self._partial.drop(key)
+            readers = [
+                one.state for one, _, item in step.planned if any(span.key == key for span in item.spans)
+            ]
+            for state in (*step.view_requests[key], *readers):
+                messages.setdefault(state.request.id, _failure_message(state, key, why))
+        return messages
+
+    def _needed(self, key: bytes) -> bool:
+        return any(_is_ahead(state, key) for state in self._requests.get(key, ()))
 
     def check(self, launching: Iterable[bytes]) -> None:
-        """Raise if a view is kept for nobody, or should have left; `launching` are the views of steps whose
-        results are not known yet."""
-        self._unfinished.check()
-        shown = {(span.view.content, group) for group in self._views for span in group.layout.spans}
-        if shown != {(content, group) for content, groups in self._showing.items() for group in groups}:
-            raise RuntimeError("the pictures of requests, and the requests with pictures, differ")
-        for key in self._unfinished.keys:
-            if not self._wanted(key):
-                raise RuntimeError(f"view {key.hex()[:12]} is kept half made, but nobody has it ahead")
-            if self._unfinished.layers(key) >= self._limits.encode_layers:
-                raise RuntimeError(f"view {key.hex()[:12]} is unfinished, though all its layers are planned")
-        if left := set(self._unfinished.finishing) - set(launching):
-            raise RuntimeError(f"{len(left)} views have had their last slice, but are still there half made")
+        """Raise if a partly encoded view is not needed, or complete; `launching` are the views of steps whose
+        output is not known yet."""
+        self._partial.check()
+        shown = {(span.view.content, state) for state in self._views for span in state.layout.spans}
+        if shown != {(content, state) for content, states in self._by_image.items() for state in states}:
+            raise RuntimeError("the images of requests and the requests by image differ")
+        for key in self._partial.keys:
+            if not self._needed(key):
+                raise RuntimeError(f"view {key.hex()[:12]} is kept partly encoded, but no request needs it")
+            if self._partial.layers(key) >= self._config.encode_layers:
+                raise RuntimeError(f"view {key.hex()[:12]} is kept partly encoded with all layers planned")
+        if left := set(self._partial.finishing) - set(launching):
+            raise RuntimeError(f"{len(left)} views are complete, but still kept partly encoded")
 
 
-def _ahead(group: Group, key: bytes) -> bool:
-    """Whether a choice of the request has yet to compute tokens of the view."""
-    stops = [span.stop for span in group.layout.spans if span.key == key]
-    return any(choice.computed < stop for choice in group.choices for stop in stops)
+def _discard(index: dict[bytes, set[RequestState]], key: bytes, state: RequestState) -> None:
+    index[key].discard(state)
+    if not index[key]:
+        del index[key]
+
+
+def _is_ahead(state: RequestState, key: bytes) -> bool:
+    """Whether a sequence of the request has yet to compute tokens of the view."""
+    stops = [span.stop for span in state.layout.spans if span.key == key]
+    return any(one.num_computed_tokens < stop for one in state.sequences for stop in stops)
+
+
+def _failure_message(state: RequestState, key: bytes, why: str) -> str:
+    media = sorted(state.request.media, key=lambda item: item.placeholder)
+    placeholders = [item.placeholder for item in media if item.origin is None]
+    placeholder = next(image_placeholder(item) for item in media if item.view.key == key)
+    frames, height, width, _ = state.pixels[key].shape
+    kind = "image" if frames == 1 else "video frame"
+    name = f"{kind} {placeholders.index(placeholder) + 1} of this request ({width}x{height} pixels)"
+    return f"{name} could not be encoded: {why}; try again, or send it smaller"

@@ -1,15 +1,9 @@
-"""What sequences hold of the KV pool and of the feature store: the only place that takes and gives back.
+"""KV blocks of sequences: allocation, sharing through the prefix cache, copy-on-write, swap.
 
-takes   sequences, and how far they are to be computed
-gives   blocks and pinned features to them; what a step must copy and encode for it
-owns    every reference the sequences have to blocks, every pin
-never   decides who runs or who gives way
-
-The device runs steps strictly in the order of their plans, and a plan is launched (its features put in the
-store) before the scheduler is called again. So a sequence's `computed` counts what is *planned*: whatever a
-later plan reads has been written by then. The same order makes it safe to release a block at once, though
-a step in flight may still write to it: the next holder's first write, or copy into it, comes later. What
-must wait for the *result* is sealing a block for others to find: only then are its tokens known.
+The device runs steps in the order of their plans, and a plan is launched before the scheduler is called
+again. So `num_computed_tokens` counts planned steps: what a later plan reads is written by then. For the same
+reason a block can be released while a step in flight still writes to it: the next owner writes later. Only
+caching a block for others waits for the step's output, because its tokens are known only then.
 """
 
 from collections import Counter
@@ -23,374 +17,348 @@ from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.kv_cache.pool_sizing import VisionBlocks
 from saccade.kv_cache.prefix_cache import HashChain, PrefixCache, match_groups
-from saccade.request import Pixels
-from saccade.scheduler.encoder_pins import Pinning
-from saccade.scheduler.encoder_scheduler import Making
-from saccade.scheduler.named_images import Named
-from saccade.scheduler.policy import Allowance, Limits, refuse_unplaceable
-from saccade.scheduler.sequence import Group, Sequence
-from saccade.scheduler.step_builder import Step
-from saccade.scheduler.swap_policy import Swapping
-from saccade.step_plan import Span
+from saccade.kv_cache.swap_space import SwapSpace
+from saccade.request import Request
+from saccade.scheduler.cost_model import CostModel
+from saccade.scheduler.encoder_scheduler import EncoderScheduler
+from saccade.scheduler.policy import SchedulerConfig
+from saccade.scheduler.sequence import RequestState, Sequence, pixels_by_view
+from saccade.scheduler.step_builder import StepBuilder
+from saccade.scheduler.swap_policy import SwapPolicy
+from saccade.step_plan import PromptLayout, Span
+
+
+class Caches(NamedTuple):
+    """The memory that the scheduler allocates from."""
+
+    pool: BlockPool
+    prefix: PrefixCache | None
+    encoder: EncoderCache[Any]
+    partial_views: PartialViews[Any] | None = None
+    swap_space: SwapSpace | None = None
 
 
 class HeadStart(NamedTuple):
     blocks: list[int]  # on the device, to be shared; the last one may hold only some of its tokens
-    computed: int  # tokens it has with them and with what comes from the host
-    slots: tuple[int, ...] = ()  # of the host, of the blocks behind those
+    num_computed_tokens: int  # with those blocks and what is swapped in
+    host_blocks: tuple[int, ...] = ()  # that follow those blocks
 
 
-class Lack(NamedTuple):
+class Shortage(NamedTuple):
     """Blocks missing in each pool."""
 
     text: int
     vision: int
 
 
-class Holdings:
-    def __init__(
-        self,
-        limits: Limits,
-        pool: BlockPool,
-        prefix: PrefixCache | None,
-        store: EncoderCache[Any],
-        swapping: Swapping,
-        unfinished: PartialViews[Any] | None = None,
-    ) -> None:
-        self._limits = limits
-        self._size = limits.block_size
-        self._pool = pool
-        self._prefix = prefix
-        self._store = store
-        self.making = Making(limits, unfinished)
-        self.swapping = swapping
-        if prefix is not None:
-            prefix.on_evict = swapping.space.save_evicted
-        self.named = Named(store)
-        self.pinning = Pinning(store)
+class KVManager:
+    def __init__(self, config: SchedulerConfig, caches: Caches, cost: CostModel) -> None:
+        self._config = config
+        self._block_size = config.block_size
+        self.pool = caches.pool
+        self.prefix = caches.prefix
+        self._encoder_cache = caches.encoder
+        self.encoder = EncoderScheduler(config, caches.encoder, caches.partial_views)
+        self.swap = SwapPolicy(config, caches.pool, caches.encoder, cost, caches.swap_space)
+        if self.prefix is not None:
+            self.prefix.on_evict = self.swap.space.save_evicted
 
     # How much there is
 
-    def lacks(self, sequence: Sequence, stop: int) -> int:
-        """Blocks missing in the pool for the sequence to be computed up to `stop`."""
-        text, vision = self._needs(sequence, stop)
-        left = self._pool.num_available
+    def num_missing_blocks(self, sequence: Sequence, stop: int) -> int:
+        """Blocks missing in the pools for the sequence to be computed up to `stop`."""
+        text, vision = self._needed_blocks(sequence, stop)
+        left = self.pool.num_available
         return max(text - left(), 0) + max(vision - left(vision=True), 0)
 
-    def _needs(self, sequence: Sequence, stop: int) -> tuple[int, int]:
+    def _needed_blocks(self, sequence: Sequence, stop: int) -> tuple[int, int]:
         """Blocks it does not have yet of its tokens up to `stop`: of the text pool and of the vision pool."""
-        have, wanted = len(sequence.blocks), self._limits.blocks_for(stop)
-        vision = self.kinds(sequence.group).among(have, wanted) if self._pool.has_vision_pool else 0
+        have, wanted = len(sequence.blocks), self._config.blocks_for(stop)
+        vision = self.vision_blocks(sequence.state).among(have, wanted) if self.pool.has_vision_pool else 0
         return max(wanted - have, 0) - vision, vision
 
-    def kinds(self, group: Group) -> VisionBlocks:
-        """Which blocks of its sequences are the vision pool's."""
-        if group.kinds is None or group.kinds[0] is not group.layout:
-            group.kinds = group.layout, VisionBlocks(group.layout.spans, self._size, self._pool.roles)
-        return group.kinds[1]
+    def vision_blocks(self, state: RequestState) -> VisionBlocks:
+        """Which blocks of its sequences are in the vision pool."""
+        if state.vision_blocks is None or state.vision_blocks[0] is not state.layout:
+            blocks = VisionBlocks(state.layout.spans, self._block_size, self.pool.roles)
+            state.vision_blocks = state.layout, blocks
+        return state.vision_blocks[1]
 
-    def frees(self, sequence: Sequence, *, vision: bool = False) -> bool:
-        """Whether the pool may gain a block of that kind if the sequence gives way, alone or with others."""
-        pool = self._pool
-        return not pool.has_vision_pool or any(pool.in_vision(one) == vision for one in sequence.blocks)
+    def can_free(self, sequence: Sequence) -> bool:
+        """Whether preempting the sequence may free a block for text."""
+        pool = self.pool
+        return not pool.has_vision_pool or not all(map(pool.in_vision, sequence.blocks))
 
-    def competes(self, sequence: Sequence, head: Sequence, *, rows: int) -> bool:
-        """Whether a sequence that enters could take what `head` waits for: with two pools not if that is the
-        blocks of views, the sequence has none, and a row and blocks for its text are left for the head."""
-        if not self._pool.has_vision_pool or rows < 2:
+    def competes(self, sequence: Sequence, head: Sequence, *, free_slots: int) -> bool:
+        """Whether starting `sequence` could take what `head` waits for. With two pools it does not if the
+        head waits for vision blocks, the sequence needs none, and a slot and text blocks are left for the
+        head."""
+        if not self.pool.has_vision_pool or free_slots < 2:
             return True
-        text, views = self._needs(sequence, sequence.claim)
-        theirs, _ = self._needs(head, head.claim)
-        return bool(views) or text + theirs > self._pool.num_available()
+        text, vision = self._needed_blocks(sequence, sequence.num_reserved_tokens)
+        head_text, _ = self._needed_blocks(head, head.num_reserved_tokens)
+        return bool(vision) or text + head_text > self.pool.num_available()
 
-    def _refuse_unplaceable(self, group: Group, limit: int) -> None:
-        """Raise for a request of up to `limit` tokens whose blocks one of the pools could never hold."""
-        if self._pool.has_vision_pool:
-            wanted = self._limits.blocks_for(limit - 1)
-            vision = self.kinds(group).among(0, wanted)
-            sizes = self._pool.size(vision=False), self._pool.size(vision=True)
-            refuse_unplaceable((wanted - vision, vision), sizes, self._limits)
+    def num_growth_blocks(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence needs for its next block's worth of output."""
+        soon = min(sequence.num_tokens + self._block_size, sequence.max_tokens - 1)
+        return max(self._config.blocks_for(soon) - len(sequence.blocks), 0)
 
-    def owes(self, sequence: Sequence) -> int:
-        """Blocks a running sequence needs to grow by one more, for text as all answers are; it has those of
-        all its tokens so far."""
-        soon = min(sequence.length + self._size, sequence.limit - 1)
-        return max(self._limits.blocks_for(soon) - len(sequence.blocks), 0)
+    # Views of waiting sequences
 
     def must_encode(self, sequence: Sequence) -> bool:
-        """Whether a view of it is neither among the features nor in the part its prefix would spare."""
-        return not all(self._store.is_expected(span.key) for span in self._unspared(sequence))
+        """Whether a view is neither in the encoder cache nor covered by the prefix cache."""
+        return not all(self._encoder_cache.is_expected(span.key) for span in self.uncached_views(sequence))
 
-    def _unspared(self, sequence: Sequence) -> Ordered[Span]:
-        """Its views outside the part its prefix would spare."""
-        if not sequence.group.layout.spans:
+    def uncached_views(self, sequence: Sequence) -> Ordered[Span]:
+        """Its views that the prefix cache does not cover."""
+        if not sequence.state.layout.spans:
             return ()
-        return sequence.spans(self._head_start(sequence).computed, sequence.prompt_length)
+        return sequence.spans(self._head_start(sequence).num_computed_tokens, sequence.prompt_length)
 
-    def queue(self, sequence: Sequence) -> bool:
-        """Whether views of it must be encoded. Those on disk will be in memory when its turn comes."""
-        unspared = self._unspared(sequence)
-        for span in unspared:
-            self._store.prefetch(span.key)
-        return not all(self._store.is_expected(span.key) for span in unspared)
+    def prefetch_views(self, sequence: Sequence) -> bool:
+        """Begin to read views that are on disk; gives whether others must be encoded."""
+        uncached = self.uncached_views(sequence)
+        for span in uncached:
+            self._encoder_cache.prefetch(span.key)
+        return not all(self._encoder_cache.is_expected(span.key) for span in uncached)
 
-    def _awaits(self, sequence: Sequence) -> bool:
-        """Whether a view of it is being fetched, and nothing is gained by letting it enter before."""
-        spans = sequence.group.layout.spans
-        return any(self._store.is_fetching(span.key) and not self._store.is_ready(span.key) for span in spans)
+    def can_start(self, sequence: Sequence) -> bool:
+        """Whether its tokens are known and no view is still being fetched."""
+        if not sequence.can_start():
+            return False
+        cache = self._encoder_cache
+        spans = sequence.state.layout.spans
+        return not any(cache.is_fetching(span.key) and not cache.is_ready(span.key) for span in spans)
 
     def poll(self) -> None:
-        """What threads and other servers did with features since the last step."""
-        for content in self._store.poll():
-            self._hide(content)
+        """Take over what threads and other servers did with the encoder cache since the last step."""
+        for content in self._encoder_cache.poll():
+            self._hide_image(content)
 
-    def forget(self, content: bytes, then: Callable[[], None] | None = None) -> None:
-        """A picture is deleted; `then` is called when its files are gone too."""
-        self._store.delete_image(content, then)
-        self._hide(content)
+    def delete_image(self, content: bytes, then: Callable[[], None] | None = None) -> None:
+        """`then` is called when its files are deleted too."""
+        self._encoder_cache.delete_image(content, then)
+        self._hide_image(content)
 
-    def _hide(self, content: bytes) -> None:
-        self.making.deleted(content)
-        if self._prefix is not None:
-            self._prefix.image_versions.delete(content)
+    def _hide_image(self, content: bytes) -> None:
+        self.encoder.delete_image(content)
+        if self.prefix is not None:
+            self.prefix.image_versions.delete(content)
 
-    # Entering
+    # Starting
 
-    def admit(self, group: Group) -> None:
-        """A request comes; raises if it has no place, or names a picture that is not kept."""
-        self._refuse_unplaceable(group, group.choices[0].limit)
-        if any(item.without_pixels for item in group.request.media):
-            self.named.admit(group, self._unspared(group.choices[0]))
-        self.making.came(group)
+    def add_request(self, state: RequestState) -> None:
+        """Raises if the request names an image that is not cached."""
+        if any(item.without_pixels for item in state.request.media):
+            self.encoder.named.admit(state, self.uncached_views(state.sequences[0]))
+        self.encoder.add(state)
 
-    def may_begin(self, sequence: Sequence) -> bool:
-        """Whether its tokens are known, and nothing is gained by waiting for views that are being fetched."""
-        return sequence.may_enter() and not self._awaits(sequence)
+    def remove_request(self, state: RequestState) -> None:
+        self.encoder.remove(state)
+        self.encoder.named.release(state)
 
-    def begin(self, sequence: Sequence, owed: int) -> Lack | None:
-        """Let the sequence share the blocks that already hold its beginning, if the rest of it has a place
-        too beside what is `owed` to others; else leave everything as it was, and say what it lacks."""
+    def share_prefix(self, sequence: Sequence, reserved: int) -> Shortage | None:
+        """Share the blocks that already hold its beginning, if the rest fits too beside the `reserved` blocks
+        of others; otherwise change nothing, and give what is missing."""
         head = self._head_start(sequence)
-        lack = self._share(sequence, head, owed)
-        # Without the last block, whose copy would need a place beside the original, it may fit.
-        whole = head.computed // self._size
-        if lack is None or len(head.blocks) == whole:
-            return lack
-        return self._share(sequence, HeadStart(head.blocks[:whole], whole * self._size), owed)
+        shortage = self._share(sequence, head, reserved)
+        # Without the last partial block, whose copy needs a block beside the original, it may fit.
+        whole = head.num_computed_tokens // self._block_size
+        if shortage is None or len(head.blocks) == whole:
+            return shortage
+        return self._share(sequence, HeadStart(head.blocks[:whole], whole * self._block_size), reserved)
 
     def _head_start(self, sequence: Sequence) -> HeadStart:
-        """What spares it computing its beginning. The last token is computed in any case: there would be
-        nothing to sample from without it."""
-        blocks, shared = self._known(sequence)
-        donor = sequence.donor()
+        """What need not be computed. The last token always is, to sample from."""
+        blocks, shared = self._match_prefix(sequence)
+        donor = sequence.prompt_donor()
         if donor is not None and donor.prompt_length > shared:
             blocks, shared = donor.blocks, donor.prompt_length
-        computed = min(shared, sequence.length - 1)
-        whole = computed // self._size
-        slots, restored = self.swapping.find(sequence, whole)
-        if slots and restored > computed:
-            return HeadStart(blocks[:whole], restored, tuple(slots))
-        return HeadStart(blocks[: self._limits.blocks_for(computed)], computed)
+        computed = min(shared, sequence.num_tokens - 1)
+        whole = computed // self._block_size
+        host_blocks, restored = self.swap.find(sequence, whole)
+        if host_blocks and restored > computed:
+            return HeadStart(blocks[:whole], restored, tuple(host_blocks))
+        return HeadStart(blocks[: self._config.blocks_for(computed)], computed)
 
-    def _known(self, sequence: Sequence) -> tuple[list[int], int]:
-        """The blocks of the prefix cache that hold its beginning, and how many of its tokens; the last block
-        may hold only some of those it stands for. A few tokens are sooner computed than copied, but not
-        those of a view, whose features they would need."""
-        if self._prefix is None or sequence.chain is None:
+    def _match_prefix(self, sequence: Sequence) -> tuple[list[int], int]:
+        """Cached blocks that hold its beginning, and how many of its tokens; the last may be partial."""
+        if self.prefix is None or sequence.chain is None:
             return [], 0
-        state = self._prefix.version, len(sequence.tokens)  # it is asked thrice on its way in
-        if sequence.known is None or sequence.known[0] != state:
-            sequence.known = state, self._find(self._prefix, sequence, sequence.chain)
-        return sequence.known[1]
+        version = self.prefix.version, len(sequence.tokens)  # it is asked three times per start
+        if sequence.prefix_match is None or sequence.prefix_match[0] != version:
+            sequence.prefix_match = version, self._find_prefix(self.prefix, sequence, sequence.chain)
+        return sequence.prefix_match[1]
 
-    def _find(self, prefix: PrefixCache, sequence: Sequence, chain: HashChain) -> tuple[list[int], int]:
+    def _find_prefix(
+        self, prefix: PrefixCache, sequence: Sequence, chain: HashChain
+    ) -> tuple[list[int], int]:
+        """A few tokens of a partial block are cheaper to compute than to copy, unless they are a view's,
+        whose features they would need."""
         chain.extend(sequence.tokens)
         (blocks,) = match_groups((prefix,), chain)
-        shared = len(blocks) * self._size
+        shared = len(blocks) * self._block_size
         part = prefix.match_partial(chain, len(blocks), sequence.tokens)
-        if part and self._pool.has_vision_pool:  # the other pool's blocks may be of another precision
-            alike = self._pool.in_vision(part.block) == (len(blocks) in self.kinds(sequence.group))
+        if part and self.pool.has_vision_pool:  # the other pool's blocks may have another precision
+            alike = self.pool.in_vision(part.block) == (len(blocks) in self.vision_blocks(sequence.state))
             part = part if alike else None
-        if part and (part.tokens >= self._limits.copy_tokens or sequence.spans(shared, shared + part.tokens)):
+        if part and (part.tokens >= self._config.copy_tokens or sequence.spans(shared, shared + part.tokens)):
             return [*blocks, part.block], shared + part.tokens
         return blocks, shared
 
-    def _share(self, sequence: Sequence, head: HeadStart, owed: int) -> Lack | None:
+    def _share(self, sequence: Sequence, head: HeadStart, reserved: int) -> Shortage | None:
         blocks = head.blocks
         for block in blocks:
-            self._pool.acquire(block)
-        sequence.blocks, sequence.computed, sequence.host = list(blocks), head.computed, head.slots
-        sequence.stale = list(range(len(blocks)))
-        text, vision = self._needs(sequence, sequence.claim)
-        if len(blocks) > head.computed // self._size:  # its next token falls into a block to be copied
-            copied = self._pool.in_vision(blocks[-1])
+            self.pool.acquire(block)
+        sequence.blocks, sequence.host_blocks = list(blocks), head.host_blocks
+        sequence.num_computed_tokens = head.num_computed_tokens
+        sequence.dirty_blocks = list(range(len(blocks)))
+        text, vision = self._needed_blocks(sequence, sequence.num_reserved_tokens)
+        if len(blocks) > head.num_computed_tokens // self._block_size:  # the last block will be copied
+            copied = self.pool.in_vision(blocks[-1])
             text, vision = text + (not copied), vision + copied
-        left = self._pool.num_available
-        lack = Lack(max(text - left() + owed, 0), max(vision - left(vision=True), 0))
-        if not any(lack):
+        left = self.pool.num_available
+        shortage = Shortage(max(text - left() + reserved, 0), max(vision - left(vision=True), 0))
+        if not any(shortage):
             return None
-        self.drop(sequence)
-        return lack
+        self.free(sequence)
+        return shortage
 
-    def copy_on_write(self, step: Step, sequence: Sequence) -> None:
-        """If its next token falls into a shared block, give the sequence a copy of that block to write.
-
-        The original stays held until `copied`, so that no copy's source is another one's target.
-        """
-        index = sequence.computed // self._size
+    def copy_on_write(self, step: StepBuilder, sequence: Sequence) -> None:
+        """If its next token falls into a shared block, give the sequence a copy of that block. The original
+        stays held until `release_copied`, so that no copy's source is another copy's target."""
+        index = sequence.num_computed_tokens // self._block_size
         if index < len(sequence.blocks):
-            copy = self._pool.allocate(vision=self._pool.in_vision(sequence.blocks[index]))
-            step.copies.append((sequence.blocks[index], copy))
+            copy = self.pool.allocate(vision=self.pool.in_vision(sequence.blocks[index]))
+            step.block_copies.append((sequence.blocks[index], copy))
             sequence.blocks[index] = copy
 
-    def bring_back(self, step: Step, sequence: Sequence) -> None:
-        """Have the step fill blocks for it from the host, if that is how it got on."""
-        first, slots = len(sequence.blocks), self.swapping.redeem(sequence)
-        self.extend(sequence, (first + len(slots)) * self._size if slots else 0)
-        step.swap_ins += zip(slots, sequence.blocks[first:], strict=True)
+    def release_copied(self, step: StepBuilder) -> None:
+        for source, _ in step.block_copies:
+            self.pool.release(source)
 
-    def copied(self, step: Step) -> None:
-        for source, _ in step.copies:
-            self._pool.release(source)
+    def swap_in(self, step: StepBuilder, sequence: Sequence) -> None:
+        """Have the step fill the blocks that were found in host memory."""
+        first, host_blocks = len(sequence.blocks), self.swap.take(sequence)
+        self.allocate(sequence, (first + len(host_blocks)) * self._block_size if host_blocks else 0)
+        step.swap_ins += zip(host_blocks, sequence.blocks[first:], strict=True)
 
     # Running
 
-    def portion(self, step: Step, sequence: Sequence, allowance: Allowance) -> int:
-        """How many of its tokens a prompt gets in this step, the views among them found or encoded."""
-        tokens = min(sequence.remaining, step.tokens_left, allowance.tokens)
-        least = min(tokens, allowance.least)
-        tokens = step.affords(sequence.computed, tokens, allowance.until, least)
-        must = allowance.least > 0  # the first prompt of a class gets on, come what may
-        seen = self.see(step, sequence, tokens, must=must) if tokens else 0
-        if step.encodes:  # they take their time too
-            seen = min(seen, step.affords(sequence.computed, seen, allowance.until, max(least, 1)))
-        if seen:
-            allowance.tokens -= seen
-            allowance.least = 0
-        return seen
-
-    def see(self, step: Step, sequence: Sequence, tokens: int, *, must: bool) -> int:
-        """Pin the views among the next `tokens`, have those encoded that nobody has; gives how many of the
-        tokens may be computed: they stop before the first view that is being fetched, or not complete with
-        what the step affords. With `must` it affords something of one in any case."""
-        start = sequence.computed
-        for span in sequence.spans(start, start + tokens):
-            if span.start in sequence.pins:
-                continue
-            if not self._store.is_ready(span.key):
-                pixels = sequence.group.pixels[span.key]
-                if not pixels.size and not self._store.is_fetching(span.key):
-                    self.named.lose(sequence.group)
-                if not self._makes(step, sequence.group, span, pixels, must=must):
-                    return max(span.start - start, 0)
-            self.pinning.pin(sequence, span)
-        return tokens
-
-    def _makes(self, step: Step, group: Group, span: Span, pixels: Pixels, *, must: bool) -> bool:
-        """Whether the step completes the view; not if there is nothing to do but wait for it."""
-        if not pixels.size or self._store.is_fetching(span.key):
-            return False
-        return self.making.carry_on(step, group, span, pixels, must=must)
-
-    def extend(self, sequence: Sequence, stop: int) -> None:
-        """Take the blocks the sequence needs to be computed up to `stop`."""
-        while len(sequence.blocks) * self._size < stop:
+    def allocate(self, sequence: Sequence, stop: int) -> None:
+        """Allocate the blocks the sequence needs to be computed up to `stop`."""
+        while len(sequence.blocks) * self._block_size < stop:
             index = len(sequence.blocks)
-            sequence.stale.append(index)
-            vision = self._pool.has_vision_pool and index in self.kinds(sequence.group)
-            sequence.blocks.append(self._pool.allocate(vision=vision))
+            sequence.dirty_blocks.append(index)
+            vision = self.pool.has_vision_pool and index in self.vision_blocks(sequence.state)
+            sequence.blocks.append(self.pool.allocate(vision=vision))
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back the blocks behind its tokens: its prompt has become shorter than it could have been."""
-        while len(sequence.blocks) > self._limits.blocks_for(sequence.length):
-            self._pool.release(sequence.blocks.pop())
-        sequence.stale = [index for index in sequence.stale if index < len(sequence.blocks)]
+        """Free the blocks behind its tokens, reserved for a longer prompt or for drafts."""
+        while len(sequence.blocks) > self._config.blocks_for(sequence.num_tokens):
+            self.pool.release(sequence.blocks.pop())
+        sequence.dirty_blocks = [index for index in sequence.dirty_blocks if index < len(sequence.blocks)]
 
-    def settle(self, sequence: Sequence, computed: int) -> None:
-        """The result has arrived of a step that computed the sequence up to `computed`: the views it has
-        passed are unpinned, the blocks it has filled can be found by others."""
-        self.pinning.passed(sequence, computed)
-        if self._prefix is None or sequence.chain is None:
+    def replace_prompt(self, state: RequestState, request: Request, layout: PromptLayout) -> None:
+        """A host decision is made: the prompt may continue beyond what is computed."""
+        self.encoder.remove(state)
+        state.decision = None
+        state.request, state.layout = request, layout
+        state.pixels = pixels_by_view(state.request, state.layout)
+        self.encoder.add(state)
+        for sequence in state.sequences:
+            sequence.tokens = list(state.layout.tokens)
+            sequence.max_tokens = self._config.max_tokens_of(state.request)
+            sequence.prefix_match = None
+            sequence.set_prompt()
+            if sequence.chain is not None:
+                sequence.chain.set_spans(state.layout.spans)
+            if sequence.num_computed_tokens == len(sequence.tokens):  # nothing was added: sample at the end
+                sequence.num_computed_tokens -= 1
+            if sequence.slot is not None:
+                sequence.prompt_changed = True
+                self.trim(sequence)
+
+    def cache_blocks(self, sequence: Sequence, computed: int) -> None:
+        """The output of a step has arrived that computed the sequence up to `computed`: unpin the views
+        before that, and enter full blocks into the prefix cache."""
+        self.encoder.unpin(sequence, computed)
+        if self.prefix is None or sequence.chain is None:
             return
         sequence.chain.extend(sequence.tokens)
-        for index in range(sequence.sealed, computed // self._size):
+        for index in range(sequence.num_cached_blocks, computed // self._block_size):
             own = sequence.blocks[index]
-            block = self._prefix.insert(sequence.chain, index, own)
+            block = self.prefix.insert(sequence.chain, index, own)
             if block != own:
-                self._move(sequence, index, own, block)
-            sequence.sealed = index + 1
+                self._replace_block(sequence, index, own, block)
+            sequence.num_cached_blocks = index + 1
 
-    def _move(self, sequence: Sequence, index: int, own: int, block: int) -> None:
-        """The same content was there before, in `block`: move over to it, with the choices that share `own`.
-        They would else hold what follows without holding what it was sealed to follow."""
-        for choice in sequence.group.choices:
-            if index < len(choice.blocks) and choice.blocks[index] == own:
-                self._pool.acquire(block)
-                self._pool.release(own)
-                choice.blocks[index] = block
-                choice.stale.append(index)
+    def _replace_block(self, sequence: Sequence, index: int, own: int, block: int) -> None:
+        """The cache already has the content in `block`: use that in all sequences that share `own`. Otherwise
+        they would hold what follows a cached block without holding the block."""
+        for sibling in sequence.state.sequences:
+            if index < len(sibling.blocks) and sibling.blocks[index] == own:
+                self.pool.acquire(block)
+                self.pool.release(own)
+                sibling.blocks[index] = block
+                sibling.dirty_blocks.append(index)
 
-    # Leaving
+    def free(self, sequence: Sequence) -> None:
+        """Free everything the sequence holds; nothing of it counts as computed."""
+        self.encoder.unpin(sequence)
+        for block in reversed(sequence.blocks):  # the end of a chain is evicted before its beginning
+            self.pool.release(block)
+        sequence.blocks, sequence.dirty_blocks, sequence.host_blocks = [], [], ()
+        sequence.num_computed_tokens = sequence.num_cached_blocks = 0
+        sequence.awaits_output = False
 
-    def drop(self, sequence: Sequence) -> None:
-        """Give back everything the sequence holds; it starts again from nothing."""
-        self.pinning.drop(sequence)
-        for block in reversed(sequence.blocks):  # the end of a chain before its beginning
-            self._pool.release(block)
-        sequence.blocks, sequence.stale, sequence.host = [], [], ()
-        sequence.computed = sequence.sealed = 0
-        sequence.looking = False
+    # Stats and checks
 
-    def gone(self, group: Group) -> None:
-        """A request has ended."""
-        self.making.gone(group)
-        self.named.release(group)
-
-    # How it stands
-
-    def counted(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """Names as in EngineStats."""
-        pool, swap = self._pool, self.swapping.space.stats
-        pins = self._prefix.pinned if self._prefix is not None else PinnedPrefixes((), 0)
-        idle = sum(pool.ref_count(block) == 1 for block in pins.blocks)
+        pool, swap = self.pool, self.swap.space.stats
+        pinned = self.prefix.pinned if self.prefix is not None else PinnedPrefixes((), 0)
+        idle = sum(pool.ref_count(block) == 1 for block in pinned.blocks)
         states = ("vision_blocks_used", "vision_blocks_cached", "vision_blocks_free")
         return {
             "blocks_used": pool.used - idle,
             "blocks_cached": pool.cached,
             "blocks_free": pool.free,
             "blocks_pinned": idle,
-            "blocks_spared": pool.shared_refs - len(pins.blocks) + idle,
-            "pin_refusals": pins.refusals,
+            "blocks_spared": pool.shared_refs - len(pinned.blocks) + idle,
+            "pin_refusals": pinned.refusals,
             **dict(zip(states, pool.counts(vision=True), strict=True)),
             **swap._asdict(),
         }
 
-    def check(self, running: Iterable[Sequence], groups: Iterable[Group]) -> None:
-        """Raise unless what sequences hold, and requests rely on, is exactly what pool and store think."""
-        self._pool.check()
-        self._store.check()
-        self.swapping.space.check()
-        self.named.check(groups)
-        if self._prefix is not None:
-            self._prefix.check()
-        holders: Counter[int] = Counter(self._prefix.pinned.blocks if self._prefix is not None else ())
+    def check(self, running: Iterable[Sequence], states: Iterable[RequestState]) -> None:
+        """Raise unless what sequences hold is exactly what pool and encoder cache count."""
+        self.pool.check()
+        self._encoder_cache.check()
+        self.swap.space.check()
+        self.encoder.named.check(states)
+        if self.prefix is not None:
+            self.prefix.check()
+        holders: Counter[int] = Counter(self.prefix.pinned.blocks if self.prefix is not None else ())
         pins: Counter[bytes] = Counter()
         for sequence in running:
             holders.update(sequence.blocks)
             pins.update(span.key for span in sequence.pins.values())
-            if len(sequence.blocks) * self._size < sequence.computed:
-                raise RuntimeError(f"sequence {sequence.handle} is computed beyond its blocks")
-            kinds = self.kinds(sequence.group)
-            for index, block in enumerate(sequence.blocks):
-                if self._pool.in_vision(block) != (index in kinds):
-                    raise RuntimeError(f"block {index} of sequence {sequence.handle} is in the wrong pool")
-            for block in sequence.blocks[sequence.computed // self._size :]:
-                if not self._pool.is_writable(block):
-                    raise RuntimeError(
-                        f"sequence {sequence.handle} is about to write block {block} of others"
-                    )
-        counted = {block: self._pool.ref_count(block) for block in range(self._pool.count)}
+            self._check_blocks(sequence)
+        counted = {block: self.pool.ref_count(block) for block in range(self.pool.count)}
         if any(counted[block] != holders[block] for block in counted):
             raise RuntimeError("the blocks held by sequences and the pool's counts differ")
-        if dict(pins) != self._store.pins:
-            raise RuntimeError("the views pinned by sequences and the store's pins differ")
+        if dict(pins) != self._encoder_cache.pins:
+            raise RuntimeError("the views pinned by sequences and the encoder cache's pins differ")
+
+    def _check_blocks(self, sequence: Sequence) -> None:
+        if len(sequence.blocks) * self._block_size < sequence.num_computed_tokens:
+            raise RuntimeError(f"sequence {sequence.seq_id} is computed beyond its blocks")
+        vision_blocks = self.vision_blocks(sequence.state)
+        for index, block in enumerate(sequence.blocks):
+            if self.pool.in_vision(block) != (index in vision_blocks):
+                raise RuntimeError(f"block {index} of sequence {sequence.seq_id} is in the wrong pool")
+        for block in sequence.blocks[sequence.num_computed_tokens // self._block_size :]:
+            if not self.pool.is_writable(block):
+                raise RuntimeError(f"sequence {sequence.seq_id} is about to write shared block {block}")

@@ -1,13 +1,8 @@
-"""Pictures that were named and came without pixels: answered from features that are kept, or from KV.
+"""Images that a request names without sending pixels: answered from the encoder cache or the prefix cache.
 
-takes   requests with such pictures, and what their prefixes would spare
-gives   refusals of pictures that are not kept; which pictures of a request its owner may name later
-owns    the holds on features these requests rely on; who has lost one
-never   lets a request wait for features that cannot come
-
-A named picture is known if its features are in any tier, or if the prefix cache spares all of its tokens.
-Held features stay until the request has ended. What can still go wrong (the KV is given up before its turn, a
-file turns out damaged) ends the request with the same error: its owner sends it again with the bytes.
+A named image is known if its features are in any tier, or if the prefix cache holds all of its tokens.
+Features are held until the request ends. If they are lost anyway (KV evicted before it starts, a damaged
+file), the request ends with an error, and the client sends it again with the bytes.
 """
 
 from collections.abc import Iterable
@@ -16,63 +11,63 @@ from typing import Any
 from saccade.encoder.cache.store import EncoderCache
 from saccade.errors import ImageNotFound
 from saccade.request import Media
-from saccade.scheduler.sequence import Group
+from saccade.scheduler.sequence import RequestState
 from saccade.step_plan import Span
 
-CODE = ImageNotFound.code
-GONE = "a picture of this request is no longer kept; send the request again with the picture's bytes"
+IMAGE_NOT_FOUND = ImageNotFound.code
+IMAGE_GONE = "an image of this request is no longer cached; send the request again with the image's bytes"
 
 
-class Named:
+class NamedImages:
     def __init__(self, store: EncoderCache[Any]) -> None:
         self._store = store
-        self._lost: dict[str, None] = {}  # requests with a view that is neither kept nor coming
+        self._lost: dict[str, None] = {}  # requests with a view that is neither cached nor being fetched
 
-    def admit(self, group: Group, unspared: Iterable[Span]) -> None:
-        """Hold what the request relies on; raises if it is not there."""
-        needed = {span.key for span in unspared}
-        absent = _absent(group)
+    def admit(self, state: RequestState, uncached: Iterable[Span]) -> None:
+        """Hold the features the request relies on; raises if they are not cached."""
+        needed = {span.key for span in uncached}
+        absent = _absent(state)
         for key, item in absent.items():
             if key in needed and not self._store.contains(key):
                 raise ImageNotFound(
-                    f"The picture {item.name} is not kept here in the detail asked for, or no longer; send"
+                    f"The image {item.name} is not cached at the detail requested, or no longer; send"
                     " the request again with its bytes.",
                     param="messages",
                 )
         for key in absent:
             self._store.hold(key)
 
-    def release(self, group: Group) -> None:
-        for key in _absent(group):
+    def release(self, state: RequestState) -> None:
+        for key in _absent(state):
             self._store.release(key)
 
-    def weight(self, group: Group) -> int:
-        """Bytes of features held for it: they count as its pixels would."""
-        return sum(map(self._store.nbytes_of, _absent(group)))
+    def feature_bytes(self, state: RequestState) -> int:
+        """Held for the request: they count like pixels."""
+        return sum(map(self._store.nbytes_of, _absent(state)))
 
-    def lose(self, group: Group) -> None:
-        self._lost[group.request.id] = None
+    def mark_lost(self, state: RequestState) -> None:
+        self._lost[state.request.id] = None
 
     def take_lost(self) -> list[str]:
         """Requests to be ended."""
         lost, self._lost = self._lost, {}
         return list(lost)
 
-    def kept(self, group: Group) -> tuple[int, ...]:
-        """Slots of pictures whose features a later request would find; for its first news alone."""
-        media = group.request.media if group.first_at is None else ()
+    def kept(self, state: RequestState) -> tuple[int, ...]:
+        """Placeholders of images whose features a later request would find; for the first delta only."""
+        media = state.request.media if state.first_token_at is None else ()
         return tuple(item.placeholder for item in media if item.name and self._store.contains(item.view.key))
 
-    def check(self, groups: Iterable[Group]) -> None:
+    def check(self, states: Iterable[RequestState]) -> None:
         held: dict[bytes, int] = {}
-        for group in groups:
-            for key in _absent(group):
+        for state in states:
+            for key in _absent(state):
                 held[key] = held.get(key, 0) + 1
         if held != self._store.holds:
-            raise RuntimeError("the pictures named by requests and the store's holds differ")
+            raise RuntimeError("the images named by requests and the encoder cache's holds differ")
 
 
-def _absent(group: Group) -> dict[bytes, Media]:
-    """By view key; a picture that is named and also given in the same request is not."""
-    named = {item.view.key: item for item in group.request.media if item.without_pixels}
-    return {key: item for key, item in named.items() if not group.pixels[key].size}
+def _absent(state: RequestState) -> dict[bytes, Media]:
+    """By view key; without an image that is both named and given in the request."""
+    named = {item.view.key: item for item in state.request.media if item.without_pixels}
+    return {key: item for key, item in named.items() if not state.pixels[key].size}

@@ -1,239 +1,174 @@
-"""Who goes next, how far, and who must give way: the decisions of the scheduler, as plain functions.
+"""The scheduler's settings and rules as plain functions: rank, time limits, the share of each class of
+prompts.
 
-takes   numbers and sequences as they stand
-gives   a decision
-never   changes anything
+Sequences are ordered by rank: arrival time plus `patience` seconds per priority level. A rank never changes,
+so a low priority is overtaken for a bounded time only. Rank decides the order of a queue and who is
+preempted.
 
-Sequences stand in one order, their rank: the moment they came plus `patience` seconds for each level of their
-priority. It never changes, and that is the ageing: whoever comes later than that is behind it, whatever its
-priority. Rank decides who gives way when memory runs out, and who is first in a line.
-
-There are two lines: requests with a view to encode, and all others (text, or views and prefixes known from
-before). Each has a share of the step and of the rows while the other one wants some too, but that pictures
-leave a step to texts where those are seldom; and neither waits for the other's shortage of encoder time.
-Where they compete for rows and memory, either may pass the other's head until that has waited for `patience`;
-from then on nobody behind it passes. A head that lacks nothing but blocks of the vision pool is passed by
-text of its own line too that leaves it a row and the blocks it needs.
+There are two queues: requests with a view to encode, and all others (text, or views and prefixes in a cache).
+Each has a share of the step and of the slots while both want some, and neither waits for encoder time that
+the other lacks. Where they compete for slots and memory, either may overtake the other's head until that has
+waited for `patience`.
 """
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Ordered
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.request import Request
-from saccade.scheduler.ordered_queue import Line
-from saccade.scheduler.sequence import Rank, Sequence
-from saccade.step_plan import PromptLayout
 
-ANY = 1 << 62  # a limit that is none
+UNLIMITED = 1 << 62
 
-
-class Brief(NamedTuple):
-    """Steps that do nothing but look may end before the last layers; their rows are computed again later."""
-
-    tokens: int = 0  # of such a step at most: so few cost next to nothing where they join other rows
-    share: float = 1.0  # of a step's time that it takes
+Rank = tuple[float, int]  # arrival time shifted by priority; sequence id
 
 
-NEVER_BRIEF = Brief()
+class EarlyExit(NamedTuple):
+    """Steps that only read relevance may stop before the last layers; their positions are computed again."""
+
+    max_tokens: int = 0  # of such a step: so few cost almost nothing when they join another step
+    time_share: float = 1.0  # of a full step's time
+
+
+NO_EARLY_EXIT = EarlyExit()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    max_rows: int  # sequences on the device at a time
+class SchedulerConfig:
+    max_num_seqs: int  # sequences on the device at a time
     max_step_tokens: int  # token budget of a step
     max_model_len: int  # tokens of a sequence, prompt and output together
     block_size: int  # tokens per KV block
-    # Of the vision tower in one step, and of views in the making; a single larger one still goes, alone.
+    # Of the vision tower in one step, and of partly encoded views; a larger view is still encoded, alone.
     max_encode_patches: int
     max_queue: int  # requests waiting; more are refused
-    max_queue_bytes: int = ANY  # pixels of requests not answered yet; more are refused
+    max_queue_bytes: int = UNLIMITED  # pixels of requests not answered yet; more are refused
     seed: int = 0  # root of the seeds of requests that name none
-    itl_target: float | None = None  # ms between two tokens of an answer that others may lead to; None: any
-    itl_margin: float = 0.15  # of that, for what predictions miss and the way to the client adds
-    # A prompt that has waited for the first of these seconds makes steps longer, at the last as many times as
-    # long: a step's fixed part is then shared by more, and a machine at its limit keeps up.
+    itl_target: float | None = None  # ms between two output tokens; None: no target
+    itl_margin: float = 0.15  # fraction reserved for prediction errors and delivery
+    # A prompt that has waited for the first of these seconds makes steps longer, by `stretch` times at the
+    # second: more work then shares a step's fixed cost, so that an overloaded machine keeps up.
     stretch_after: tuple[float, float] = (0.25, 0.8)
     stretch: float = 3.0
-    # Of requests without views to encode, how many may be expected to come in the time that pictures add to a
-    # step while nobody streams: they wait for its end. Where they come often, prompts of pictures are cut
-    # too, though their views go whole.
-    unwatched: float = 0.15
-    # Of steps beside answers, how many may have prompts without views to encode for pictures to spare those.
-    # Such a prompt has waited for a step full of pictures already; in a second one its first token took 34 ms
-    # beside 6 pictures a second where texts alone take 22 (99th percentiles).
-    seldom: float = 0.5
-    # Prompt tokens of a step beside answers that stream, where there is a target: more than a captured step
-    # holds takes the host longer to launch than the step may last.
-    stream_tokens: int = ANY
-    encode_layers: int = 1  # of the vision tower: what a view's work is divided by. 1: views go whole
-    encode_unit: int = 1  # slices of a view end at multiples of so many layers, if they get so far
-    # What a step does for prompts however little time the target leaves: this many tokens for the first
-    # prompt of each class, and of one view a layer, or what takes this share of the target. It keeps prompts
-    # moving under a target that cannot be met.
-    least_chunk: int = 32
-    least_time: float = 0.1
-    patience: float = 1.0  # seconds: what a level of priority is worth, and when a head is passed no more
-    # Of a step's tokens and time, for prompts with views to encode, when others wait: little enough that a
-    # text of some hundred tokens goes in one step. Where they spare texts it is left to the streams.
+    # How many requests without views to encode may be expected to arrive during what image prefill adds to a
+    # step while no answer streams: they wait for the end of the step.
+    max_arrivals_per_step: float = 0.15
+    # The fraction of steps with text prefill up to which image prefill avoids such steps. With 6 images/s
+    # beside text, text's first token at the 99th percentile took 34 ms without this and 22 ms alone.
+    rare_text_share: float = 0.5
+    # Tokens of a step while answers stream and there is a target: a step too large for a CUDA graph takes the
+    # host longer to launch than it may last.
+    stream_tokens: int = UNLIMITED
+    encode_layers: int = 1  # of the vision tower, over which a view's work is spread; 1: not spread
+    encode_unit: int = 1  # slices of a view preferably end at multiples of this
+    # What a step does for prompts even if the target leaves no time: this many tokens for the first prompt of
+    # each class, and of one view a layer or this share of the target.
+    min_chunk: int = 32
+    min_encode_time: float = 0.1
+    patience: float = 1.0  # seconds: worth of a priority level; wait after which a head is not overtaken
+    # Share of a step's tokens and time for prompts with views to encode while others wait.
     encode_share: float = 0.3
-    copy_tokens: int = 1  # of a block: for fewer it is not copied, they are computed
-    wait_tokens: int = 128  # of a prompt, being computed by another: for fewer nobody waits
-    class_rows: float = 0.75  # share of the rows that one class may take while the other one waits
-    brief: Brief = NEVER_BRIEF
+    copy_tokens: int = 1  # cached tokens of a partial block from which on it is copied and not recomputed
+    wait_tokens: int = 128  # tokens another sequence must be computing for a sequence to wait for them
+    class_slots: float = 0.75  # share of the slots that one class may take while the other one waits
+    early_exit: EarlyExit = NO_EARLY_EXIT
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def end_of(self, request: Request) -> int:
-        """Tokens at which an answer ends, prompt and output together; with all views that may be chosen."""
+    def max_tokens_of(self, request: Request) -> int:
+        """Most tokens of a sequence, prompt and output together, with all views that may be chosen."""
         return min(request.max_length + request.sampling.max_tokens, self.max_model_len)
 
     @property
     def step_target(self) -> float | None:
-        """Milliseconds a step should take while answers are streaming and nobody waits for long."""
+        """ms of a step while answers stream and no prompt has waited long."""
         return None if self.itl_target is None else self.itl_target * (1 - self.itl_margin)
 
-    def stretched(self, waited: float) -> float | None:
-        """The same when some prompt has waited for so many seconds."""
+    def step_target_after(self, waited: float) -> float | None:
+        """The same when some prompt has waited this many seconds."""
         if self.step_target is None:
             return None
         first, last = self.stretch_after
         share = min(max((waited - first) / (last - first), 0.0), 1.0)
         return self.step_target * (1 + share * (self.stretch - 1))
 
-    def spares_texts(self, share: float, waited: float) -> bool:
-        """Whether pictures add no more than they must to a step with prompts of others, which such a `share`
-        of steps have: as long as no prompt has waited long enough for longer steps."""
-        return share < self.seldom and waited <= self.stretch_after[0]
+    def protects_text(self, share: float, waited: float) -> bool:
+        """Whether image prefill stays out of steps with text prefill, which are this `share` of steps."""
+        return share < self.rare_text_share and waited <= self.stretch_after[0]
 
-    def while_quiet(self, rate: float, empty: float, waited: float) -> float | None:
-        """Milliseconds that prompts with views to encode may add to a step while nobody streams, `rate` other
-        requests come a second and some prompt has waited for so long. None, which is any, where a step that
-        does nothing (`empty` ms) is beyond the target already: cutting would cost more than it spares."""
-        least = self.stretched(waited)
+    def image_prefill_limit(self, rate: float, empty: float, waited: float) -> float | None:
+        """ms that image prefill may add to a step while no answer streams and `rate` other requests arrive
+        per second. None, no limit, where an empty step (`empty` ms) already exceeds the target."""
+        least = self.step_target_after(waited)
         if least is None or not rate or empty >= (self.step_target or 0.0):
             return None
-        return max(least, 1e3 * self.unwatched / rate)
+        return max(least, 1e3 * self.max_arrivals_per_step / rate)
 
     @property
-    def most_class_rows(self) -> int:
-        return math.ceil(self.max_rows * self.class_rows)
+    def max_class_slots(self) -> int:
+        return math.ceil(self.max_num_seqs * self.class_slots)
 
 
 @dataclass
-class Allowance:
+class PrefillBudget:
     """What the prompts of one class may still add to a step."""
 
     tokens: int
-    until: float | None  # ms the step may have grown to; None: any
-    least: int  # tokens the next one gets in any case
+    until: float | None  # ms the step may have grown to; None: no limit
+    least: int  # tokens the next prompt gets in any case
 
 
-def rank(came: float, priority: int, handle: int, limits: Limits) -> Rank:
-    return came + priority * limits.patience, handle
+def rank_of(arrival_time: float, priority: int, seq_id: int, config: SchedulerConfig) -> Rank:
+    return arrival_time + priority * config.patience, seq_id
 
 
-def refuse_impossible(request: Request, layout: PromptLayout, limits: Limits, pool_blocks: int) -> None:
-    """Raise for a request that could not be answered even with the engine to itself."""
-    sampling, prompt = request.sampling, request.max_length  # with all the views that may be chosen
-    if prompt < 1:
-        raise InvalidValue("the prompt is empty; it needs at least one token", param="prompt")
-    if sampling.max_tokens < 1:
-        raise InvalidValue(f"max_tokens is {sampling.max_tokens}; ask for at least 1", param="max_tokens")
-    if sampling.n < 1:
-        raise InvalidValue(f"n is {sampling.n}; ask for at least 1", param="n")
-    if prompt >= limits.max_model_len:
-        raise ContextTooLong(
-            f"the prompt has {prompt} tokens, of which pictures take {_visual(layout)}; the context holds "
-            f"{limits.max_model_len}, output included; shorten the prompt or use smaller pictures",
-            param="prompt",
-        )
-    # The last token is only given out, never computed: it needs no place in the cache.
-    most = min(prompt + sampling.max_tokens, limits.max_model_len) - 1
-    if limits.blocks_for(most) > pool_blocks:
-        raise ContextTooLong(
-            f"{prompt} prompt tokens and up to {sampling.max_tokens} output tokens need "
-            f"{limits.blocks_for(most)} KV blocks of {limits.block_size} tokens; the cache has "
-            f"{pool_blocks}; shorten the prompt or lower max_tokens",
-            param="max_tokens",
-        )
-
-
-def refuse_unplaceable(needed: tuple[int, int], sizes: tuple[int, int], limits: Limits) -> None:
-    """Raise when the text pool or the vision pool is smaller than what a request needs of it."""
-    for name, blocks, size in zip(("text", "pictures"), needed, sizes, strict=True):
-        if blocks > size:
-            raise ContextTooLong(
-                f"the request needs {blocks} KV blocks of {limits.block_size} tokens for {name}; their pool "
-                f"has {size}; shorten the prompt, lower max_tokens or use smaller pictures",
-                param="prompt",
-            )
-
-
-def refuse_too_many(waiting: int, held: int, more: int, limits: Limits) -> None:
-    """Raise when the queue is full: of requests, or of pixels (`held` bytes of them, `more` to come)."""
-    if waiting >= limits.max_queue:
-        raise Overloaded(
-            f"{waiting} requests are waiting and the queue holds {limits.max_queue}; try again later"
-        )
-    if held and held + more > limits.max_queue_bytes:
-        raise Overloaded(
-            f"pictures of {held} bytes are waiting or being answered, and {limits.max_queue_bytes} may be "
-            "at a time; try again later"
-        )
-
-
-def _visual(layout: PromptLayout) -> int:
-    return sum(span.view.tokens for span in layout.spans)
-
-
-def allowances(
-    limits: Limits,
+def prefill_budgets(
+    config: SchedulerConfig,
     tokens: int,
     now: float,
     target: float | None,
     *,
     both: bool,
     turn: int,
-) -> tuple[Allowance, Allowance]:
-    """What prompts without and with views to encode may add to a step that has `tokens` left and takes `now`
-    ms already. When `both` want some, the first get their share and the second the rest; a single token goes
-    to them in turn."""
+) -> tuple[PrefillBudget, PrefillBudget]:
+    """What prompts without and with views to encode may add to a step with `tokens` left that takes `now` ms
+    already. When `both` classes want some, they share; a single token goes to each in turn."""
     share, first = 1.0, tokens
     if both:
-        share = 1 - limits.encode_share
+        share = 1 - config.encode_share
         first = min(max(int(tokens * share), 1), tokens - 1) if tokens > 1 else tokens * (turn % 2)
     until = target if target is None else now + max(target - now, 0.0) * share
-    return Allowance(first, until, limits.least_chunk), Allowance(tokens, target, limits.least_chunk)
+    return PrefillBudget(first, until, config.min_chunk), PrefillBudget(tokens, target, config.min_chunk)
 
 
-def has_time(allowance: Allowance, now: float, alone: float, waited: float, limits: Limits) -> bool:
-    """Whether a newcomer may make a step of `now` ms longer. The batch does not grow beyond the target,
-    unless it has `waited` long, or not even a stream `alone` (ms) would meet the target."""
-    if allowance.until is None or now < allowance.until:
+def has_time(budget: PrefillBudget, now: float, alone: float, waited: float, config: SchedulerConfig) -> bool:
+    """Whether a new sequence may make a step of `now` ms longer. The batch does not grow beyond the target
+    unless the sequence has waited long, or even a single stream (`alone` ms) would miss the target."""
+    if budget.until is None or now < budget.until:
         return True
-    return allowance.least > 0 and (alone > (limits.step_target or 0.0) or waited > limits.patience)
+    return budget.least > 0 and (alone > (config.step_target or 0.0) or waited > config.patience)
 
 
-def held_back(
-    sequence: Sequence, other: Line, now: float, patience: float, competes: Callable[[Sequence], bool]
-) -> bool:
-    """Whether a waiting sequence must leave rows and memory to the head of the other line, which lacks them,
-    comes before it, and has waited long enough. It need not where it takes nothing that the head lacks."""
-    if not len(other):
-        return False
-    head = other[0]
-    return head.rank < sequence.rank and now - head.group.since > patience and competes(head)
+class ArrivalRate:
+    """Recent arrivals of requests without views to encode, and the share of decode steps that prefill
+    them."""
 
+    WINDOW = 1.0  # seconds
+    MOST = 64  # arrivals remembered
+    STEPS = 64  # time constant of the share
 
-def victim(
-    running: Line | Ordered[Sequence], sequence: Sequence, frees: Callable[[Sequence], bool]
-) -> Sequence:
-    """The last by rank whose leaving frees something gives way; the sequence itself if nobody behind it does.
-    The first never does, so it ends, and then the next is the first."""
-    behind = (running[place] for place in range(len(running) - 1, -1, -1))
-    return next(one for one in behind if one is sequence or frees(one))
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=self.MOST)
+        self.share = 0.0
+
+    def add(self, now: float) -> None:
+        self._times.append(now)
+
+    def per_second(self, now: float) -> float:
+        while self._times and self._times[0] <= now - self.WINDOW:
+            self._times.popleft()
+        return len(self._times) / self.WINDOW
+
+    def record_step(self, *, prefills_text: bool) -> None:
+        self.share += (prefills_text - self.share) / self.STEPS

@@ -1,12 +1,6 @@
-"""One choice of one request on its way from `computed` to `length`.
+"""A request's state in the scheduler, and its sequences: one per answer (`n`)."""
 
-takes   a request, its layout, and the tokens sampled for it
-gives   the rows that carry it on, and when it ends
-owns    its tokens; what it holds of the pool, the rows and the feature store (the scheduler does the holding)
-never   decides when or how far it runs
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
@@ -15,226 +9,309 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from saccade.kv_cache.pool_sizing import VisionBlocks
-from saccade.kv_cache.prefix_cache import HashChain, overlapping_spans
-from saccade.request import EngineTimes, FinishReason, Media, Pixels, Request, Sampling, ZoomResult
+from saccade.kv_cache.prefix_cache import HashChain, PrefixCache, overlapping_spans
+from saccade.request import (
+    Delta,
+    EngineTimes,
+    FinishReason,
+    Media,
+    Pixels,
+    Request,
+    Sampling,
+    TokenLogprobs,
+    ZoomResult,
+)
+from saccade.scheduler.host_decision import HostDecision
+from saccade.scheduler.policy import Rank, SchedulerConfig, rank_of
 from saccade.step_plan import PromptLayout, RelevanceTarget, ScheduledSequence, SlotInit, Span
-
-Rank = tuple[float, int]  # when it came, moved by its priority; its handle
 
 
 @dataclass(eq=False)
-class Group:
-    """A request: its choices that have not ended yet, lowest index first."""
-
+class RequestState:
     request: Request
     layout: PromptLayout
-    pixels: dict[bytes, Pixels]  # by view key; kept to the end, for what is evicted is encoded again
+    pixels: dict[bytes, Pixels]  # by view key; kept to the end, since evicted features are encoded again
     pixel_bytes: int = 0
-    since: float = 0.0  # seconds on the scheduler's clock when it came
-    choices: list["Sequence"] = field(default_factory=list)
-    rows: int = 0  # device rows its choices have now
-    started: bool = False  # whether any choice has ever had a row
-    cached: int = 0  # prompt tokens found in the prefix cache; zero again once told
-    started_at: float = 0.0  # on the scheduler's clock, as `since`
-    first_at: float | None = None  # when its first token was known
-    encode_seconds: float = 0.0  # of steps, spent on its views
-    preempted: int = 0  # times a choice of it gave way
-    look_seconds: float = 0.0  # as EngineTimes has it
-    kinds: tuple[PromptLayout, VisionBlocks] | None = (
-        None  # of its blocks, once asked for; of the layout it has now
-    )
-    deleted: set[bytes] = field(default_factory=set)  # contents of its pictures deleted since it came
-    zoomed: ZoomResult | None = None  # what was chosen after a look; None again once told
-
-    @property
-    def undecided(self) -> bool:
-        """Whether views are still to be chosen: the layout ends where they go."""
-        return self.request.zooming is not None
+    arrival_time: float = 0.0  # on the scheduler's clock, as all times here
+    sequences: list["Sequence"] = field(default_factory=list)  # unfinished ones, lowest index first
+    num_slots: int = 0  # slots its sequences have now
+    started: bool = False  # whether any sequence has ever had a slot
+    started_at: float = 0.0
+    first_token_at: float | None = None
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache; 0 again once reported
+    encode_seconds: float = 0.0  # step time spent on its views
+    num_preemptions: int = 0
+    look_seconds: float = 0.0  # as in EngineTimes
+    vision_blocks: tuple[PromptLayout, VisionBlocks] | None = None  # cache, valid for that layout
+    deleted: set[bytes] = field(default_factory=set)  # images (content hashes) deleted since its arrival
+    decision: HostDecision | None = None  # pending: the prompt ends where it applies
+    zoomed: ZoomResult | None = None  # None again once reported
 
     def times(self, clock: Callable[[], float], *, last: bool) -> EngineTimes | None:
-        """Where its time went, for its first news and its last ones; the others cost nothing."""
-        if self.first_at is None:
-            self.first_at = clock()
+        """For the first delta and the last one."""
+        if self.first_token_at is None:
+            self.first_token_at = clock()
         elif not last:
             return None
         encode, look = self.encode_seconds, self.look_seconds
-        return EngineTimes(self.since, self.started_at, self.first_at, encode, self.preempted, look)
-
-    def looked(self, now: float) -> None:
-        """Its views are chosen: what went before was looking, and encoding what was looked at."""
-        self.look_seconds = max(now - self.started_at - self.encode_seconds, 0.0)
+        return EngineTimes(
+            self.arrival_time, self.started_at, self.first_token_at, encode, self.num_preemptions, look
+        )
 
 
-def group_of(request: Request, layout: PromptLayout, since: float) -> Group:
-    """A request that has just come. ZoomResult views show the pixels of their picture."""
+def new_request_state(request: Request, layout: PromptLayout, arrival_time: float) -> RequestState:
+    pixels = pixels_by_view(request, layout)
+    pixel_bytes = sum(item.pixels.nbytes for item in request.media)
+    return RequestState(request, layout, pixels, pixel_bytes, arrival_time)
+
+
+def pixels_by_view(request: Request, layout: PromptLayout) -> dict[bytes, Pixels]:
+    """By view key. Zoomed views have their image's pixels. Where an image is both named and given, the given
+    pixels count."""
     given = {item.placeholder: item.pixels for item in request.media}
-    pixels = pixels_of(request, layout)
-    return Group(request, layout, pixels, sum(one.nbytes for one in given.values()), since=since)
-
-
-def pixels_of(request: Request, layout: PromptLayout) -> dict[bytes, Pixels]:
-    """By view key; those of a picture that is named and also given are the given ones."""
-    given = {item.placeholder: item.pixels for item in request.media}
-    media = sorted(
-        request.media, key=lambda item: item.placeholder
-    )  # as the layout has them, which knows their keys
+    media = sorted(request.media, key=lambda item: item.placeholder)  # the order of the layout's spans
     shown = sorted(zip(media, layout.spans, strict=True), key=lambda one: not one[0].without_pixels)
-    return {span.key: given[slot_of(item)] for item, span in shown}
+    return {span.key: given[image_placeholder(item)] for item, span in shown}
 
 
-def slot_of(item: Media) -> int:
-    """Where the picture stands that a view shows."""
+def image_placeholder(item: Media) -> int:
+    """The placeholder of the image that a view shows."""
     return item.placeholder if item.origin is None else item.origin
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    handle: int  # grows with arrival
-    group: Group
-    index: int  # which of the n choices
+    """One answer, on its way from `num_computed_tokens` to `num_tokens`."""
+
+    seq_id: int  # grows with arrival
+    state: RequestState
+    index: int  # which of the n answers
     seed: int
-    limit: int  # tokens at which it ends, prompt and output together
+    max_tokens: int  # prompt and output together
     chain: HashChain | None  # None without a prefix cache
     tokens: list[int]  # known ids: the prompt, then the output
-    rank: Rank = (0.0, 0)  # its place in every line, for good
+    rank: Rank = (0.0, 0)
 
     prompt_length: int = field(init=False)
-    renewed: bool = False  # its prompt has changed since its row was told of it
-    encoding: bool = False  # its class: whether a view of it must be encoded, as of when it joined the queue
-    pending: int = 0  # tokens sampled by steps whose results are not known yet
-    ended: bool = False
-    awaits: bytes = b""  # key of a block for which it is to wait while another computes it
-    # What the prefix cache had of it (blocks, tokens) when it was last asked, and how things stood then.
-    known: tuple[tuple[int, int], tuple[list[int], int]] | None = None
-    epoch: int = 0  # grows whenever it leaves its row, so that results of an earlier stay are told apart
+    prompt_changed: bool = False  # since the device was told of it
+    encoding: bool = False  # its class: whether a view must be encoded, as of when it was queued
+    pending: int = 0  # tokens sampled at most by steps whose output is not known yet
+    finished: bool = False
+    awaited_block: bytes = b""  # key of a block that another sequence computes and this one waits for
+    # The prefix cache's last answer (blocks, tokens), and the cache version and token count it is valid for.
+    prefix_match: tuple[tuple[int, int], tuple[list[int], int]] | None = None
+    epoch: int = 0  # grows when it leaves its slot, to tell apart the outputs of an earlier stay
 
-    # While it has a row:
-    row: int | None = None
-    computed: int = 0  # positions whose KV is computed by the steps planned so far
+    # While it has a slot:
+    slot: int | None = None
+    num_computed_tokens: int = 0  # including the steps planned so far
     blocks: list[int] = field(default_factory=list)
-    sealed: int = 0  # leading blocks known to the prefix cache
-    stale: list[int] = field(default_factory=list)  # block indices the device's table does not have yet
-    pins: dict[int, Span] = field(default_factory=dict)  # views kept for it, by their start
-    looking: bool = False  # a brief look is on its way; nothing of it runs before that
-    arriving: bool = False  # the step it got the row in is being planned: its blocks are still to be filled
-    host: tuple[int, ...] = ()  # host slots of its next blocks, in the step it returns with
+    num_cached_blocks: int = 0  # leading blocks known to the prefix cache
+    dirty_blocks: list[int] = field(default_factory=list)  # indices not yet in the device's block table
+    pins: dict[int, Span] = field(default_factory=dict)  # pinned views, by start
+    awaits_output: bool = False  # nothing is scheduled before the output of its step is known
+    arriving: bool = False  # the step that gives it a slot is being planned; its blocks are not filled yet
+    host_blocks: tuple[int, ...] = ()  # to swap in, in the step it returns with
 
     def __post_init__(self) -> None:
         self.set_prompt()
 
     def set_prompt(self) -> None:
-        """The prompt is the group's; while its views are undecided, as long as it can become."""
-        group = self.group
-        self.prompt_length = group.request.max_length if group.undecided else len(group.layout.tokens)
+        """While a decision is pending, the prompt counts as long as it can become."""
+        state = self.state
+        undecided = state.decision is not None
+        self.prompt_length = state.request.max_length if undecided else len(state.layout.tokens)
 
     @property
-    def length(self) -> int:
-        """Tokens it has, those still unknown included."""
+    def num_tokens(self) -> int:
+        """Including those not known yet."""
         return len(self.tokens) + self.pending
 
     @property
-    def claim(self) -> int:
-        """Tokens it needs places for when it enters: of a prompt that may grow, the most it can have."""
-        return max(self.length, self.prompt_length)
+    def num_reserved_tokens(self) -> int:
+        """Tokens it needs blocks for when it starts: of a prompt that may grow, the most."""
+        return max(self.num_tokens, self.prompt_length)
 
     @property
     def remaining(self) -> int:
-        """Positions to compute before it can know more; none while its last token or a look is on the way."""
+        """Positions that can be scheduled; 0 while its last token or a host decision is awaited."""
         length = len(self.tokens) + self.pending
-        return length - self.computed if length < self.limit and not self.looking else 0
+        if length >= self.max_tokens or self.awaits_output:
+            return 0
+        return length - self.num_computed_tokens
 
-    def donor(self) -> "Sequence | None":
-        """Another choice of its request that holds the whole prompt, computed before the next step."""
-        if self.group.undecided:  # what the prompt is to end in
+    def prompt_donor(self) -> "Sequence | None":
+        """Another sequence of the request that has the whole prompt computed before the next step."""
+        if self.state.decision is not None:
             return None
-        holding = (item for item in self.group.choices if item.row is not None and not item.arriving)
-        return next((item for item in holding if item.computed >= item.prompt_length), None)
+        for item in self.state.sequences:
+            if item.slot is not None and not item.arriving and item.num_computed_tokens >= item.prompt_length:
+                return item
+        return None
 
-    def may_enter(self) -> bool:
-        """Its tokens must be known; its prompt is computed by the first choice of its request, for all."""
-        return not self.pending and (self is self.group.choices[0] or self.donor() is not None)
+    def can_start(self) -> bool:
+        """Its tokens must be known; the first sequence of the request computes the prompt for all."""
+        return not self.pending and (self is self.state.sequences[0] or self.prompt_donor() is not None)
 
     def spans(self, start: int, stop: int) -> Ordered[Span]:
-        return overlapping_spans(self.group.layout.spans, start, stop) if start < self.prompt_length else ()
+        if start >= self.prompt_length:
+            return ()
+        return overlapping_spans(self.state.layout.spans, start, stop)
 
-    def enter(self) -> SlotInit:
-        if self.row is None:
-            raise RuntimeError(f"sequence {self.handle} has no row to enter")
-        layout = self.group.layout
+    def slot_init(self) -> SlotInit:
         output = tuple(self.tokens[self.prompt_length :])
-        return SlotInit(self.row, self.group.request.sampling, self.seed, layout.tokens, output)
+        prompt = self.state.layout.tokens
+        return SlotInit(self._slot(), self.state.request.sampling, self.seed, prompt, output)
 
-    def next_row(self, count: int) -> ScheduledSequence:
-        """Its next `count` positions; the last yields a token when nothing remains behind it."""
-        if self.row is None:
-            raise RuntimeError(f"sequence {self.handle} has no row to run in")
-        start, stop, prompt = self.computed, self.computed + count, self.prompt_length
-        if count == 1 and start >= prompt:  # the next token of an answer: most rows of most steps
+    def _slot(self) -> int:
+        if self.slot is None:
+            raise RuntimeError(f"sequence {self.seq_id} has no slot")
+        return self.slot
+
+    def next_slice(self, count: int) -> ScheduledSequence:
+        """Its next `count` positions; the last one samples when no known token follows it."""
+        start, stop, prompt = self.num_computed_tokens, self.num_computed_tokens + count, self.prompt_length
+        last, state = stop == len(self.tokens) + self.pending, self.state
+        if count == 1 and start >= prompt and state.decision is None:  # decode: most slices of most steps
             known = (self.tokens[start],) if start < len(self.tokens) else ()
-            column = text_position(start + self.group.layout.delta)
-            last = stop == len(self.tokens) + self.pending
-            return ScheduledSequence(self.handle, self.row, start, 1, known, column, (), last, stop - prompt)
-        undecided = self.group.undecided
-        end = stop == len(self.tokens) + self.pending
+            column = text_position(start + state.layout.delta)
+            return ScheduledSequence(
+                self.seq_id, self._slot(), start, 1, known, column, (), last, stop - prompt
+            )
         return ScheduledSequence(
-            self.handle,
-            self.row,
+            self.seq_id,
+            self._slot(),
             start,
             count,
             tuple(self.tokens[start:stop]),
-            _positions(self.group.layout, start, stop),
+            _positions(state.layout, start, stop),
             tuple(self.spans(start, stop)),
-            end and not undecided,
-            stop - prompt if stop > prompt else 0,
-            self._sights() if end and undecided else (),
+            last and state.decision is None,
+            max(stop - prompt, 0),
+            self._relevance_targets(state.decision) if last and state.decision is not None else (),
         )
 
-    def _sights(self) -> tuple[RelevanceTarget, ...]:
-        """What is looked at where the known part of an undecided prompt ends."""
-        group = self.group
-        zooming = group.request.zooming
-        slots = sorted(item.placeholder for item in group.request.media)  # in the order of the spans
-        spans = dict(zip(slots, group.layout.spans, strict=True))
-        wanted = [spans[slot] for slot in zooming.placeholders] if zooming else []
+    def draft_slice(self, drafts: tuple[int, ...]) -> ScheduledSequence:
+        """Its last token and drafts of the next ones, which the device verifies."""
+        start, count = self.num_computed_tokens, 1 + len(drafts)
+        tokens = (*self.tokens[start:], *drafts)
+        positions = _positions(self.state.layout, start, start + count)
+        output = start + 1 - self.prompt_length
+        return ScheduledSequence(
+            self.seq_id,
+            self._slot(),
+            start,
+            count,
+            tokens,
+            positions,
+            (),
+            True,
+            output,
+            num_draft_tokens=len(drafts),
+        )
+
+    def _relevance_targets(self, decision: HostDecision) -> tuple[RelevanceTarget, ...]:
+        state = self.state
         return tuple(
-            RelevanceTarget(span, group.pixels[span.key], span.view.content not in group.deleted)
-            for span in wanted
+            RelevanceTarget(span, state.pixels[span.key], span.view.content not in state.deleted)
+            for span in decision.probe(state.request, state.layout)
         )
 
-    def finish(self) -> FinishReason | None:
-        """Whether the last known token ends it."""
-        length, sampling = len(self.tokens), self.group.request.sampling
+    def append(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """Add sampled tokens up to the first that finishes the sequence; gives how many were added."""
+        for count, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            if finish := self.finish_reason():
+                return count, finish
+        return len(tokens), None
+
+    def finish_reason(self) -> FinishReason | None:
+        """Whether the last known token finishes it."""
+        length, sampling = len(self.tokens), self.state.request.sampling
         if self.tokens[-1] in sampling.stop_token_ids and length - self.prompt_length >= sampling.min_tokens:
             return "stop"
-        return "length" if length >= self.limit else None
+        return "length" if length >= self.max_tokens else None
+
+
+def new_sequences(
+    state: RequestState, config: SchedulerConfig, prefix: PrefixCache | None, seq_ids: Iterator[int]
+) -> list[Sequence]:
+    """One for each of the request's n answers."""
+    request, layout = state.request, state.layout
+    max_tokens = config.max_tokens_of(request)
+    made = []
+    for index, seq_id in zip(range(request.sampling.n), seq_ids, strict=False):
+        seed = derive_seed(request.sampling, config.seed, request.id, index)
+        chain = prefix.new_chain(request.salt, layout.spans) if prefix is not None else None
+        rank = rank_of(state.arrival_time, request.priority, seq_id, config)
+        made.append(Sequence(seq_id, state, index, seed, max_tokens, chain, list(layout.tokens), rank))
+    return made
+
+
+def make_delta(
+    sequence: Sequence,
+    tokens: tuple[int, ...],
+    logprobs: tuple[TokenLogprobs | None, ...],
+    finish: FinishReason | None,
+    kept: tuple[int, ...],
+    clock: Callable[[], float],
+) -> Delta:
+    """New tokens of a sequence, and once per request what else has become known. `kept`: placeholders of the
+    images whose features a later request would find."""
+    state = sequence.state
+    cached, state.cached_tokens = state.cached_tokens, 0
+    zoomed, state.zoomed = state.zoomed, None
+    return Delta(
+        request_id=state.request.id,
+        index=sequence.index,
+        tokens=tokens,
+        logprobs=tuple([one for one in logprobs if one]),
+        finish=finish,
+        cached_tokens=cached,
+        times=state.times(clock, last=finish is not None),
+        zoomed=zoomed,
+        kept=kept,
+    )
+
+
+def make_final_delta(sequence: Sequence, finish: FinishReason, error: str | None, code: str | None) -> Delta:
+    """For a sequence that finishes without another token."""
+    state = sequence.state
+    return Delta(
+        request_id=state.request.id,
+        index=sequence.index,
+        finish=finish,
+        error=error,
+        code=code,
+        zoomed=state.zoomed,
+    )
 
 
 def _positions(layout: PromptLayout, start: int, stop: int) -> NDArray[np.float32]:
     """Rotary positions of tokens start .. stop: [3, stop - start]."""
     prompt, delta = len(layout.tokens), layout.delta
     if start >= prompt:
-        return _straight(start + delta, stop + delta)
+        return _text_positions(start + delta, stop + delta)
     if stop <= prompt:
         return layout.positions[:, start:stop]
-    behind = _straight(prompt + delta, stop + delta)
-    return np.concatenate((layout.positions[:, start:], behind), axis=1)
+    output = _text_positions(prompt + delta, stop + delta)
+    return np.concatenate((layout.positions[:, start:], output), axis=1)
 
 
-def _straight(first: int, stop: int) -> NDArray[np.float32]:
+def _text_positions(first: int, stop: int) -> NDArray[np.float32]:
     """Positions of text: the same on all three axes."""
     return np.broadcast_to(np.arange(first, stop, dtype=np.float32), (3, stop - first))
 
 
-# Cut out of one array: making each anew took a third of the time of planning a step, and kept one by one they
-# would lie all over the heap.
-_LINE = _straight(0, 1 << 16)
+# Slices of one array: building each anew took a third of the time of planning a step.
+_ALL_POSITIONS = _text_positions(0, 1 << 16)
 
 
 def text_position(position: int) -> NDArray[np.float32]:
-    """Of a token of an answer, [3, 1]; to be read only."""
-    if 0 <= position < _LINE.shape[1]:
-        return _LINE[:, position : position + 1]
-    return _straight(position, position + 1)
+    """Of one output token, [3, 1]; read-only."""
+    if 0 <= position < _ALL_POSITIONS.shape[1]:
+        return _ALL_POSITIONS[:, position : position + 1]
+    return _text_positions(position, position + 1)
 
 
 def derive_seed(sampling: Sampling, root: int, request_id: str, index: int) -> int:

@@ -1,9 +1,4 @@
-"""What the scheduler counts: totals that only grow, and who has waited longest.
-
-takes   word of every request and step as it comes, starts, ends
-gives   the counters of EngineStats, by name
-never   decides
-"""
+"""The scheduler's counters for EngineStats, and the times of steps and requests."""
 
 from collections import OrderedDict
 from collections.abc import Collection
@@ -12,13 +7,13 @@ from typing import Any
 
 from saccade.request import ZoomResult
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.sequence import Group, Sequence
-from saccade.scheduler.step_builder import Step
+from saccade.scheduler.sequence import RequestState, Sequence
+from saccade.scheduler.step_builder import StepBuilder
 from saccade.step_plan import StepPlan
 
 
 @dataclass
-class Counters:
+class SchedulerCounters:
     """Names and meanings as in EngineStats."""
 
     prefix_queried_tokens: int = 0
@@ -46,60 +41,62 @@ class Counters:
 
 
 @dataclass
-class Totals(Counters):
+class SchedulerStats(SchedulerCounters):
     # By request id, longest waiting first.
-    _unstarted: OrderedDict[str, Group] = field(default_factory=OrderedDict)
+    _unstarted: OrderedDict[str, RequestState] = field(default_factory=OrderedDict)
     _untimed: tuple[float, ...] | None = None  # quantities of steps whose time is part of the next one's
-    _lesson: tuple[tuple[float, ...], float] | None = None  # quantities and ms, not learnt from yet
+    _observation: tuple[tuple[float, ...], float] | None = None  # quantities and ms, not learnt yet
 
-    def counted(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def oldest_wait(self, now: float) -> float:
         first = next(iter(self._unstarted.values()), None)
-        return now - first.since if first else 0.0
+        return now - first.arrival_time if first else 0.0
 
-    def came(self, group: Group) -> None:
-        self._unstarted[group.request.id] = group
+    def add(self, state: RequestState) -> None:
+        self._unstarted[state.request.id] = state
 
-    def gone(self, group: Group) -> None:
-        self._unstarted.pop(group.request.id, None)
+    def remove(self, state: RequestState) -> None:
+        self._unstarted.pop(state.request.id, None)
 
-    def start(self, sequence: Sequence, now: float, block_size: int) -> None:
-        """A sequence has a row; its request counts when it is the first of it."""
-        group = sequence.group
-        if group.started:
+    def count_start(self, sequence: Sequence, now: float, block_size: int) -> None:
+        """A sequence gets a slot; counts the first of a request."""
+        state = sequence.state
+        if state.started:
             return
-        group.started = True
-        group.started_at = now
-        group.cached = sequence.computed
-        self.gone(group)
+        state.started = True
+        state.started_at = now
+        state.cached_tokens = sequence.num_computed_tokens
+        self.remove(state)
         self.started += 1
-        self.wait_seconds += now - group.since
-        request, layout = group.request, group.layout  # zoomed views count once they are chosen
+        self.wait_seconds += now - state.arrival_time
+        request, layout = state.request, state.layout
         self.prompt_tokens += request.length
         self.visual_tokens += sum(span.view.tokens for span in layout.spans)
         self.full_visual_tokens += request.full_detail_tokens
-        if sequence.chain is not None:  # there is a prefix cache
+        if sequence.chain is not None:
             self.prefix_queried_tokens += len(layout.tokens)
-            self.prefix_hit_tokens += sequence.computed
-            self.prefix_copied_tokens += sequence.computed % block_size
+            self.prefix_hit_tokens += sequence.num_computed_tokens
+            self.prefix_copied_tokens += sequence.num_computed_tokens % block_size
             for span in layout.spans:
                 self.prefix_queried_visual_tokens += span.view.tokens
-                self.prefix_hit_visual_tokens += max(min(span.stop, sequence.computed) - span.start, 0)
+                self.prefix_hit_visual_tokens += max(
+                    min(span.stop, sequence.num_computed_tokens) - span.start, 0
+                )
 
-    def looked(self, zoomed: ZoomResult) -> None:
+    def count_zoom(self, zoomed: ZoomResult) -> None:
         self.prompt_tokens += zoomed.more_tokens
         self.visual_tokens += zoomed.visual_tokens
         self.looks += len(zoomed.regions)
         self.gated_looks += sum(why is not None for why in zoomed.gated)
         self.zooms += sum(map(len, zoomed.regions))
 
-    def gave_way(self, sequence: Sequence) -> None:
-        sequence.group.preempted += 1
+    def count_preemption(self, sequence: Sequence) -> None:
+        sequence.state.num_preemptions += 1
         self.preemptions += 1
 
-    def sent(self, plan: StepPlan) -> None:
+    def count_step(self, plan: StepPlan) -> None:
         self.steps += 1
         finished = sum(encode.stop_layer is None for encode in plan.encodes)
         self.encodes += finished
@@ -107,17 +104,17 @@ class Totals(Counters):
             encode.first_layer > 0 or encode.stop_layer is not None for encode in plan.encodes
         )
 
-    def failed(self, step: Step, views: Collection[bytes]) -> None:
-        """Of a step that was sent: these could not be made."""
+    def count_failed_views(self, step: StepBuilder, views: Collection[bytes]) -> None:
+        """These views of a planned step could not be encoded."""
         lost = [encode for encode in step.encodes if encode.key in views]
         self.encode_failures += len(lost)
         self.encodes -= sum(encode.stop_layer is None for encode in lost)
         self.encode_slices -= sum(encode.first_layer > 0 or encode.stop_layer is not None for encode in lost)
 
-    def time(self, cost: CostModel, step: Step, seconds: float | None) -> None:
-        """A step is over: compare, as soon as its time is known. The model learns when there is time."""
-        if step.spoiled or step.brief:  # the model knows whole steps
-            self.forget_untimed()
+    def record_time(self, cost: CostModel, step: StepBuilder, seconds: float | None) -> None:
+        """Compare a step's time with its prediction. Time that is not known is part of the next step's."""
+        if step.failed or step.early_exit:  # the model knows complete steps only
+            self.discard_untimed()
             return
         quantities = cost.quantities(step.work)
         if self._untimed is not None:
@@ -127,28 +124,30 @@ class Totals(Counters):
             self.timed_steps += 1
             self.step_seconds += seconds
             self.step_seconds_predicted += cost.price(quantities) / 1e3
-            self.study(cost)
-            self._lesson = quantities, seconds * 1e3
+            self.update_cost_model(cost)
+            self._observation = quantities, seconds * 1e3
         if step.encodes:
             expected = cost.price(quantities) / 1e3
-            _charge(step, cost.encoding(step.work) / 1e3 * ((seconds or expected) / (expected or 1.0)))
+            _charge_encoding(
+                step, cost.encoding(step.work) / 1e3 * ((seconds or expected) / (expected or 1.0))
+            )
 
-    def study(self, cost: CostModel) -> None:
-        """Let the model learn from the step timed last."""
-        lesson, self._lesson = self._lesson, None
-        if lesson is not None:
-            cost.observe(*lesson)
+    def update_cost_model(self, cost: CostModel) -> None:
+        """Let the model learn from the last timed step."""
+        observation, self._observation = self._observation, None
+        if observation is not None:
+            cost.observe(*observation)
 
-    def forget_untimed(self) -> None:
+    def discard_untimed(self) -> None:
         self._untimed = None
 
 
-def _charge(step: Step, seconds: float) -> None:
-    """What a step's views took, to each request that has waited for one of them."""
+def _charge_encoding(step: StepBuilder, seconds: float) -> None:
+    """Charge the time of a step's views to each request that waited for one of them."""
     views = {encode.key for encode in step.encodes}
     waited = [one for one in step.planned if any(span.key in views for span in one[0].pins.values())]
-    for group in {id(one.group): one.group for one, _, _ in waited}.values():
-        group.encode_seconds += seconds
-    if step.heard:  # what it took to look was counted before it was known what of that was encoding
-        for group in {id(one.group): one.group for one, _, row in waited if row.relevance_targets}.values():
-            group.look_seconds = max(group.look_seconds - seconds, 0.0)
+    for state in {id(one.state): one.state for one, _, _ in waited}.values():
+        state.encode_seconds += seconds
+    if step.resolved:  # look_seconds was taken before it was known how much of it was encoding
+        for state in {id(one.state): one.state for one, _, item in waited if item.relevance_targets}.values():
+            state.look_seconds = max(state.look_seconds - seconds, 0.0)

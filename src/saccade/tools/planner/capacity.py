@@ -6,7 +6,7 @@ from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, PoolSizes, VisionBlocks
 from saccade.scheduler.cost_prior import Network
-from saccade.scheduler.policy import Limits
+from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals
 
 WORKSPACE = 2 << 30  # bytes assumed for activations, logits and libraries
@@ -50,7 +50,7 @@ def fit_kind(
     kind: TrafficKind,
     network: Network,
     vision: VisionSizes,
-    limits: Limits,
+    limits: SchedulerConfig,
     pool_bytes: int,
     kv: KVCacheOptions,
 ) -> KindCapacity:
@@ -69,25 +69,25 @@ def fit_kind(
     if tokens > limits.max_model_len:
         binds, whole = "context", 0
     else:
-        binds = "memory" if whole < limits.max_rows else "rows"
+        binds = "memory" if whole < limits.max_num_seqs else "rows"
     return KindCapacity(
         kind=kind.name,
         tokens=tokens,
         visual_tokens=kind.visual_tokens(vision),
         bytes=text_bytes + view_bytes,
         concurrent=concurrent,
-        whole=min(whole, limits.max_rows),
+        whole=min(whole, limits.max_num_seqs),
         binds=binds,
     )
 
 
-def divide_pool(network: Network, limits: Limits, pool_bytes: int, kv: KVCacheOptions) -> PoolSizes:
+def divide_pool(network: Network, limits: SchedulerConfig, pool_bytes: int, kv: KVCacheOptions) -> PoolSizes:
     """The blocks of both pools."""
     plain, small = (limits.block_size * per for per in (network.kv_bytes, network.small_kv_bytes))
     return kv.divide_bytes(pool_bytes, plain, small)
 
 
-def view_blocks(kind: TrafficKind, vision: VisionSizes, limits: Limits, kv: KVCacheOptions) -> int:
+def view_blocks(kind: TrafficKind, vision: VisionSizes, limits: SchedulerConfig, kv: KVCacheOptions) -> int:
     """Blocks of a request that lie in the pool for views."""
     request = next(arrivals([kind], vision, 0, seconds=None, requests=1)).request
     spans = lay_out_prompt(request).spans

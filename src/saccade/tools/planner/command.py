@@ -16,7 +16,7 @@ from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import CHIPS, H200, Network, coefficients
-from saccade.scheduler.policy import ANY, Limits
+from saccade.scheduler.policy import UNLIMITED, SchedulerConfig
 from saccade.tools.planner.capacity import MemoryBudget, divide_pool, fit_kind
 from saccade.tools.planner.report import PlanReport
 from saccade.tools.planner.simulator import SimulatedMachine, SimulationResult, Simulator
@@ -160,8 +160,8 @@ def make_report(options: PlanOptions) -> PlanReport:
     kinds = tuple(parse_kind(text) for text in options.traffic)
     _check_names(kinds)
     padded = () if options.costs == "cpu" else TOKENS  # sizes of the captured steps
-    limits = Limits(
-        max_rows=options.max_num_seqs,
+    limits = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         block_size=options.block_size,
@@ -170,7 +170,7 @@ def make_report(options: PlanOptions) -> PlanReport:
         itl_target=options.itl_target or None,
         encode_layers=max(network.vision_depth, 1),
         encode_unit=segment_layers(network.vision_depth),
-        stream_tokens=padded[-1] if padded else ANY,
+        stream_tokens=padded[-1] if padded else UNLIMITED,
     )
     memory = MemoryBudget(
         options.memory, options.gpu_memory_utilization, options.feature_bytes, options.kv_cache_bytes

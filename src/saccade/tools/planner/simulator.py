@@ -19,7 +19,9 @@ from saccade.kv_cache.swap_space import SwapSpace
 from saccade.metrics import EngineStats
 from saccade.request import Delta
 from saccade.scheduler.cost_model import CostModel, Work
-from saccade.scheduler.scheduler import Limits, Scheduler
+from saccade.scheduler.kv_manager import Caches
+from saccade.scheduler.policy import SchedulerConfig
+from saccade.scheduler.scheduler import Scheduler
 from saccade.step_plan import EncodeTask, Role, StepOutput, StepPlan
 from saccade.tools.planner.traffic import Arrival
 
@@ -28,7 +30,7 @@ TOKEN = 2  # of every answer
 
 @dataclass(frozen=True)
 class SimulatedMachine:
-    limits: Limits
+    limits: SchedulerConfig
     blocks: int
     feature_budget: int  # bytes
     feature_bytes: int  # per visual token
@@ -128,13 +130,15 @@ class Simulator:
         self._unfinished: PartialViews[int] = PartialViews(machine.limits.max_encode_patches)
         self.scheduler = Scheduler(
             machine.limits,
-            self._pool,
-            prefix,
-            self._store,
+            Caches(
+                self._pool,
+                prefix,
+                self._store,
+                self._unfinished,
+                SwapSpace(machine.swap_slots, 2e3 * machine.swap_seconds),
+            ),
             machine.believed,
             clock=lambda: self.now,
-            unfinished=self._unfinished,
-            swap=SwapSpace(machine.swap_slots, 2e3 * machine.swap_seconds),
         )
         self._link = SwapLink(machine.swap_seconds)
         self._recorder = LatencyRecorder()
@@ -171,7 +175,7 @@ class Simulator:
         result = self.result
         for encode in plan.encodes:
             self._encode(encode)
-        if shortage := self.scheduler.short_of:
+        if shortage := self.scheduler.bottleneck:
             result.short_of[shortage] += 1
         result.peak_rows = max(result.peak_rows, len(plan.scheduled))
         result.peak_blocks = max(result.peak_blocks, self._pool.used)
