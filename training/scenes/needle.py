@@ -10,8 +10,6 @@ from .fonts import text_width
 from .scene import COLOUR_NAMES, Box, Scene, place_of
 from .signs import ink_on, text_size
 
-NEEDLES = {"train": ("colour", "neighbour"), "eval": ("colour", "neighbour")}
-
 
 def _free(scene: Scene, half_w: float, half_h: float, taken: list[Box]) -> Box | None:
     rng = scene.rng
