@@ -9,7 +9,7 @@ import click
 
 from saccade.cli.options import option, size_in_bytes
 from saccade.kv_cache.pool_sizing import KVDtype, VisionScope
-from saccade.tools.planner.command import HELP, PlanOptions, run
+from saccade.tools.planner.command import PlanOptions, run
 
 SIZES = ("weight_bytes", "memory", "kv_cache_bytes", "swap_bytes")
 TYPES = {
@@ -23,11 +23,11 @@ TYPES = {
 def _option(field: Field[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A field as an option; fields without a default are integers."""
     name = "--" + field.name.replace("_", "-")
-    settings: dict[str, Any] = {"default": field.default, "help": HELP[field.name]}
+    settings: dict[str, Any] = {"default": field.default, "help": field.metadata["help"]}
     if field.name == "traffic":
         return option(name, multiple=True, metavar="KIND", **settings)
     if field.name == "json":
-        return click.option(name, is_flag=True, help=HELP[field.name])
+        return click.option(name, is_flag=True, help=field.metadata["help"])
     if field.name == "prefix_caching":
         return option(f"{name}/--no-prefix-caching", **settings)
     if field.name in SIZES:

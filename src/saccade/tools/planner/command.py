@@ -3,9 +3,9 @@ nothing: a model is a folder, a config.json, or explicit numbers."""
 
 import json
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rich.console import Console
 
@@ -28,39 +28,61 @@ DEFAULT_TRAFFIC = (
     "text:rate=16,prompt=130,output=64",
     "image:rate=6,prompt=64,image=1024x1024,output=64",
 )
+T = TypeVar("T")
 EMBEDDED = Path(__file__).parents[2] / "embedded"
+
+
+def _option(default: T, text: str) -> T:
+    """A field with its help text."""
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    model: str | None = None
-    layers: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    heads: int | None = None
-    hidden: int | None = None
-    weight_bytes: int | None = None
-    value_bytes: int = 2
-    memory: int = 139 * GIB
-    gpu_memory_utilization: float = 0.9
-    kv_cache_bytes: int | None = None
-    vision_cache: str = "gpu=2GiB"
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 32768
-    block_size: int = 16
-    itl_target: float = 11.0
-    prefix_caching: bool = True
-    kv_cache_dtype: str = "auto"
-    kv_vision_dtype: str = "auto"
-    kv_vision_share: float | None = None
-    kv_vision_views: str | None = None
-    swap_bytes: int = 4 * GIB
-    traffic: tuple[str, ...] = DEFAULT_TRAFFIC
-    seconds: float = 60.0
-    costs: str = "cuda"
-    seed: int = 0
-    json: bool = False
+    model: str | None = _option(None, "A checkpoint folder or a config.json.")
+    layers: int | None = _option(None, "Without MODEL: decoder layers.")
+    kv_heads: int | None = _option(None, "Without MODEL: heads of K and V.")
+    head_dim: int | None = _option(None, "Without MODEL: values per head. [default: 128]")
+    heads: int | None = _option(None, "Without MODEL: query heads. [default: 8 per KV head]")
+    hidden: int | None = _option(None, "Without MODEL: width. [default: heads x head dim]")
+    weight_bytes: int | None = _option(None, "Size of the weights. [default: from MODEL]")
+    value_bytes: int = _option(2, "Bytes of a weight and of a K or V value: 2 for bf16.")
+    memory: int = _option(139 * GIB, "Of the device; the default is an H200's.")
+    gpu_memory_utilization: float = _option(0.9, "Share of the memory to use.")
+    kv_cache_bytes: int | None = _option(
+        None, "Size of the KV pool. [default: what weights, features and workspace leave]"
+    )
+    vision_cache: str = _option("gpu=2GiB", "gpu=SIZE, for image features kept for reuse.")
+    max_num_seqs: int = _option(256, "Most sequences computed together.")
+    max_num_batched_tokens: int = _option(8192, "Most tokens in one step.")
+    max_model_len: int = _option(32768, "Longest prompt + answer in tokens.")
+    block_size: int = _option(16, "Tokens per KV block.")
+    itl_target: float = _option(11.0, "Milliseconds a step may take while answers stream; 0: any.")
+    prefix_caching: bool = _option(True, "Reuse the KV of equal prompt prefixes.")
+    kv_cache_dtype: str = _option("auto", "Of K and V: auto (as --value-bytes), fp8 or int8.")
+    kv_vision_dtype: str = _option(
+        "auto", "The same for the blocks of images only, which then have their own pool."
+    )
+    kv_vision_share: float | None = _option(
+        None, "Share of the KV cache for that pool. [default: none, or 0.5]"
+    )
+    kv_vision_views: str | None = _option(None, "Views whose blocks go there: all, or global. [default: all]")
+    swap_bytes: int = _option(4 * GIB, "Host memory for the KV of preempted requests; 0: recompute.")
+    traffic: tuple[str, ...] = _option(
+        DEFAULT_TRAFFIC,
+        "A kind of request, NAME:key=value,... with the keys rate (per second), prompt, output "
+        "(tokens), shared (leading prompt tokens that all of the kind share), image=WxH, video=WxH, "
+        "frames, images (per request), view_tokens (instead of a size), distinct (number of different"
+        " images), priority. Repeat the option.",
+    )
+    seconds: float = _option(60.0, "Of simulated traffic; 0: only compute what fits.")
+    costs: str = _option(
+        "cuda",
+        "What a step takes: `cuda` (peak rates of an H200: a lower bound), `cpu`, or a JSON file of "
+        "measured coefficients in ms, as `--json` prints them under costs_ms.",
+    )
+    seed: int = _option(0, "Of the arrivals.")
+    json: bool = _option(False, "Print everything as JSON.")
 
     def __post_init__(self) -> None:
         positive = "layers kv_heads head_dim heads hidden weight_bytes value_bytes memory kv_cache_bytes"
@@ -106,42 +128,6 @@ class PlanOptions:
         if self.model is not None and given:
             option = given[0].replace("_", "-")
             raise ConfigError(f"MODEL already gives --{option}; leave out one of them")
-
-
-HELP = {
-    "model": "A checkpoint folder or a config.json.",
-    "layers": "Without MODEL: decoder layers.",
-    "kv_heads": "Without MODEL: heads of K and V.",
-    "head_dim": "Without MODEL: values per head. [default: 128]",
-    "heads": "Without MODEL: query heads. [default: 8 per KV head]",
-    "hidden": "Without MODEL: width. [default: heads x head dim]",
-    "weight_bytes": "Size of the weights. [default: from MODEL]",
-    "value_bytes": "Bytes of a weight and of a K or V value: 2 for bf16.",
-    "memory": "Of the device; the default is an H200's.",
-    "gpu_memory_utilization": "Share of the memory to use.",
-    "kv_cache_bytes": "Size of the KV pool. [default: what weights, features and workspace leave]",
-    "vision_cache": "gpu=SIZE, for image features kept for reuse.",
-    "max_num_seqs": "Most sequences computed together.",
-    "max_num_batched_tokens": "Most tokens in one step.",
-    "max_model_len": "Longest prompt + answer in tokens.",
-    "block_size": "Tokens per KV block.",
-    "itl_target": "Milliseconds a step may take while answers stream; 0: any.",
-    "kv_cache_dtype": "Of K and V: auto (as --value-bytes), fp8 or int8.",
-    "kv_vision_dtype": "The same for the blocks of images only, which then have their own pool.",
-    "kv_vision_share": "Share of the KV cache for that pool. [default: none, or 0.5]",
-    "kv_vision_views": "Views whose blocks go there: all, or global. [default: all]",
-    "prefix_caching": "Reuse the KV of equal prompt prefixes.",
-    "swap_bytes": "Host memory for the KV of preempted requests; 0: recompute.",
-    "traffic": "A kind of request, NAME:key=value,... with the keys rate (per second), prompt, output "
-    "(tokens), shared (leading prompt tokens that all of the kind share), image=WxH, video=WxH, frames, "
-    "images (per request), view_tokens (instead of a size), distinct (number of different images), priority. "
-    "Repeat the option.",
-    "seconds": "Of simulated traffic; 0: only compute what fits.",
-    "costs": "What a step takes: `cuda` (peak rates of an H200: a lower bound), `cpu`, or a JSON file of "
-    "measured coefficients in ms, as `--json` prints them under costs_ms.",
-    "seed": "Of the arrivals.",
-    "json": "Print everything as JSON.",
-}
 
 
 def run(options: PlanOptions) -> int:
@@ -258,7 +244,7 @@ def _costs(options: PlanOptions, network: Network) -> tuple[Coefficients, str]:
         return coefficients(network, chip), chip.name + note
     value = _read_json(Path(options.costs).expanduser())
     given = value.get("costs_ms", value)
-    names = {field.name for field in fields(Coefficients)}
+    names = {one.name for one in fields(Coefficients)}
     if not isinstance(given, dict) or set(given) != names:
         raise ConfigError(f"{options.costs} must give exactly the costs {', '.join(sorted(names))}")
     return Coefficients(**given), f"measured, {options.costs}"
