@@ -92,10 +92,6 @@ class HashChain:
                 for one in spans
             ]
 
-    def truncate(self, tokens: int) -> None:
-        """Forget the blocks behind the first `tokens`."""
-        del self.keys[tokens // self._block_size :], self.contents[tokens // self._block_size :]
-
     def parent_key(self, index: int) -> bytes:
         """The key of the block before block `index`; the tenant's root before the first."""
         return self.keys[index - 1] if index else self._root
