@@ -48,7 +48,7 @@ def test_nobody_is_told_what_another_sees(
 ) -> None:
     """Red when a step, or the capture of one, writes over looks that nobody has read yet."""
     peers = bench("stock")
-    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 512)
+    monkeypatch.setattr(build, "early_exit_tokens", lambda network, chip: 512)
     ordinary = one_behind_the_other(peers, "off", met=False)
     assert ordinary["short"][0] != ordinary["long"][0], "they would not notice"
     assert one_behind_the_other(peers, "on", met=met) == ordinary

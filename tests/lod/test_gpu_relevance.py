@@ -85,7 +85,7 @@ def test_relevance_of_a_graph_step_is_that_of_an_early_exit_step(
     """Each question is asked twice: with its image to be computed, then in an early-exit step. The second
     time the question's hidden states are computed anew: they differ by rounding, and so do the maps."""
     folder = checkpoints.qwen3_vl(tmp_path / "checkpoint")
-    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    monkeypatch.setattr(build, "early_exit_tokens", lambda network, chip: 64)
     config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", num_blocks=512, max_num_seqs=8)
     engine, front = Engine(config, progress=False), InputProcessor(open_checkpoint(str(folder)), 4096)
     while engine.warm_up():

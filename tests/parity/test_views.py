@@ -357,7 +357,7 @@ def test_brief_looks_choose_and_answer_alike(
     it computed counts as computed, or is found by the questions asked after it."""
     peers = bench(mode)
     plain = [check_looks(peers, peers.engine(), [one])[0] for one in LOOKS]
-    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    monkeypatch.setattr(build, "early_exit_tokens", lambda network, chip: 64)
     engine = peers.engine(overlap=graphs == "on", graphs=graphs, block_size=4)
     brief = brief_steps(engine, monkeypatch)
     for turn in range(3):  # on an empty cache, on what that left, and on what brief looks left
@@ -375,7 +375,7 @@ def test_a_picture_goes_up_while_a_brief_look_runs(
     """Red when its pixels are sent for every question, or, where there is no copy any more, only once the
     views are chosen, with the device waiting."""
     peers = bench("stock")
-    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    monkeypatch.setattr(build, "early_exit_tokens", lambda network, chip: 64)
     engine = peers.engine(overlap=True)
     sent: list[int] = []
 
@@ -407,7 +407,7 @@ def test_who_has_looked_briefly_samples_as_it_asked(
     peers = bench("stock")
     answers = []
     for tokens in (0, 64):
-        monkeypatch.setattr(build, "brief_tokens", lambda network, chip, tokens=tokens: tokens)
+        monkeypatch.setattr(build, "early_exit_tokens", lambda network, chip, tokens=tokens: tokens)
         engine = peers.engine(overlap=True, max_num_seqs=1)
         brief = brief_steps(engine, monkeypatch)
         check_looks(peers, engine, LOOKS[:1])
@@ -425,7 +425,7 @@ def test_brief_looks_give_way_and_are_cut_like_all_others(
     bench: Callable[[str], Bench], situation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = bench("stock")
-    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 64)
+    monkeypatch.setattr(build, "early_exit_tokens", lambda network, chip: 64)
     options: dict[str, Any] = dict(SITUATIONS[situation])
     if "few blocks" in situation:
         most = max(peers.request(one).max_length + one.max_tokens for one in LOOKS)
@@ -445,7 +445,7 @@ def test_questions_may_look_in_the_captured_steps_of_other_prompts(
     """The relevance is computed from what the step keeps."""
     peers = bench("stock")
     asked = [replace(LOOKS[1], text=TURN.format(text)) for text in ("where is the cat?", "and the tower?")]
-    monkeypatch.setattr(build, "brief_tokens", lambda network, chip: 0)
+    monkeypatch.setattr(build, "early_exit_tokens", lambda network, chip: 0)
     plain = [check_looks(peers, peers.engine(), [one])[0] for one in asked]
     engine = peers.engine(overlap=True, graphs="on")
     looking = relevance_steps(engine, monkeypatch)

@@ -269,7 +269,9 @@ class Device:
     slices: int = 0  # that did not complete their view
     looked: int = 0  # rows that looked
     brief: int = 0  # steps that ended before the last layers
+    accepted: int = 0  # drafts
     fails: Callable[[EncodeTask], bool] = lambda encode: False
+    declines: Callable[[], bool] = lambda: False  # a slice with drafts gives no token at all
 
     def place(self, row: int, index: int) -> tuple[int, int]:
         return self.tables[row, index // self.limits.block_size], index % self.limits.block_size
@@ -295,11 +297,19 @@ class Device:
         # Every context is read before anything is written: a row may not lean on another row of its step.
         contexts = [self.read_context(row) for row in plan.scheduled]
         sampled = [self.compute(row, last) for row, last in zip(plan.scheduled, contexts, strict=True)]
-        tokens = tuple(token for token in sampled if token is not None)
+        runs = [run for run in sampled if run is not None]
+        tokens = tuple(token for run in runs for token in run)
+        drafts = any(row.num_draft_tokens for row in plan.scheduled)
         looks = tuple(self.looks(row) for row in plan.scheduled if row.relevance_targets)
         if plan.early_exit:
             self.leave_half(plan)
-        return StepOutput(plan.number, tokens, tuple(TokenLogprobs(0.0, ()) for _ in tokens), relevance=looks)
+        return StepOutput(
+            plan.number,
+            tokens,
+            tuple(TokenLogprobs(0.0, ()) for _ in tokens),
+            relevance=looks,
+            num_tokens=tuple(map(len, runs)) if drafts else (),
+        )
 
     def leave_half(self, plan: StepPlan) -> None:
         """What a brief step computes has not passed all layers: whoever reads it breaks the chain."""
@@ -400,8 +410,9 @@ class Device:
             last = cell
         return last
 
-    def compute(self, row: ScheduledSequence, last: Cell) -> int | None:
-        tokens = list(row.tokens)
+    def compute(self, row: ScheduledSequence, last: Cell) -> tuple[int, ...] | None:
+        """The tokens sampled: with drafts the accepted ones and one more, or none if it `declines`."""
+        tokens, cells = list(row.tokens), []
         assert row.num_tokens - len(tokens) in (0, 1)
         if len(tokens) < row.num_tokens:
             tokens.append(self.last_tokens[row.slot])
@@ -415,10 +426,20 @@ class Device:
             apart = self.pool.in_vision(place[0])
             last = next_cell(last.value, self.look(row, index, token), positions, apart)
             self.cells[place] = last
+            cells.append(last)
         if not row.sample:
             return None
-        self.last_tokens[row.slot] = sample(last, self.entered[row.slot].seed, row.output_position)
-        return self.last_tokens[row.slot]
+        if row.num_draft_tokens and self.declines():
+            return ()
+        seed, drafts = self.entered[row.slot].seed, tokens[len(tokens) - row.num_draft_tokens :]
+        run = [sample(cells[-1 - len(drafts)], seed, row.output_position)]
+        for offset, draft in enumerate(drafts, 1):
+            if draft != run[-1]:
+                break
+            run.append(sample(cells[offset - 1 - len(drafts)], seed, row.output_position + offset))
+            self.accepted += 1
+        self.last_tokens[row.slot] = run[-1]
+        return tuple(run)
 
     def look(self, row: ScheduledSequence, index: int, token: int) -> int:
         for span in row.spans:
@@ -477,10 +498,12 @@ class Engine:
         self.in_flight: list[tuple[StepPlan, StepOutput]] = []
         self.plans: list[StepPlan] = []
         self.deltas: dict[str, list[Delta]] = {}
+        self.requests: dict[str, Request] = {}
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request, lay_out_prompt(request))
         self.deltas[request.id] = []
+        self.requests[request.id] = request
         self.scheduler.check()
 
     def cancel(self, name: str) -> None:

@@ -1,17 +1,20 @@
 """Whatever arrives, in whatever order, under whatever limits: everyone gets what they would get alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import RequestError
 from saccade.kv_cache.pool_sizing import VISION_SCOPES
 from saccade.request import Media, Request
 from saccade.scheduler.policy import EarlyExit, SchedulerConfig
+from saccade.scheduler.step_planner import Drafter
 from tests.scheduler.simulated_device import (
     IMAGE_ID,
     Engine,
@@ -38,8 +41,9 @@ class World:
     outcomes: int = 1009  # of looking at a picture
     hears: bool = False
 
-    def engine(self) -> Engine:
+    def engine(self, drafter: Drafter | None = None) -> Engine:
         return Engine(
+            drafter=drafter,
             chooser=choose_among(self.outcomes),
             hears=self.hears,
             vision=int(self.blocks * self.vision),
@@ -279,6 +283,65 @@ def test_everyone_who_looks_gets_what_they_would_get_alone(world: World, script:
     accepted = play(engine, script)
     engine.run(most_steps(accepted, world.limits))
     verify(engine, accepted)
+
+
+class KnowingDrafter:
+    """Proposes up to three tokens: those of the true answer, some of them wrong."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self.engine: Engine | None = None
+
+    def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        assert self.engine is not None
+        count = min(most, self._random.randrange(4))
+        right = next(filter(None, map(partial(self._rest, tokens), self.engine.requests.values())), [])
+        drafts = [*right, 2, 3, 4][:count]
+        return tuple(2 if self._random.random() < 0.2 else draft for draft in drafts)
+
+    def _rest(self, tokens: Sequence[int], request: Request) -> list[int]:
+        """What follows `tokens` in the first answer of the request, if they begin it."""
+        assert self.engine is not None
+        prompt = lay_out_prompt(request).tokens
+        if request.zooming is not None or tuple(tokens[: len(prompt)]) != prompt:
+            return []
+        answer = answer_alone(request, 0, self.engine.limits, self.engine.pool.roles)
+        output = list(tokens[len(prompt) :])
+        return answer[len(output) :] if answer[: len(output)] == output else []
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(world=worlds, script=actions, seed=st.integers(0, 99))
+def test_verified_drafts_give_the_tokens_of_one_at_a_time(
+    world: World, script: list[Action], seed: int
+) -> None:
+    drafter, draw = KnowingDrafter(seed), Random(seed)
+    engine = drafter.engine = world.engine(drafter)
+    engine.device.declines = lambda: draw.random() < 0.2
+    accepted = play(engine, script)
+    engine.run(most_steps(accepted, world.limits))
+    verify(engine, accepted)
+
+
+def test_accepted_drafts_save_steps() -> None:
+    request = question("a", [5, 6, 7], max_tokens=30, stop_token_ids=())
+    drafter = KnowingDrafter(1)
+    engine = drafter.engine = Engine(drafter=drafter)
+    engine.add(request)
+    engine.run()
+    assert engine.tokens("a") == answer_alone(request, 0, engine.limits)
+    assert engine.device.accepted > 5
+    assert len(engine.plans) < 30 - engine.device.accepted // 2
+
+
+def test_a_stop_token_inside_an_accepted_run_ends_the_sequence_there() -> None:
+    for name in map(str, range(40)):
+        request = question(name, [5, 6, 7], max_tokens=30)
+        drafter = KnowingDrafter(2)
+        engine = drafter.engine = Engine(drafter=drafter)
+        engine.add(request)
+        engine.run()
+        verify(engine, {name: request})
 
 
 def crowd(

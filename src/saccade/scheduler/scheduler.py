@@ -183,7 +183,7 @@ class Scheduler:
             # A sequence preempted meanwhile gets its tokens too, and resumes after them.
             accepted, finish = self._append(sequence, item, tokens) if item.sample else (0, None)
             if sequence.epoch == epoch:
-                self._settle(sequence, step, item, len(tokens))
+                self._settle(sequence, step, item, accepted)
             if accepted:
                 kept = self._kv.encoder.named.kept(sequence.state)
                 new = tokens[:accepted], logprobs[:accepted]
@@ -203,14 +203,14 @@ class Scheduler:
         sequence.pending -= 1 + item.num_draft_tokens
         return sequence.append(tokens)
 
-    def _settle(self, sequence: Sequence, step: StepBuilder, item: ScheduledSequence, num_new: int) -> None:
+    def _settle(self, sequence: Sequence, step: StepBuilder, item: ScheduledSequence, accepted: int) -> None:
         """Roll back what the step did not compute for good, and cache the blocks it filled."""
         computed = item.start + item.num_tokens
         if step.early_exit:
             computed = item.start
             sequence.awaits_output = False
         elif item.num_draft_tokens:  # rejected drafts are overwritten
-            computed = sequence.num_computed_tokens = item.start + num_new
+            computed = sequence.num_computed_tokens = item.start + accepted
             sequence.awaits_output = False
             self._kv.trim(sequence)
         elif item.seq_id in step.deciding:

@@ -68,7 +68,8 @@ class StepPlanner:
                 step.schedule(sequence, sequence.draft_slice(drafts) if drafts else sequence.next_slice(1))
 
     def _draft(self, sequence: Sequence, tokens_left: int) -> tuple[int, ...]:
-        """Drafts that fit the step, the sequence and the free blocks; nobody is preempted for them."""
+        """Drafts that fit the step, the sequence and the free blocks, without preempting. The last token must
+        be known, so a sequence with a step in flight is not drafted."""
         most = min(tokens_left, sequence.max_tokens - sequence.num_tokens) - 1
         if self._drafter is None or sequence.pending or sequence.state.decision is not None or most < 1:
             return ()
