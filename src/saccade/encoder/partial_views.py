@@ -72,7 +72,7 @@ class PartialViews(Generic[T]):
         self._finishing[key] = view
 
     def drop(self, key: bytes) -> None:
-        """Nobody wants the view, or a slice failed; no effect on an unknown key."""
+        """No request wants the view, or a slice failed; no effect on an unknown key."""
         self._finishing.pop(key, None)
         view = self._views.pop(key, None)
         if view is not None:

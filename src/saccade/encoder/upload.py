@@ -1,5 +1,4 @@
-"""Pixel uploads: reusable pinned staging buffers, and copies on the device that all views of an image
-share."""
+"""Pixel uploads: pinned staging buffers, and device copies that all views of an image share."""
 
 import weakref
 from collections import OrderedDict

@@ -1,5 +1,4 @@
-"""KV block pools: how many blocks the text and the vision pool get, in which dtype, and which blocks are
-whose.
+"""KV block pools: the sizes and dtypes of the text and the vision pool, and which blocks belong to which.
 
 Torch-free: the capacity planner divides memory exactly as the engine does.
 """

@@ -142,7 +142,7 @@ class DiskTier:
         self._closed = False
         self.written = 0  # files
         self.dropped_writes = 0
-        self.evictions = 0  # files that vanished between two listings, whoever removed them
+        self.evictions = 0  # files that vanished between two listings, removed by any server
         self._threads = [threading.Thread(target=self._write_loop, name="features-write", daemon=True)]
         self._threads += [
             threading.Thread(target=self._read_loop, name="features-read", daemon=True)
