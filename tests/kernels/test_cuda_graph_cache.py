@@ -1,4 +1,4 @@
-"""The cache of CUDA graphs: when a key is captured, what is evicted, and when a failed capture is tried again."""
+"""The CUDA graph cache: when a key is captured, what is evicted, when a failed capture is tried again."""
 
 import logging
 import random
