@@ -16,15 +16,15 @@ class Entry(NamedTuple):
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=1), st.binary(max_size=1)), max_size=40))
 def test_the_index_finds_what_a_plain_dict_finds(moves: list[tuple[bool, bytes, bytes]]) -> None:
-    catalogue: ViewIndex[Entry] = ViewIndex({b"first": Entry(b"p", -1)})
+    index: ViewIndex[Entry] = ViewIndex({b"first": Entry(b"p", -1)})
     plain = {b"first": Entry(b"p", -1)}
     for number, (adds, key, content) in enumerate(moves):
         if adds:
-            catalogue.add(key, Entry(content, number))
+            index[key] = Entry(content, number)
             plain[key] = Entry(content, number)
         else:
-            assert catalogue.pop(key) == plain.pop(key, None)
-        catalogue.check()
-        assert dict(catalogue.items()) == plain
-        assert (len(catalogue), {*catalogue}) == (len(plain), {*plain})
-        assert {*catalogue.of(content)} == {key for key, entry in plain.items() if entry.content == content}
+            assert index.pop(key, None) == plain.pop(key, None)
+        index.check()
+        assert dict(index.items()) == plain
+        assert (len(index), {*index}) == (len(plain), {*plain})
+        assert {*index.of(content)} == {key for key, entry in plain.items() if entry.content == content}

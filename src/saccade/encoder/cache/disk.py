@@ -8,10 +8,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from saccade.encoder.cache.feature_files import AllocateHost, FeatureBytes, FeatureFile, FeatureFolder
 
@@ -31,55 +32,33 @@ class HasContent(Protocol):
 K = TypeVar("K", bound=HasContent)
 
 
-class ViewIndex(Generic[K]):
-    """Views by key and by the image they show."""
+class ViewIndex(UserDict[bytes, K]):
+    """Views by key, and the keys of each image's views."""
 
-    def __init__(self, entries: Mapping[bytes, K] | None = None) -> None:
-        self._entries: dict[bytes, K] = {}
+    def __init__(self, views: Mapping[bytes, K] | None = None) -> None:
         self._by_content: dict[bytes, set[bytes]] = {}
-        for key, entry in (entries or {}).items():
-            self.add(key, entry)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._entries)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._entries
-
-    def __getitem__(self, key: bytes) -> K:
-        return self._entries[key]
-
-    def get(self, key: bytes) -> K | None:
-        return self._entries.get(key)
-
-    def items(self) -> ItemsView[bytes, K]:
-        return self._entries.items()
+        super().__init__(views)
 
     def of(self, content: bytes) -> list[bytes]:
         """The views of an image."""
         return list(self._by_content.get(content, ()))
 
-    def add(self, key: bytes, entry: K) -> None:
-        self.pop(key)
-        self._entries[key] = entry
-        self._by_content.setdefault(entry.content, set()).add(key)
+    def __setitem__(self, key: bytes, view: K) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, view)
+        self._by_content.setdefault(view.content, set()).add(key)
 
-    def pop(self, key: bytes) -> K | None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            views = self._by_content[entry.content]
-            views.discard(key)
-            if not views:
-                del self._by_content[entry.content]
-        return entry
+    def __delitem__(self, key: bytes) -> None:
+        content = self[key].content
+        super().__delitem__(key)
+        self._by_content[content].discard(key)
+        if not self._by_content[content]:
+            del self._by_content[content]
 
     def check(self) -> None:
         """Raise unless both directions hold the same views."""
         listed = {(content, key) for content, keys in self._by_content.items() for key in keys}
-        if listed != {(entry.content, key) for key, entry in self._entries.items()}:
+        if listed != {(view.content, key) for key, view in self.items()}:
             raise RuntimeError("the views of images and the images of views differ")
 
 
@@ -287,7 +266,7 @@ class DiskTier:
             self.written += 1
             self.nbytes += nbytes
             if write.content not in self._hidden:
-                self._views.add(write.key, FeatureFile(write.content, nbytes))
+                self._views[write.key] = FeatureFile(write.content, nbytes)
             full = self.nbytes > self._folder.budget
         if full:
             self._list_folder()
@@ -316,7 +295,7 @@ class DiskTier:
             self._views, self.nbytes, self.deleted = views, listing.nbytes, listing.deleted
 
     def _remove(self, key: bytes) -> None:
-        found = self._views.pop(key)
+        found = self._views.pop(key, None)
         self.nbytes -= found.nbytes if found else 0
 
     def _read_loop(self) -> None:

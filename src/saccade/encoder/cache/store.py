@@ -170,7 +170,7 @@ class EncoderCache(Generic[T]):
 
     def put(self, key: bytes, features: T, nbytes: int, content: bytes = b"") -> None:
         """Add an encoded view, or replace its older features."""
-        self._views.add(key, CachedView(content, nbytes, time.time()))
+        self._views[key] = CachedView(content, nbytes, time.time())
         self._device.put(key, features, nbytes)
         self._save(key, features)
         self._evict()
@@ -265,7 +265,7 @@ class EncoderCache(Generic[T]):
     def _put_fetched(self, key: bytes, host: Any, view: CachedView) -> None:
         if key not in self._host:
             if key not in self._views:
-                self._views.add(key, view)
+                self._views[key] = view
             self._host.put(key, host, self._transfer.host_bytes(view.nbytes))
 
     def _promote(self, key: bytes) -> None:
@@ -299,7 +299,7 @@ class EncoderCache(Generic[T]):
         for tier in (self._device, self._host):
             if key in tier:
                 tier.pop(key)
-        self._views.pop(key)
+        self._views.pop(key, None)
 
     def _after_unpin(self, key: bytes) -> None:
         if key in self._deleted and not self._is_pinned(key):
@@ -341,7 +341,7 @@ class EncoderCache(Generic[T]):
 
     def _forget_if_gone(self, key: bytes) -> None:
         if key not in self._device and key not in self._host:
-            self._views.pop(key)
+            self._views.pop(key, None)
 
     def check(self) -> None:
         """Raise unless tiers, index, pins, holds and prefetches agree."""
