@@ -78,8 +78,8 @@ def report(name: str, limit: int, share: float | None, folder: Path, weights: st
 def kilobytes(report: dict[str, Any], checkpoint: Checkpoint, value_bytes: int) -> float:
     """Of the KV blocks a question filled on average."""
     network, way = read_network(checkpoint.config, value_bytes), WAYS[report["way"]]
-    text = network.small_kv_bytes if "kv_cache_dtype" in way else network.kv_bytes
-    vision = network.small_kv_bytes if "kv_vision_dtype" in way else text
+    text = network.quantized_kv_bytes if "kv_cache_dtype" in way else network.kv_bytes
+    vision = network.quantized_kv_bytes if "kv_vision_dtype" in way else text
     blocks = report["blocks"]
     total = int(blocks["text"]) * text + int(blocks["vision"]) * vision
     return 16 * total / len(report["answers"]) / 1e3

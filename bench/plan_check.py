@@ -27,7 +27,7 @@ from saccade.engine.model_size import read_network
 from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
 from saccade.scheduler.cost_model import Coefficients, CostModel
-from saccade.scheduler.cost_prior import CHIPS, CPU, Network
+from saccade.scheduler.cost_prior import CHIPS, CPU, ModelSize
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.simulator import LatencyRecorder, SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals, parse_kind
@@ -89,7 +89,7 @@ def run(engine: Engine, traffic: Iterable[Arrival]) -> SimulationResult:
 
 
 def plan(
-    engine: Engine, network: Network, costs: Coefficients, traffic: Iterable[Arrival]
+    engine: Engine, network: ModelSize, costs: Coefficients, traffic: Iterable[Arrival]
 ) -> SimulationResult:
     info = engine.info
     limits = SchedulerConfig(

@@ -17,12 +17,12 @@ import numpy as np
 
 from saccade.encoder.partial_views import segment_layers
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.cost_prior import H200, Network, coefficients
+from saccade.scheduler.cost_prior import H200, ModelSize, coefficients
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.simulator import SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals
 
-QWEN3_VL_8B = Network(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
+QWEN3_VL_8B = ModelSize(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
 TRAFFIC = (
     TrafficKind(name="text", rate=20, prompt=130, output=64, shared=40),
     TrafficKind(name="urgent", rate=2, prompt=130, output=32, priority=-1),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from saccade.errors import ConfigError
 from saccade.scheduler.cost_model import Coefficients, CostModel, Work, pairs
-from saccade.scheduler.cost_prior import CPU, H200, Network, coefficients
+from saccade.scheduler.cost_prior import CPU, H200, ModelSize, coefficients
 
-QWEN3_VL_8B = Network(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
+QWEN3_VL_8B = ModelSize(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
 PRIOR = coefficients(QWEN3_VL_8B, H200)
 # A machine that is nothing like its prior: every part slower by its own factor.
 TRUTH = PRIOR.times((1.6, 4.0, 3.0, 1.4, 5.0, 1.3, 2.5, 6.0, 1.5, 2.0))

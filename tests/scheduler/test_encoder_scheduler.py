@@ -4,7 +4,7 @@ from typing import Any
 
 from saccade.request import Request
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.cost_prior import H200, Network, coefficients
+from saccade.scheduler.cost_prior import H200, ModelSize, coefficients
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.step_plan import EncodeTask, StepPlan
 from saccade.tools.planner.simulator import SimulatedMachine, Simulator, work_of
@@ -14,7 +14,7 @@ from tests.scheduler.simulated_device import work_of as work_on_device
 
 ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
 LAYERS = 8
-QWEN3_VL_8B = Network(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
+QWEN3_VL_8B = ModelSize(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
 
 
 def streaming(target: float = 3.0, **options: Any) -> Engine:

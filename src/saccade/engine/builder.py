@@ -45,7 +45,7 @@ from saccade.scheduler.cost_prior import (
     CHIPS,
     CPU,
     Chip,
-    Network,
+    ModelSize,
     coefficients,
     copy_tokens,
     early_exit_tokens,
@@ -181,13 +181,13 @@ def _scheduler(
     return Scheduler(limits, caches, cost, host_decisions=LodController(checkpoint_views(checkpoint).rule))
 
 
-def _early_exit(checkpoint: Checkpoint, network: Network, chip: Chip) -> EarlyExit:
+def _early_exit(checkpoint: Checkpoint, network: ModelSize, chip: Chip) -> EarlyExit:
     """Steps that stop after the last layer the relevance pass needs."""
     share = layers_needed(checkpoint_views(checkpoint).head, network.layers) / network.layers
     return EarlyExit(early_exit_tokens(network, chip), share)
 
 
-def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: Network) -> PinnedPrefixes:
+def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: ModelSize) -> PinnedPrefixes:
     """System prompts to be kept for good, in what a request of the longest context leaves of the pool."""
     prefixes = pinned_tokens(checkpoint, config.pin_prefix)
     room = shares.kv.text - -(-shares.max_model_len // config.block_size)

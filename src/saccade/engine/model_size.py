@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.models.config import whole
-from saccade.scheduler.cost_prior import Network
+from saccade.scheduler.cost_prior import ModelSize
 
 Config = Mapping[str, Any]
 
 
-def read_network(config: Config, value_bytes: int, *, small: bool = False) -> Network:
+def read_network(config: Config, value_bytes: int, *, small: bool = False) -> ModelSize:
     """`value_bytes`: of a weight, and of a K or V value unless these are in 8 bits (`small`)."""
     inner = config.get("text_config")
     text: Config = inner if isinstance(inner, Mapping) else config
@@ -28,7 +28,7 @@ def read_network(config: Config, value_bytes: int, *, small: bool = False) -> Ne
     mlp = 3 * hidden * whole(text, "intermediate_size")
     vision = config.get("vision_config")
     tower: Config = vision if isinstance(vision, Mapping) else {}
-    return Network(
+    return ModelSize(
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -40,7 +40,7 @@ def read_network(config: Config, value_bytes: int, *, small: bool = False) -> Ne
         vision_depth=whole(tower, "depth") if tower else 0,
         vision_hidden=whole(tower, "hidden_size") if tower else 0,
         vision_parameters=_tower_parameters(tower) if tower else 0,
-        small=small,
+        quantized_kv=small,
     )
 
 

@@ -1,16 +1,11 @@
-"""How long a step takes: predicted from what it does, corrected by how long steps really took.
+"""Predicts the time of a step from what it does, and learns from the time steps take.
 
-takes   the work of a step; the milliseconds steps took
-gives   milliseconds to expect
-owns    the correction learnt so far
-never   reads a clock
-
-A step's time is taken as a sum of parts, each a coefficient (ms per unit) times a quantity of the step:
+The prediction is a sum of parts, each a coefficient (ms per unit) times a quantity of the step:
 
     fixed        1                            reading the weights, launching
-    mixed        1 if any row has a prompt    what a captured decode step does not have
-    row          rows of a single token       sampling, KV writes
-    context      tokens those rows attend to  reading the KV cache
+    mixed        1 if there is any prefill    overhead over a decode step in a CUDA graph
+    row          slices of a single token     sampling, KV writes
+    context      tokens those attend to       reading the KV cache
     token        prompt tokens                activations
     crowded      tokens beyond the ridge      arithmetic of the matrices; below the ridge reading them takes
                                               longer, so max(bytes, operations) is a hinge
@@ -19,12 +14,11 @@ A step's time is taken as a sum of parts, each a coefficient (ms per unit) times
     patch        patches encoded              arithmetic of the tower
     patch_pair   pairs of patches per view    attention of the tower
 
-Of a view that passes some layers of the tower only, the last three count by the share of those layers.
+For a view that passes only some layers of the tower, the last three count by the share of those layers.
 
-The prior (cost_prior.py) gives the coefficients. What is learnt is one non-negative factor for each, by
-recursive least squares on the relative error: every observation is weighed by how surprising it is (Huber),
-old ones are forgotten at a rate, but only in the parts the new one speaks about, so that a quiet night of
-text does not unlearn what pictures cost.
+The prior (cost_prior.py) gives the coefficients. One non-negative factor for each is learnt, by recursive
+least squares on the relative error. Outliers weigh less (Huber). Old observations fade, but only in the parts
+that a new one involves, so that hours of text do not unlearn the cost of images.
 """
 
 import math
@@ -40,9 +34,9 @@ from saccade.errors import ConfigError
 MEMORY = 400  # observations of a part after which an old one has lost 63% of its weight
 TRUST = 0.02  # weight of the prior; 1 would be an observation in which the part was the whole step
 SURPRISE = 3.0  # mean errors beyond which an observation counts as an outlier
-SWEEPS = 2  # of coordinate descent per observation; the next one continues from there
+SWEEPS = 2  # of coordinate descent per observation
 _FADE = math.exp(-0.5 / MEMORY)  # of the square root of a weight, per observation
-ENCODING_PARTS = 3  # the last quantities: what is done for views
+ENCODING_PARTS = 3  # the last quantities: those of views
 SMALLEST_MS = 1e-9  # of a coefficient and of a step, to divide by
 
 
@@ -60,7 +54,7 @@ class Coefficients:
     encoding: float
     patch: float
     patch_pair: float
-    ridge: float  # not a coefficient: tokens of a step from which on arithmetic outlasts reading the weights
+    ridge: float  # not a coefficient: tokens from which on arithmetic takes longer than reading the weights
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -131,17 +125,17 @@ def pairs(start: int, count: int) -> int:
 
 class CostModel:
     def __init__(self, prior: Coefficients, *, learning: bool = True, sizes: tuple[int, ...] = ()) -> None:
-        """`sizes`: what the prompt tokens of captured steps are padded to; none: they are not."""
+        """`sizes`: what the prefill tokens of CUDA graphs are padded to, if they are."""
         self.prior = prior
         self._sizes = sizes
-        self.error = 1.0  # recent mean of |predicted - actual| / actual; no idea yet
+        self.error = 1.0  # recent mean of |predicted - actual| / actual
         self.observations = 0
         self._learning = learning
         self._unit = np.maximum(np.array(prior.parts), SMALLEST_MS)
         size = len(self._unit)
         self._factors = np.ones(size)
-        self._seen = np.zeros((size, size))  # sum of weighted outer products
-        self._told = np.zeros(size)  # sum of weighted products with what was measured
+        self._gram = np.zeros((size, size))  # sum of weighted outer products
+        self._targets = np.zeros(size)  # sum of weighted products with the measurements
         self._current = tuple(self._unit.tolist())
 
     @property
@@ -207,16 +201,16 @@ class CostModel:
         """`shares`: what part of the measured time the prior gives each quantity; times the factors looked
         for, they should add up to 1."""
         keep = np.where(shares > 0, _FADE, 1.0)
-        pull = self._told - self._seen @ self._factors  # towards what the past still asks for
-        self._seen *= np.outer(keep, keep)
-        self._told = self._seen @ self._factors + keep * pull
-        self._seen += weight * np.outer(shares, shares)
-        self._told += weight * shares
-        factors, seen = self._factors, self._seen
-        spoken_of = np.flatnonzero(shares).tolist()
-        own = (seen.diagonal() + TRUST).tolist()
-        told = (self._told + TRUST).tolist()
-        for part in spoken_of * SWEEPS:
-            missing = told[part] - float(seen[part] @ factors) - TRUST * float(factors[part])
+        pull = self._targets - self._gram @ self._factors  # towards what the past still asks for
+        self._gram *= np.outer(keep, keep)
+        self._targets = self._gram @ self._factors + keep * pull
+        self._gram += weight * np.outer(shares, shares)
+        self._targets += weight * shares
+        factors, gram = self._factors, self._gram
+        involved = np.flatnonzero(shares).tolist()
+        own = (gram.diagonal() + TRUST).tolist()
+        targets = (self._targets + TRUST).tolist()
+        for part in involved * SWEEPS:
+            missing = targets[part] - float(gram[part] @ factors) - TRUST * float(factors[part])
             factors[part] = max(float(factors[part]) + missing / own[part], 0.0)
         self._current = tuple((self._unit * factors).tolist())

@@ -1,10 +1,6 @@
-"""What a step should cost before any has been measured: the model's sizes against the chip's ceilings.
+"""The cost model's coefficients before any step is measured: the model's sizes against the chip's rates.
 
-takes   a network's sizes, a chip's rates
-gives   the coefficients of scheduler/cost_model.py
-never   claims to be a measurement: kernels reach these rates at best
-
-Every part is the longer of two times, bytes over bandwidth and operations over the arithmetic rate. For the
+Each part is the longer of two times, bytes over bandwidth and operations over the arithmetic rate. For the
 matrices of a step of T tokens that is  max(W / B, 2 P T / F)  =  W / B + max(0, T - ridge) * 2 P / F  with
 ridge = W F / (2 P B): W bytes of weights, P parameters, B bytes/s, F operations/s.
 """
@@ -23,12 +19,12 @@ class Chip:
     attention: float  # operations/s of causal attention over prompts
     vision_attention: float  # operations/s of the vision tower's attention
     launch: float  # ms a step costs beyond that
-    link: float  # bytes/s between its memory and the host's
+    link: float  # bytes/s between device and host memory
 
 
 # Measured on the chip: HBM 4.69 TB/s; bf16 GEMM 644 TFLOP/s at 1,088 tokens (682 at 8,192); causal GQA
 # prefill 321 (flash, 8,192 tokens; cuDNN 561, and 247 at 1,088); ViT attention 360 (cuDNN; flash 229).
-# The link, PCIe 5.0 x16, at four fifths of its 63 GB/s: not measured; an engine measures its own at start.
+# The link is PCIe 5.0 x16 at 80% of its 63 GB/s, not measured; an engine measures its own at start.
 H200 = Chip("H200", 4.69e12, 644e12, 321e12, 360e12, 0.1, 50e9)
 # A few server cores in fp32: an order of magnitude, corrected by the first steps.
 CPU = Chip("CPU", 20e9, 100e9, 50e9, 50e9, 1.0, 5e9)
@@ -36,7 +32,7 @@ CHIPS = {"cuda": H200, "cpu": CPU}
 
 
 @dataclass(frozen=True)
-class Network:
+class ModelSize:
     """The sizes that decide how long a step takes and how much memory a token needs."""
 
     layers: int
@@ -50,17 +46,17 @@ class Network:
     vision_depth: int = 0  # 0: no vision tower
     vision_hidden: int = 0
     vision_parameters: int = 0
-    small: bool = False  # K and V are in 8 bits, with a scale of 4 bytes to a head
+    quantized_kv: bool = False  # K and V are in 8 bits, with a scale of 4 bytes to a head
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V of one token."""
-        if self.small:
-            return self.small_kv_bytes
+        if self.quantized_kv:
+            return self.quantized_kv_bytes
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
     @property
-    def small_kv_bytes(self) -> int:
+    def quantized_kv_bytes(self) -> int:
         """The same in 8 bits."""
         return 2 * self.layers * self.kv_heads * (self.head_dim + 4)
 
@@ -69,7 +65,7 @@ class Network:
         return (self.parameters + self.vision_parameters) * self.value_bytes
 
 
-def coefficients(network: Network, chip: Chip) -> Coefficients:
+def coefficients(network: ModelSize, chip: Chip) -> Coefficients:
     """Milliseconds per unit of everything a step does."""
     ms = 1e3
     weights = network.parameters * network.value_bytes
@@ -91,19 +87,19 @@ def coefficients(network: Network, chip: Chip) -> Coefficients:
     )
 
 
-def early_exit_tokens(network: Network, chip: Chip) -> int:
-    """Tokens that may be computed twice: they join a pass that reads all weights anyway, and half as many as
-    would keep the arithmetic as busy as the memory leave room for what it is made for."""
+def early_exit_tokens(network: ModelSize, chip: Chip) -> int:
+    """Tokens that an early-exit step may compute, and a later step again: half the ridge, so that they add
+    little to a step that reads all weights anyway."""
     return int(coefficients(network, chip).ridge / 2)
 
 
-def copy_tokens(network: Network, chip: Chip, block_size: int) -> int:
-    """The fewest tokens whose computing, in a step full enough for that to matter, outlasts the copying of a
-    block; that reads and writes all of it."""
+def copy_tokens(network: ModelSize, chip: Chip, block_size: int) -> int:
+    """The fewest tokens that take longer to compute, in a step beyond the ridge, than a block takes to
+    copy."""
     costs = coefficients(network, chip)
     copy = 1e3 * 2 * block_size * network.kv_bytes / chip.bandwidth
     return min(math.ceil(copy / (costs.token + costs.crowded)), block_size)
 
 
-# For a scheduler that is told of no model: a small one on a CPU, until steps are measured.
-UNKNOWN = coefficients(Network(4, 4, 4, 64, 256, 32000, 20_000_000, 4, 4, 256, 5_000_000), CPU)
+# The default of a scheduler: a small model on a CPU, until steps are measured.
+UNKNOWN = coefficients(ModelSize(4, 4, 4, 64, 256, 32000, 20_000_000, 4, 4, 256, 5_000_000), CPU)

@@ -77,7 +77,7 @@ def test_eight_bits_fit_almost_twice_as_many_and_a_pool_for_views_binds_alone() 
     assert text.bytes == plain.fits[0].bytes
     assert text.concurrent == pytest.approx(0.75 * plain.fits[0].concurrent, rel=0.01)
     # 36 blocks of 16 are the image's: an image stands in front, so all its blocks are whole ones.
-    saved = 576 * (plain.network.kv_bytes - plain.network.small_kv_bytes)
+    saved = 576 * (plain.network.kv_bytes - plain.network.quantized_kv_bytes)
     assert image.bytes == plain.fits[1].bytes - saved
     assert image.whole == min(views.shares.text // 32, views.shares.vision // 36)
     assert views.shares.compact == views.shares.vision

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from saccade.scheduler.cost_prior import H200, Chip, Network
+from saccade.scheduler.cost_prior import H200, Chip, ModelSize
 
 KNOWN = {"H200": H200}  # by a part of the device's name
 _GEMM_SIDE = {"cuda": 8192, "cpu": 512}
@@ -59,7 +59,7 @@ def _read_rate(device: torch.device) -> float:
 class Floors:
     """Milliseconds at the peak rates of one chip."""
 
-    network: Network
+    network: ModelSize
     chip: Chip
 
     def decode(self, rows: int, context: int) -> float:
@@ -96,5 +96,5 @@ class Floors:
         return 1e3 * max(read, 2 * parameters * tokens / self.chip.matrix)
 
 
-def floors(network: Network, device: torch.device, dtype: torch.dtype) -> Floors:
+def floors(network: ModelSize, device: torch.device, dtype: torch.dtype) -> Floors:
     return Floors(replace(network, value_bytes=dtype.itemsize), chip_of(device, dtype))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, PoolSizes, VisionBlocks
-from saccade.scheduler.cost_prior import Network
+from saccade.scheduler.cost_prior import ModelSize
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals
 
@@ -19,7 +19,7 @@ class MemoryBudget:
     features: int  # bytes of the encoder cache
     kv_bytes: int | None = None  # of the KV pool, if given
 
-    def pool_bytes(self, network: Network) -> int:
+    def pool_bytes(self, network: ModelSize) -> int:
         """What weights, encoder cache and workspace leave."""
         if self.kv_bytes is not None:
             return self.kv_bytes
@@ -48,7 +48,7 @@ class KindCapacity:
 
 def fit_kind(
     kind: TrafficKind,
-    network: Network,
+    network: ModelSize,
     vision: VisionSizes,
     limits: SchedulerConfig,
     pool_bytes: int,
@@ -81,9 +81,11 @@ def fit_kind(
     )
 
 
-def divide_pool(network: Network, limits: SchedulerConfig, pool_bytes: int, kv: KVCacheOptions) -> PoolSizes:
+def divide_pool(
+    network: ModelSize, limits: SchedulerConfig, pool_bytes: int, kv: KVCacheOptions
+) -> PoolSizes:
     """The blocks of both pools."""
-    plain, small = (limits.block_size * per for per in (network.kv_bytes, network.small_kv_bytes))
+    plain, small = (limits.block_size * per for per in (network.kv_bytes, network.quantized_kv_bytes))
     return kv.divide_bytes(pool_bytes, plain, small)
 
 
@@ -94,5 +96,5 @@ def view_blocks(kind: TrafficKind, vision: VisionSizes, limits: SchedulerConfig,
     return VisionBlocks(spans, limits.block_size, kv.roles).among(0, limits.blocks_for(kind.tokens(vision)))
 
 
-def _bytes(network: Network, form: str | None) -> int:
-    return network.kv_bytes if form is None else network.small_kv_bytes
+def _bytes(network: ModelSize, form: str | None) -> int:
+    return network.kv_bytes if form is None else network.quantized_kv_bytes

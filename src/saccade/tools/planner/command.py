@@ -15,7 +15,7 @@ from saccade.engine.model_size import read_network
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 from saccade.scheduler.cost_model import Coefficients, CostModel
-from saccade.scheduler.cost_prior import CHIPS, H200, Network, coefficients
+from saccade.scheduler.cost_prior import CHIPS, H200, ModelSize, coefficients
 from saccade.scheduler.policy import UNLIMITED, SchedulerConfig
 from saccade.tools.planner.capacity import MemoryBudget, divide_pool, fit_kind
 from saccade.tools.planner.report import PlanReport
@@ -192,7 +192,7 @@ def _check_names(kinds: tuple[TrafficKind, ...]) -> None:
         raise ConfigError(f"two kinds of traffic have the same name; they are {', '.join(names)}")
 
 
-def _model(options: PlanOptions) -> tuple[Network, VisionSizes]:
+def _model(options: PlanOptions) -> tuple[ModelSize, VisionSizes]:
     """From the config of MODEL, or from the given numbers."""
     if options.model is not None:
         config = _read_config(options.model)
@@ -205,7 +205,7 @@ def _model(options: PlanOptions) -> tuple[Network, VisionSizes]:
         return network, VisionSizes(**{name: tower[key] for name, key in sizes.items() if key in tower})
     layers, kv_heads = options.layers or 0, options.kv_heads or 0
     heads, head_dim = options.heads or 8 * kv_heads, options.head_dim or 128
-    network = Network(
+    network = ModelSize(
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -217,7 +217,7 @@ def _model(options: PlanOptions) -> tuple[Network, VisionSizes]:
         vision_depth=27,  # the tower of Qwen3-VL
         vision_hidden=1152,
         vision_parameters=27 * (4 * 1152 * 1152 + 2 * 1152 * 4304),
-        small=options.kv_cache_dtype != "auto",
+        quantized_kv=options.kv_cache_dtype != "auto",
     )
     return network, VisionSizes()
 
@@ -237,7 +237,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _costs(options: PlanOptions, network: Network) -> tuple[Coefficients, str]:
+def _costs(options: PlanOptions, network: ModelSize) -> tuple[Coefficients, str]:
     if options.costs in CHIPS:
         chip = CHIPS[options.costs]
         note = "'s peak rates, a lower bound" if chip is H200 else ", an order of magnitude"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.scheduler.cost_model import Coefficients
-from saccade.scheduler.cost_prior import Network
+from saccade.scheduler.cost_prior import ModelSize
 from saccade.tools.planner.capacity import KindCapacity
 from saccade.tools.planner.simulator import Latencies, SimulationResult
 from saccade.tools.report import table
@@ -18,7 +18,7 @@ from saccade.tools.report import table
 
 @dataclass(frozen=True)
 class PlanReport:
-    network: Network
+    network: ModelSize
     pool_bytes: int
     shares: PoolSizes
     costs: Coefficients
@@ -63,8 +63,8 @@ class PlanReport:
     def _vision_pool(self) -> str:
         if not self.shares.vision:
             return ""
-        small = self.shares.compact == self.shares.vision and not self.network.small
-        per_token = self.network.small_kv_bytes if small else self.network.kv_bytes
+        small = self.shares.compact == self.shares.vision and not self.network.quantized_kv
+        per_token = self.network.quantized_kv_bytes if small else self.network.kv_bytes
         return f" ({per_token / 1e3:,.1f} of an image, {self.shares.vision:,} of the blocks)"
 
     def _capacity(self) -> Table:
