@@ -14,7 +14,6 @@ from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,64 +49,51 @@ class Example:
     index: int
 
 
-@dataclass(frozen=True)
 class QuestionFile:
-    """`questions.npz` in memory. Shapes and runs are concatenated over questions, glyphs over runs."""
+    """`questions.npz` in memory. Shapes and text runs are concatenated over questions, glyphs over runs."""
 
-    texts: list[list[Any]]  # task, kind, question, answer, accepted
-    sizes: NDArray[np.int32]  # [questions, 2]: width, height
-    evidence: NDArray[np.float64]  # [questions, 4]
-    ground: NDArray[np.int32]  # [questions, 8]
-    shapes: Primitives  # all primitives but glyphs
-    shape_ends: NDArray[np.int64]
-    runs: NDArray[np.float32]  # x, y, size
-    styles: NDArray[np.int16]  # font, r, g, b, degrees
-    run_ends: NDArray[np.int64]
-    glyphs: bytes
-    glyph_ends: NDArray[np.int64]
-
-    def primitives(self, row: int) -> Primitives:
-        first, last = _span(self.shape_ends, row)
-        runs = [self._run(number) for number in range(*_span(self.run_ends, row))]
-        if not runs:
-            return self.shapes[first:last]
-        glyphs, _, _ = glyph_primitives(runs, np.zeros(len(runs), np.int64))
-        return np.concatenate([self.shapes[first:last], glyphs])
-
-    def _run(self, number: int) -> TextRun:
-        x, y, size = self.runs[number].tolist()
-        font, red, green, blue, degrees = self.styles[number].tolist()
-        text = self.glyphs[slice(*_span(self.glyph_ends, number))]
-        return TextRun(x, y, size, font, (red, green, blue), degrees, text)
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as file:
+            self._texts = json.loads(file["texts"].tobytes())  # task, kind, question, answer, accepted
+            self._sizes: NDArray[np.int32] = file["sizes"]  # width, height
+            self._evidence: NDArray[np.float64] = file["evidence"]
+            self._ground: NDArray[np.int32] = file["ground"]
+            self._shapes = np.stack([file[f"shape_{column}"] for column in range(COLUMNS)], axis=1)
+            self._runs = np.stack([file[f"run_{column}"] for column in range(3)], axis=1)  # x, y, size
+            self._styles: NDArray[np.int16] = file["styles"]  # font, r, g, b, degrees
+            self._glyphs = file["glyphs"].tobytes()
+            names = ("shape", "run", "glyph")
+            self._ends = {name: np.cumsum(file[f"{name}_counts"], dtype=np.int64) for name in names}
 
     def example(self, row: int) -> Example:
-        task, kind, question, answer, accepted = self.texts[row]
-        width, height = self.sizes[row].tolist()
-        image = paint(self.primitives(row), self.ground[row], width, height)
-        x0, y0, x1, y1 = self.evidence[row].tolist()
+        task, kind, question, answer, accepted = self._texts[row]
+        width, height = self._sizes[row].tolist()
+        image = paint(self._primitives(row), self._ground[row], width, height)
+        x0, y0, x1, y1 = self._evidence[row].tolist()
         return Example(task, image, question, answer, tuple(accepted), (x0, y0, x1, y1), kind, row % PER_TASK)
 
+    def _span(self, name: str, row: int) -> tuple[int, int]:
+        ends = self._ends[name]
+        return int(ends[row - 1]) if row else 0, int(ends[row])
 
-def _span(ends: NDArray[np.int64], row: int) -> tuple[int, int]:
-    return int(ends[row - 1]) if row else 0, int(ends[row])
+    def _primitives(self, row: int) -> Primitives:
+        shapes: Primitives = self._shapes[slice(*self._span("shape", row))]
+        runs = [self._run(number) for number in range(*self._span("run", row))]
+        if not runs:
+            return shapes
+        glyphs, _, _ = glyph_primitives(runs, np.zeros(len(runs), np.int64))
+        return np.concatenate([shapes, glyphs])
+
+    def _run(self, number: int) -> TextRun:
+        x, y, size = self._runs[number].tolist()
+        font, red, green, blue, degrees = self._styles[number].tolist()
+        text = self._glyphs[slice(*self._span("glyph", number))]
+        return TextRun(x, y, size, font, (red, green, blue), degrees, text)
 
 
 @cache
 def question_file() -> QuestionFile:
-    with np.load(QUESTIONS) as file:
-        return QuestionFile(
-            texts=json.loads(file["texts"].tobytes()),
-            sizes=file["sizes"],
-            evidence=file["evidence"],
-            ground=file["ground"],
-            shapes=np.stack([file[f"shape_{column}"] for column in range(COLUMNS)], axis=1),
-            shape_ends=np.cumsum(file["shape_counts"], dtype=np.int64),
-            runs=np.stack([file[f"run_{column}"] for column in range(3)], axis=1),
-            styles=file["styles"],
-            run_ends=np.cumsum(file["run_counts"], dtype=np.int64),
-            glyphs=file["glyphs"].tobytes(),
-            glyph_ends=np.cumsum(file["glyph_counts"], dtype=np.int64),
-        )
+    return QuestionFile(QUESTIONS)
 
 
 def example(task: str, index: int, seed: int = SEED) -> Example:

@@ -59,7 +59,6 @@ class SectionFactory:
         self._inputs = RandomInputs(llm.processor.checkpoint, llm.processor.tokenizer, 0)
         self._names = (f"profile-{number}" for number in count())
         self._running: list[str] = []
-        self._next: list[Request] = []
 
     def sections(self) -> list[Section]:
         checkpoint = self._llm.processor.checkpoint
@@ -77,59 +76,50 @@ class SectionFactory:
         while not engine.idle:
             engine.step()
 
-    def _run_requests(self) -> None:
-        """Runs the prepared requests to their only token."""
-        engine = self._llm.engine
-        for request in self._next:
-            engine.submit(request)
-        while not engine.idle:
-            engine.step()
+    def _first_token(
+        self, name: str, tokens: int, make: Callable[[], Request], result: SectionRun
+    ) -> Section:
+        """One request of so many tokens, from its submission to its only token."""
+        self._require(tokens + 1, 1)
+        engine, prepared = self._llm.engine, list[Request]()
+
+        def prepare() -> None:
+            self._clear()
+            prepared.append(make())
+
+        def run() -> SectionRun:
+            engine.submit(prepared.pop())
+            while not engine.idle:
+                engine.step()
+            return result
+
+        return Section(name, prepare, run)
 
     def _image(self) -> Section:
-        size = self._options.image_size
+        size, inputs = self._options.image_size, self._inputs
         processing = self._llm.processor.checkpoint.image
         if processing is None:
             raise ConfigError("this model takes no images")
         rows, columns = processing.grid(*size)
         patches = rows * columns
         tokens = patches // processing.merge_size**2 + TEXT_TOKENS + 2
-        self._require(tokens + 1, 1)
-
-        def prepare() -> None:
-            self._clear()
-            inputs = self._inputs
-            self._next = [self._request(inputs.about_image(TEXT_TOKENS), 1, images=[inputs.image(size)])]
-
         floors, patch = self._floors, 3 * processing.temporal_patch_size * processing.patch_size**2
         moved = 3 * size[0] * size[1] + patches * patch * floors.network.value_bytes
-        parts = {
-            PREPROCESS: 1e3 * moved / floors.chip.bandwidth,
-            ENCODE: floors.encode(patches),
-        }
+        parts = {PREPROCESS: 1e3 * moved / floors.chip.bandwidth, ENCODE: floors.encode(patches)}
         what = f"{size[0]} x {size[1]}, {patches} patches, {tokens} tokens, to the first token"
         result = SectionRun(1, what, floors.encode(patches) + floors.prefill(tokens), parts)
 
-        def run() -> SectionRun:
-            self._run_requests()
-            return result
+        def make() -> Request:
+            return self._request(inputs.about_image(TEXT_TOKENS), 1, images=[inputs.image(size)])
 
-        return Section("image", prepare, run)
+        return self._first_token("image", tokens, make, result)
 
     def _prompt(self) -> Section:
         tokens = self._options.context
-        self._require(tokens + 1, 1)
-
-        def prepare() -> None:
-            self._clear()
-            self._next = [self._request(self._inputs.text(tokens), 1)]
-
         result = SectionRun(1, f"{tokens} tokens, to the first token", self._floors.prefill(tokens))
-
-        def run() -> SectionRun:
-            self._run_requests()
-            return result
-
-        return Section("prefill", prepare, run)
+        return self._first_token(
+            "prefill", tokens, lambda: self._request(self._inputs.text(tokens), 1), result
+        )
 
     def _decode(self) -> Section:
         options, info = self._options, self._llm.engine.info
