@@ -38,12 +38,12 @@ from saccade.models.interface import LanguageModel
 from saccade.models.layers import ModelBuilder
 from saccade.models.registry import find_family
 from saccade.sampling.sampler import Sampler
-from saccade.worker import compile_kernels as first
+from saccade.worker import warmup as first
 from saccade.worker.buckets import later_shapes
-from saccade.worker.cuda_graphs import Graphs
-from saccade.worker.graph_step import FixedStep
-from saccade.worker.slots import DeviceRows
-from saccade.worker.warmup import ODD_SIZES, SIZES
+from saccade.worker.cuda_graphs import StepGraphCache
+from saccade.worker.encoder_warmup import ODD_SIZES, SIZES
+from saccade.worker.graph_step import GraphStep
+from saccade.worker.slots import Slots
 
 META = torch.device("meta")
 ROWS, LONGEST, BLOCK = 256, 32768, 16
@@ -53,7 +53,7 @@ LAYERS = 4  # of the language model: the others launch the same; three have deep
 class Rooms(NamedTuple):
     checkpoint: Checkpoint
     model: LanguageModel
-    step: FixedStep
+    step: GraphStep
 
 
 def rooms(shapes: str) -> Rooms:
@@ -64,17 +64,17 @@ def rooms(shapes: str) -> Rooms:
     config["text_config"]["num_hidden_layers"] = LAYERS
     model = find_family(checkpoint.architecture).build(config, ModelBuilder(META, torch.bfloat16)).eval()
     pages = Pages.allocate(single_group(model.kv_cache_groups, BLOCK), 2 * ROWS, META)
-    rows = DeviceRows(ROWS, -(-LONGEST // BLOCK), META)
+    slots = Slots(ROWS, -(-LONGEST // BLOCK), META)
     sampler = Sampler(ROWS, model.vocab_size, META)
-    step = FixedStep(model, pages, rows, sampler, ROWS, META, early=True, watched=(1, 2))
+    step = GraphStep(model, pages, slots, sampler, pdl=True, tapped_layers=(1, 2))
     return Rooms(checkpoint, model, step)
 
 
 def passes(made: Rooms) -> dict[str, Callable[[], None]]:
-    """A start in the order of `build_machine`, then what should find everything compiled."""
+    """A start in the order of `build_engine`, then what should find everything compiled."""
     image, model, step = made.checkpoint.image, made.model, made.step
     sampler = step._sampler
-    graphs = Graphs(step, PlainRecorder(), sampler, ROWS, LONGEST)
+    graphs = StepGraphCache(step, PlainRecorder(), sampler, ROWS, LONGEST)
 
     def pictures() -> None:
         if image is not None and model.vision is not None:
@@ -84,15 +84,15 @@ def passes(made: Rooms) -> dict[str, Callable[[], None]]:
                 first._textures(META, (*SIZES, *ODD_SIZES), side, mode=DEFAULT_MODE)
 
     def later() -> None:
-        for shape in later_shapes(ROWS, LONGEST, vision=True, looks=True):
-            step.clear(shape)
+        for shape in later_shapes(ROWS, LONGEST, visual=True, early_exit=True):
+            step.fill_with_padding(shape)
             step.run(shape)
 
     return {
-        "kernels": lambda: first.compile_first(model, image, META, BLOCK, ROWS),
-        "steps": lambda: graphs.warm(progress=False),
-        "workspace again": lambda: _drop(first.lone_prompt(model, META, 8192, BLOCK)),
-        "short prompt again": lambda: _drop(first.lone_prompt(model, META, 70, BLOCK)),
+        "kernels": lambda: first.compile_kernels(model, image, META, BLOCK, ROWS),
+        "steps": lambda: graphs.warm_up(progress=False),
+        "workspace again": lambda: _drop(first.run_prompt(model, META, 8192, BLOCK)),
+        "short prompt again": lambda: _drop(first.run_prompt(model, META, 70, BLOCK)),
         "pictures again": pictures,
         "later steps": later,
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 from saccade import LLM
 from saccade.checkpoint import Checkpoint, open_checkpoint
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.lod.checkpoint_views import read_views
 from saccade.tools.environment import fingerprint
 from saccade.tools.evaluation.command import greedy
@@ -77,7 +77,7 @@ def report(name: str, limit: int, share: float | None, folder: Path, weights: st
 
 def kilobytes(report: dict[str, Any], checkpoint: Checkpoint, value_bytes: int) -> float:
     """Of the KV blocks a question filled on average."""
-    network, way = read_network(checkpoint.config, value_bytes), WAYS[report["way"]]
+    network, way = read_model_size(checkpoint.config, value_bytes), WAYS[report["way"]]
     text = network.quantized_kv_bytes if "kv_cache_dtype" in way else network.kv_bytes
     vision = network.quantized_kv_bytes if "kv_vision_dtype" in way else text
     blocks = report["blocks"]

@@ -36,8 +36,8 @@ from saccade.lod import scorers as relevance
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.choose import choose
 from saccade.lod.global_view import plan_global_views
-from saccade.lod.image_maps import Stills
-from saccade.lod.relevance_transfer import look_now
+from saccade.lod.image_maps import ImageMapRunner
+from saccade.lod.relevance_transfer import wait_relevance_maps
 from saccade.lod.texture import texture
 from saccade.lod.types import LodParams, ScoredImage
 
@@ -115,14 +115,15 @@ def stages(bench: LodBench, size: tuple[int, int]) -> None:
         asking = torch.randn(views.head.width, device=device)
         places = torch.randn(tokens, views.head.width, device=device)
         coupling = lambda: relevance.from_head(asking, places)  # noqa: E731
-    look = look_now(relevance.image_maps(made, grid), grid, *coupling())
+    look = wait_relevance_maps(relevance.image_maps(made, grid), grid, *coupling())
     scored = ScoredImage(look=look, size=size, frame=frame, grid=grid)
     streams: list[torch.cuda.Stream] = []
     if device.type == "cuda":
         streams = [torch.cuda.Stream(device) for _ in relevance.IMAGE_MAP_NAMES]  # type: ignore[no-untyped-call]
     recorder = CudaRecorder(device) if device.type == "cuda" else PlainRecorder()
     captured = {
-        branches: Stills(device, recorder, sightings=1, branches=branches) for branches in (False, True)
+        branches: ImageMapRunner(device, recorder, min_uses=1, branches=branches)
+        for branches in (False, True)
     }
     parts: dict[str, Callable[[], object]] = {
         "texture": lambda: texture(pixels),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from saccade.engine.memory import DTYPES
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.media.loader import SharedImage
 from saccade.llm import LLM, RequestOutput
@@ -78,7 +78,7 @@ class LodBench:
         so many visual tokens passes tower and model once."""
         info = self.llm.engine.info
         dtype = DTYPES[info.dtype]
-        network = read_network(self.front.checkpoint.config, dtype.itemsize)
+        network = read_model_size(self.front.checkpoint.config, dtype.itemsize)
         least = floors(network, torch.device(info.device), dtype)
         prompt = visual + QUESTION_TOKENS
         merge = self.front.checkpoint.image.merge_size if self.front.checkpoint.image else 1

@@ -23,7 +23,7 @@ from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
 from saccade.scheduler.cost_model import Coefficients, CostModel
@@ -151,7 +151,7 @@ def main() -> int:
     run(engine, maker.arrivals(kinds, options.seed + 1, options.seconds))
     costs, learnt = engine.costs, engine.stats()
     traffic = maker.arrivals(kinds, options.seed + 2, options.seconds)
-    network = read_network(open_checkpoint(options.model).config, 4 if options.device == "cpu" else 2)
+    network = read_model_size(open_checkpoint(options.model).config, 4 if options.device == "cpu" else 2)
     planned, real = plan(engine, network, costs, traffic), run(engine, traffic)
     steps = real.stats.steps - learnt.steps
     spent = real.stats.step_seconds - learnt.step_seconds

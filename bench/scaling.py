@@ -20,7 +20,7 @@ import torch
 
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
 from saccade.engine.memory import DTYPES
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import Floors, floors
@@ -61,7 +61,7 @@ class ScalingBench:
         self._steps = steps
         self._repeat = repeat
         dtype = DTYPES[info.dtype]
-        network = read_network(checkpoint.config, dtype.itemsize)
+        network = read_model_size(checkpoint.config, dtype.itemsize)
         self.floors: Floors = floors(network, torch.device(info.device), dtype)
         self._names = iter(range(1 << 30))
 

@@ -17,11 +17,11 @@ import click
 
 from saccade.checkpoint import open_checkpoint
 from saccade.cli.options import option
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.scheduler.cost_model import CostModel, Work
 from saccade.scheduler.cost_prior import H200, coefficients
 from saccade.tools.report import percentile
-from saccade.worker.buckets import TOKENS
+from saccade.worker.buckets import PREFILL_TOKENS
 
 Line = dict[str, Any]
 
@@ -69,8 +69,8 @@ def report_errors(steps: list[tuple[list[Line], float, float]]) -> None:
 def main(log: Path, model: str, warm: float, out: Path | None) -> None:
     steps = timed([json.loads(line) for line in log.read_text().splitlines()])
     report_errors(steps[int(len(steps) * warm) :])
-    network = read_network(open_checkpoint(model).config, 2)
-    learnt = CostModel(coefficients(network, H200), sizes=TOKENS)
+    network = read_model_size(open_checkpoint(model).config, 2)
+    learnt = CostModel(coefficients(network, H200), sizes=PREFILL_TOKENS)
     for lines, _, took in steps:
         parts = [learnt.quantities(work_of(line, max(network.vision_depth, 1))) for line in lines]
         learnt.observe(tuple(map(sum, zip(*parts, strict=True))), took)

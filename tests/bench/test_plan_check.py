@@ -7,7 +7,7 @@ from bench.plan_check import RequestMaker, plan, rows, run
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.tools.planner.traffic import parse_kind
 
 KINDS = [
@@ -20,7 +20,7 @@ def test_plan_and_engine_answer_the_same_requests(family_folder: Callable[[str],
     folder = str(family_folder("qwen3_vl"))
     engine = Engine(EngineConfig(model=folder, device="cpu", num_blocks=256), progress=False)
     traffic = RequestMaker(folder, engine.info.max_model_len, seed=0).arrivals(KINDS, seed=1, seconds=0.4)
-    network = read_network(open_checkpoint(folder).config, 4)
+    network = read_model_size(open_checkpoint(folder).config, 4)
     planned, real = plan(engine, network, engine.costs, traffic), run(engine, traffic)
     assert set(planned.kinds) == set(real.kinds) == {"text", "image"}
     for name, waits in real.kinds.items():

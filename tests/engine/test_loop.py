@@ -18,7 +18,7 @@ from saccade.inputs.processor import InputProcessor
 from saccade.models.interface import Layout
 from saccade.request import Delta
 from saccade.step_plan import StepPlan
-from saccade.worker.model_runner import LaunchedStep, Runner
+from saccade.worker.model_runner import LaunchedStep, ModelRunner
 from tests.parity.test_engine import LONG, PICTURES, TEXTS, Bench, bench
 
 __all__ = ["bench"]  # the fixture
@@ -32,14 +32,14 @@ def test_a_step_that_cannot_be_launched_is_told_before_the_engine_is_idle(
     engine = Engine(
         EngineConfig(model=str(vl_folder), device="cpu", num_blocks=64, overlap=overlap), progress=False
     )
-    real = Runner.launch
+    real = ModelRunner.execute
 
-    def launch(runner: Runner, plan: StepPlan) -> LaunchedStep:
+    def launch(runner: ModelRunner, plan: StepPlan) -> LaunchedStep:
         if plan.number == failing:
             raise RuntimeError("out of memory")
         return real(runner, plan)
 
-    monkeypatch.setattr(Runner, "launch", launch)
+    monkeypatch.setattr(ModelRunner, "execute", launch)
     params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
     front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     engine.submit(front.prepare_prompt("The eye jumps", params, "a", trusted=True))
@@ -63,9 +63,9 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(
     """The others, in the same step and the same call of the tower, are answered as transformers does."""
     peers = bench("qwen3_vl")
     engine = peers.engine(overlap=overlap, **options)
-    encoder = engine._runner._encoder
-    assert encoder is not None
-    tower = encoder._tower
+    vision = engine._executor.runner._vision
+    assert vision is not None
+    tower = vision.encoder._tower
     rows, columns = peers.request(PICTURES[1]).media[0].view.grid
     poor, broken = tower.carry, [rows * columns]  # captured calls know no more of a view
 

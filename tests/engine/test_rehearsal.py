@@ -1,4 +1,4 @@
-"""Steps that nobody asked for, compiled while nobody waits: they meet no trace of who was there before."""
+"""Idle warm-up: steps that no request asked for, compiled without a trace of earlier requests."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import pytest
 from saccade import SamplingParams
 from saccade.llm import LLM
 from saccade.sampling.sampler import SampleOutput, Sampler
-from saccade.worker.model_runner import Rehearsal, Runner
+from saccade.worker.model_runner import ModelRunner
+from saccade.worker.warmup import WarmupStep
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def llm(vl_folder: Path) -> LLM:
     return LLM(str(vl_folder), device="cpu", num_blocks=256, max_num_seqs=4, progress=False)
 
 
-def test_what_the_last_one_in_a_row_asked_for_is_not_done_with_tokens_nobody_computed(
+def test_warmup_ignores_the_sampling_parameters_of_earlier_requests(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where launches are only compiled, tokens are whatever was in memory: nothing is looked up by them."""
@@ -29,30 +30,32 @@ def test_what_the_last_one_in_a_row_asked_for_is_not_done_with_tokens_nobody_com
         return made[-1]
 
     monkeypatch.setattr(Sampler, "sample", noted)
-    monkeypatch.setattr("saccade.sampling.penalties.History.count", None)
-    llm.engine._runner.rehearsals = [Rehearsal(1)]
+    monkeypatch.setattr("saccade.sampling.penalties.TokenHistory.count", None)
+    llm.engine._executor.warmup.steps = [WarmupStep(1)]
     assert llm.engine.warm_up()
     assert [output.logprobs for output in made] == [None]
 
 
 def test_an_idle_engine_compiles_one_step_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes meanwhile waits for one of them, not for all."""
-    begun: list[list[Rehearsal]] = []
-    monkeypatch.setattr(Runner, "rehearse", lambda runner, steps: begun.append(list(steps)))
-    llm.engine._runner.rehearsals = [Rehearsal(1), Rehearsal(2, 40)]
+    begun: list[int] = []
+    monkeypatch.setattr(ModelRunner, "compile_step", lambda runner, scheduled: begun.append(len(scheduled)))
+    llm.engine._executor.warmup.steps = [WarmupStep(1), WarmupStep(2, 40)]
+    calls = 0
     while llm.engine.warm_up():
-        pass
-    assert begun == [[Rehearsal(1)], [Rehearsal(2, 40)]]
+        calls += 1
+    assert begun == [2, 3]
+    assert calls == 2
 
 
 def test_a_step_that_cannot_be_compiled_ahead_ends_nothing(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(runner: Runner, steps: object) -> None:
+    def fails(runner: ModelRunner, scheduled: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Runner, "rehearse", fails)
-    llm.engine._runner.rehearsals = [Rehearsal(1), Rehearsal(2, 40)]
+    monkeypatch.setattr(ModelRunner, "compile_step", fails)
+    llm.engine._executor.warmup.steps = [WarmupStep(1), WarmupStep(2, 40)]
     while llm.engine.warm_up():
         pass
     assert len([line for line in caplog.messages if "out of memory" in line]) == 1
@@ -67,9 +70,10 @@ def test_random_tokens_are_compiled_by_an_idle_engine_and_not_before_the_first_r
     drawn: list[int] = []
     monkeypatch.setattr("saccade.worker.model_runner.compiling", lambda: True)
     monkeypatch.setattr(Sampler, "draw", lambda sampler, logits, rows, outputs: drawn.append(len(rows)))
-    llm.engine._runner.rehearse([Rehearsal(0)], draws=False)
+    runner = llm.engine._executor.runner
+    runner.compile_step(WarmupStep(0).scheduled(runner.max_context), draws=False)
     assert drawn == []
-    llm.engine._runner.rehearsals = [Rehearsal(0), Rehearsal(2, 40)]
+    llm.engine._executor.warmup.steps = [WarmupStep(0), WarmupStep(2, 40)]
     while llm.engine.warm_up():
         pass
     assert drawn == [1, 3]

@@ -10,7 +10,7 @@ import torch
 from saccade import SamplingParams
 from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.engine import builder as build
-from saccade.lod.image_maps import Stills
+from saccade.lod.image_maps import ImageMapRunner
 from tests.parity.test_views import LOOKS, TURN, Bench, bench, boxes, looked
 
 __all__ = ["bench"]  # a fixture
@@ -61,13 +61,13 @@ def test_what_a_deleted_picture_says_is_computed_once(
     peers = bench("stock")
     engine = peers.engine(graphs=graphs)
     computed: list[int] = []
-    maps = Stills.maps
+    maps = ImageMapRunner.maps
 
-    def counted(self: Stills, *given: Any) -> torch.Tensor:
+    def counted(self: ImageMapRunner, *given: Any) -> torch.Tensor:
         computed.append(1)
         return maps(self, *given)
 
-    monkeypatch.setattr(Stills, "maps", counted)
+    monkeypatch.setattr(ImageMapRunner, "maps", counted)
     request = peers.request(LOOKS[0], n=1)
     engine.submit(request)
     engine.delete_image(request.media[0].view.content)
@@ -112,18 +112,18 @@ def test_maps_that_fail_before_a_step_are_made_by_the_look_and_nobody_ends(
     """Whatever is raised: what a compiler says of a kernel is no RuntimeError."""
     peers = bench("stock")
     calls: list[bool] = []
-    maps = Stills.maps
+    maps = ImageMapRunner.maps
 
     class CompilationError(Exception):
         pass
 
-    def failing(self: Stills, *given: Any) -> torch.Tensor:
+    def failing(self: ImageMapRunner, *given: Any) -> torch.Tensor:
         calls.append(not calls)
         if calls[-1]:
             raise CompilationError("line 7")
         return maps(self, *given)
 
-    monkeypatch.setattr(Stills, "maps", failing)
+    monkeypatch.setattr(ImageMapRunner, "maps", failing)
     engine = peers.engine()
     engine.submit(peers.request(LOOKS[0], n=1))
     errors, tokens = [], 0
@@ -134,4 +134,4 @@ def test_maps_that_fail_before_a_step_are_made_by_the_look_and_nobody_ends(
     assert calls == [True, False]
     assert not errors
     assert tokens > 0
-    assert "could not prepare its looks: line 7" in caplog.text
+    assert "could not compute its image maps early: line 7" in caplog.text

@@ -8,13 +8,13 @@ import torch
 from saccade.checkpoint import open_checkpoint
 from saccade.encoder.encoder_graphs import EncoderGraphs
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
-from saccade.engine.workspace import largest_grid, unfinished_bytes
+from saccade.engine.workspace import largest_grid, partial_view_bytes
 from saccade.inputs.image_processor import plain_view
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.cuda_graph import PlainRecorder
 from saccade.models.interface import VisionTower
 from saccade.models.loader import load_model
-from saccade.worker.warmup import warm_pictures
+from saccade.worker.encoder_warmup import warm_up_encoder
 from tests import checkpoints
 
 PROCESSING = Qwen2VLImageProcessor(
@@ -61,7 +61,7 @@ def test_what_is_set_aside_for_a_view_half_way_is_what_it_takes(tower: VisionTow
         stream, levels = tower.carry(stream, layout, 0, tower.depth)
     half = PartialEncoding(tower.depth, stream, tuple(levels))
     taken = half.stream.nbytes + sum(level.nbytes for level in half.levels)
-    assert unfinished_bytes(tower, torch.float32, 96) == taken
+    assert partial_view_bytes(tower, torch.float32, 96) == taken
 
 
 def test_common_sizes_are_captured_whole_before_the_first_request(tower: VisionTower) -> None:
@@ -70,7 +70,7 @@ def test_common_sizes_are_captured_whole_before_the_first_request(tower: VisionT
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)
     encoder = EncoderRunner(tower, processing, CPU, torch.float32, None, graphs)
     sizes = [(448, 448), (480, 640), (640, 480), (512, 512)]  # two of one grid, two of as many patches
-    calls = warm_pictures(encoder, processing, 1000, progress=False, sizes=sizes)
+    calls = warm_up_encoder(encoder, processing, 1000, progress=False, sizes=sizes)
     assert calls == 3 * len(sizes)
     grids = {plain_view(bytes(16), size, processing).grid for size in sizes}
     assert len(grids) == 3
@@ -83,4 +83,4 @@ def test_common_sizes_are_captured_whole_before_the_first_request(tower: VisionT
         found = graphs.find(shape)
         assert found is not None
         assert found.complete
-    assert warm_pictures(encoder, processing, 1, progress=False) == 0
+    assert warm_up_encoder(encoder, processing, 1, progress=False) == 0

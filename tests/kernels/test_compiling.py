@@ -76,7 +76,7 @@ def test_a_launcher_is_made_once_for_each_list_of_types_and_its_failure_costs_no
 def test_a_start_leaves_no_kernel_to_be_compiled_when_prompts_pictures_and_captured_steps_run(
     tmp_path: Path,
 ) -> None:
-    """Red when a shape launches a kernel that `compile_first` or `Graphs.warm` did not think of."""
+    """Red when a shape launches a kernel that `compile_kernels` or `StepGraphCache.warm` did not think of."""
     ahead, left = run(START, tmp_path)
     assert int(ahead) > 30
     assert left == "0"

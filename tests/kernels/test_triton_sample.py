@@ -12,7 +12,7 @@ from saccade.kernels.sampling.greedy import GreedyTuning, greedy, greedy_triton
 from saccade.kernels.sampling.threshold import edge_of
 from saccade.kernels.sampling.top_k_top_p import DrawTuning, draw_triton
 from saccade.sampling import rng as noise
-from saccade.sampling.filters import scale_and_bar
+from saccade.sampling.filters import scale_and_mask
 from tests.kernels.buffers import EXACT, PLACES, Place, poison
 
 # Pieces, tiles and lists so small that a line of 150 tokens has several of each.
@@ -61,7 +61,7 @@ def parameters(settings: Tensor, seeds: list[int]) -> Tensor:
 def reference(logits: Tensor, kind: str, table: Tensor, outputs: Tensor) -> Tensor:
     """The sampler's own steps."""
     table = table.to(logits.device)
-    scaled = scale_and_bar(logits.float().clone(), table, kind, int(table[:, 1].max()))
+    scaled = scale_and_mask(logits.float().clone(), table, kind, int(table[:, 1].max()))
     words = noise.words(table[:, 7:].long(), outputs.to(logits.device))
     bits = noise.random_bits(noise.spread(logits.shape[1], logits.device), words)
     return scaled.sub_(noise.log_exponential(bits)).argmax(-1)

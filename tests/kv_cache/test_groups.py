@@ -10,7 +10,7 @@ from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.groups import GroupKind, KVCacheGroup, full_attention, resolve_groups, single_group
 from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.prefix_cache import HashChain, PrefixCache, match_groups
-from saccade.worker.slots import DeviceRows
+from saccade.worker.slots import Slots
 
 BLOCK = 4
 WIDE = KVCacheGroup("wide", "full_attention", (0, 2, 3), kv_heads=2, head_dim=8, dtype="float32")
@@ -35,10 +35,10 @@ def test_each_group_has_pages_of_its_own_shape_dtype_and_size() -> None:
 
 
 def test_block_table_entries_go_to_the_table_of_their_group() -> None:
-    rows = DeviceRows(rows=2, blocks_per_row=3, device=torch.device("cpu"), groups=2)
+    rows = Slots(count=2, blocks_per_seq=3, device=torch.device("cpu"), groups=2)
     entries = [(0, 0, 7, 0), (1, 2, 5, 0), (0, 0, 3, 1), (1, 2, 4, 1)]  # row, index, block, group
-    places = [(group * rows.lines + row) * rows.width + index for row, index, _, group in entries]
-    rows.change_tables(torch.tensor(places), torch.tensor([entry[2] for entry in entries], dtype=torch.int32))
+    places = [(group * rows.lines + row) * rows.blocks_per_seq + index for row, index, _, group in entries]
+    rows.update_tables(torch.tensor(places), torch.tensor([entry[2] for entry in entries], dtype=torch.int32))
     assert rows.tables(0).tolist() == [[7, 0, 0], [0, 0, 5], [0, 0, 0]]
     assert rows.tables(1).tolist() == [[3, 0, 0], [0, 0, 4], [0, 0, 0]]
     assert rows.state.tables.data_ptr() == rows.tables(0).data_ptr()

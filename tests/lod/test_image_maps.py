@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.cuda_graph import CudaRecorder, Replay
-from saccade.lod.image_maps import Stills, captured_stills
+from saccade.lod.image_maps import ImageMapRunner, build_image_map_runner
 from saccade.lod.scorers import image_maps
 from saccade.lod.texture import LONGEST, texture
 from tests.encoder.test_encoder_graphs import Counting
@@ -33,7 +33,7 @@ def test_captured_maps_are_those_of_the_texture_bit_for_bit(
     size: tuple[int, int], grid: tuple[int, int]
 ) -> None:
     recorder = Counting()
-    stills = Stills(CPU, recorder)
+    stills = ImageMapRunner(CPU, recorder)
     for seed in range(4):
         one = page(*size, seed)
         assert torch.equal(stills.maps(one, grid), image_maps(texture(one), grid))
@@ -42,14 +42,14 @@ def test_captured_maps_are_those_of_the_texture_bit_for_bit(
 
 
 def test_what_was_given_outlives_the_next_picture() -> None:
-    stills = Stills(CPU, Counting(), sightings=1)
+    stills = ImageMapRunner(CPU, Counting(), min_uses=1)
     given = [stills.maps(page(64, 64, seed), (2, 2)) for seed in range(3)]
     assert not torch.equal(given[1], given[2])
     assert torch.equal(given[1], image_maps(texture(page(64, 64, 1)), (2, 2)))
 
 
 def test_pictures_of_one_form_share_a_call_however_large() -> None:
-    stills = Stills(CPU, Counting(), sightings=1)
+    stills = ImageMapRunner(CPU, Counting(), min_uses=1)
     for side in (LONGEST, 800, 1600):
         stills.maps(page(side, side // 2), (4, 2))
     assert len(stills) == 1
@@ -60,7 +60,7 @@ def test_pictures_of_one_form_share_a_call_however_large() -> None:
 
 def test_least_recently_used_shapes_go_when_there_are_too_many() -> None:
     recorder = Counting()
-    stills = Stills(CPU, recorder, sightings=1, most_shapes=2)
+    stills = ImageMapRunner(CPU, recorder, min_uses=1, max_shapes=2)
     for width in (16, 32, 16, 48):
         stills.maps(page(16, width), (1, 1))
         stills.check()
@@ -72,7 +72,7 @@ def test_least_recently_used_shapes_go_when_there_are_too_many() -> None:
 
 
 def test_a_capture_that_fails_is_told_once_and_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    stills = Stills(CPU, Counting(fail_at=0), sightings=1)
+    stills = ImageMapRunner(CPU, Counting(fail_at=0), min_uses=1)
     with caplog.at_level(logging.WARNING):
         for seed in range(3):
             one = page(64, 64, seed)
@@ -93,12 +93,12 @@ def test_whatever_a_capture_raises_the_maps_are_there() -> None:
 
     one = page(64, 64)
     assert torch.equal(
-        Stills(CPU, Failing(), sightings=1).maps(one, (2, 2)), image_maps(texture(one), (2, 2))
+        ImageMapRunner(CPU, Failing(), min_uses=1).maps(one, (2, 2)), image_maps(texture(one), (2, 2))
     )
 
 
 def test_nothing_is_captured_where_graphs_are_off() -> None:
-    stills = captured_stills(CPU, graphs=False)
+    stills = build_image_map_runner(CPU, graphs=False)
     for _ in range(3):
         stills.maps(page(64, 64), (2, 2))
     assert len(stills) == 0
@@ -108,7 +108,7 @@ def test_nothing_is_captured_where_graphs_are_off() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_maps_captured_on_a_device_are_the_uncaptured_ones() -> None:
     device = torch.device("cuda")
-    stills = Stills(device, CudaRecorder(device))
+    stills = ImageMapRunner(device, CudaRecorder(device))
     for seed in range(5):
         one = page(800, 1000, seed).to(device)
         assert torch.equal(stills.maps(one, (7, 9)), image_maps(texture(one), (7, 9)))

@@ -16,12 +16,12 @@ from saccade.engine.core import Engine
 from saccade.errors import CheckpointError
 from saccade.lod import relevance_pass as lookout
 from saccade.lod.detail import DetailRequest
-from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
+from saccade.lod.relevance_transfer import HostCopy, ImageMapsTransfer, RelevanceSlice, RelevanceTransfer
 from saccade.lod.scorers import NUM_IMAGE_MAPS
 from saccade.lod.types import ImageMaps, LodParams, RelevanceMaps
 from saccade.request import Request, View, ZoomResult
 from saccade.step_plan import PromptLayout, StepPlan
-from saccade.worker.model_runner import LaunchedStep, Runner
+from saccade.worker.model_runner import LaunchedStep, ModelRunner
 from tests.parity.test_views import HEAD_LAYER, HEAD_WIDTH, LOOKS, Bench, Question, bench, looked, patches_of
 
 __all__ = ["bench"]  # the fixture
@@ -144,7 +144,7 @@ def test_what_a_deleted_picture_says_by_itself_is_forgotten(bench: Callable[[str
     """Whether it is deleted after it was looked at, or while a request that will look at it waits."""
     peers = bench("registered")
     engine = peers.engine()
-    stills = engine._runner._lookout._still  # type: ignore[union-attr]
+    stills = engine._executor.runner._vision.relevance._cached_maps  # type: ignore[union-attr]
     kept: list[list[int]] = []
     for waiting in (False, True):
         request = peers.request(LOOKS[0], n=1)
@@ -172,19 +172,19 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
     engine = peers.engine()
     came: list[int] = []  # numbers, of each lot
     stills: list[ImageMaps] = []
-    wait, take = HostLooks.wait, Sent.take
+    wait, take = RelevanceTransfer.wait, HostCopy.wait
 
-    def noted(self: HostLooks) -> tuple[tuple[RelevanceMaps, ...], ...]:
+    def noted(self: RelevanceTransfer) -> tuple[tuple[RelevanceMaps, ...], ...]:
         found = wait(self)
         stills.extend(look.image_maps for row in found for look in row)
         return found
 
-    def taken(self: Sent) -> Any:
+    def taken(self: HostCopy) -> Any:
         came.append(take(self).size)
         return take(self)
 
-    monkeypatch.setattr(HostLooks, "wait", noted)
-    monkeypatch.setattr(Sent, "take", taken)
+    monkeypatch.setattr(RelevanceTransfer, "wait", noted)
+    monkeypatch.setattr(HostCopy, "wait", taken)
 
     def ask(question: Question, budget: int | None = None) -> View:
         """With a budget of its own, only looked at: this checkpoint zooms behind views of one size alone."""
@@ -205,7 +205,7 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
         engine.delete_image(seen.content)
 
     def crowd_out() -> None:
-        monkeypatch.setattr(lookout, "STILLS", seen.tokens)
+        monkeypatch.setattr(lookout, "MAX_CACHED_TOKENS", seen.tokens)
         ask(LOOKS[3])
 
     for lose in (delete, crowd_out):
@@ -217,23 +217,26 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
         assert stills[-1] is stills[-2]
         assert all(stills[-1] is not one for one in stills[:-2])
         assert np.array_equal(stills[-1].propositional, stills[0].propositional)
-    keeping = engine._runner._lookout
+    keeping = engine._executor.runner._vision
     assert keeping is not None
-    assert len(keeping._still) == 1
-    assert keeping._kept == seen.tokens
+    assert len(keeping.relevance._cached_maps) == 1
+    assert keeping.relevance._cached_tokens == seen.tokens
 
 
 def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
     maps = torch.rand(NUM_IMAGE_MAPS, 2, 3)
-    still, other = ByItself(b"one", (2, 3), maps), ByItself(b"other", (2, 3), maps + 1)
+    still, other = ImageMapsTransfer(b"one", (2, 3), maps), ImageMapsTransfer(b"other", (2, 3), maps + 1)
     numbers = [[float(number)] * 6 + [number + 0.5] for number in range(3)]
-    told = Sent(torch.tensor(numbers).flatten())
-    looks = [Seen((2, 3), one, 7 * place, 7 * place + 6) for place, one in enumerate((still, still, other))]
-    host = HostLooks(told, (tuple(looks),))
-    assert host.there
+    told = HostCopy(torch.tensor(numbers).flatten())
+    looks = [
+        RelevanceSlice((2, 3), one, 7 * place, 7 * place + 6)
+        for place, one in enumerate((still, still, other))
+    ]
+    host = RelevanceTransfer(told, (tuple(looks),))
+    assert host.ready
     (found,) = host.wait()
     assert host.wait()[0] is found
-    assert found[0].image_maps is found[1].image_maps is still.take()
+    assert found[0].image_maps is found[1].image_maps is still.wait()
     assert [look.strength for look in found] == [0.5, 1.5, 2.5]
     for number, (look, raw) in enumerate(zip(found, (maps, maps, maps + 1), strict=True)):
         assert np.array_equal(look.participatory, np.full((2, 3), number, np.float32))
@@ -249,18 +252,18 @@ def test_views_are_on_their_way_before_anybody_hears_of_the_look(
     peers = bench("stock")
     engine = peers.engine(overlap=True)
     did: list[str] = []
-    wait, launch = HostLooks.wait, Runner.launch
+    wait, execute = RelevanceTransfer.wait, ModelRunner.execute
 
-    def waited(self: HostLooks) -> Any:
+    def waited(self: RelevanceTransfer) -> Any:
         did.append("looked")
         return wait(self)
 
-    def launched(self: Runner, plan: StepPlan) -> LaunchedStep:
+    def launched(self: ModelRunner, plan: StepPlan) -> LaunchedStep:
         did.append("launched")
-        return launch(self, plan)
+        return execute(self, plan)
 
-    monkeypatch.setattr(HostLooks, "wait", waited)
-    monkeypatch.setattr(Runner, "launch", launched)
+    monkeypatch.setattr(RelevanceTransfer, "wait", waited)
+    monkeypatch.setattr(ModelRunner, "execute", launched)
     engine.submit(peers.request(LOOKS[0], n=1))
     while not engine.idle:
         engine.step()

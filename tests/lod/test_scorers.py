@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.lod.relevance_transfer import look_now
+from saccade.lod.relevance_transfer import wait_relevance_maps
 from saccade.lod.scorers import (
     from_attention,
     from_head,
@@ -68,7 +68,7 @@ def test_a_look_has_every_map_in_its_place() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[::3, ::5] = 0
     share = torch.arange(6.0) / 15
-    look = look_now(image_maps(texture(page), (3, 2)), (3, 2), share, torch.tensor(1.5))
+    look = wait_relevance_maps(image_maps(texture(page), (3, 2)), (3, 2), share, torch.tensor(1.5))
     assert look.participatory.flatten().tolist() == pytest.approx(share.tolist())
     assert look.strength == 1.5
     assert look.propositional.shape == look.perspectival.shape == look.lost.shape == (3, 2)
@@ -79,7 +79,7 @@ def test_the_fine_map_is_the_texture_at_a_quarter_of_a_token() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[40:48, 16:24] = (torch.arange(64).view(8, 8, 1) * 37 % 256).to(torch.uint8)
     made = texture(page)
-    look = look_now(image_maps(made, (3, 2)), (3, 2), torch.ones(6), torch.tensor(0.0))
+    look = wait_relevance_maps(image_maps(made, (3, 2)), (3, 2), torch.ones(6), torch.tensor(0.0))
     assert look.image_maps.fine is not None
     assert look.image_maps.fine.shape == (3 * FINE, 2 * FINE)
     assert np.allclose(look.image_maps.fine, propositional(made, (3 * FINE, 2 * FINE)).numpy())

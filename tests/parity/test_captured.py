@@ -11,8 +11,8 @@ import pytest
 
 from saccade import SamplingParams
 from saccade.engine.core import Engine
-from saccade.worker.buckets import Shape
-from saccade.worker.graph_step import FixedStep
+from saccade.worker.buckets import StepShape
+from saccade.worker.graph_step import GraphStep
 from tests.conftest import FAMILIES
 from tests.parity.oracle import Oracle
 from tests.parity.test_engine import LONG, PICTURES, SITUATIONS, TEXTS, Bench, run, situated
@@ -45,18 +45,18 @@ def test_captured_steps_equal_transformers(
     peers = bench("qwen3_vl")
     questions = [*TEXTS, *PICTURES]
     engine = situated(peers, situation, questions, overlap=overlap, graphs="on")
-    sighted: list[int] = []
-    look = FixedStep.look
+    has_visual: list[int] = []
+    load = GraphStep.load_features
 
-    def counted(step: FixedStep, chunks: Any, shape: Shape, features: Any) -> None:
-        sighted.append(shape.tokens)
-        look(step, chunks, shape, features)
+    def counted(step: GraphStep, prefills: Any, shape: StepShape, features: Any) -> None:
+        has_visual.append(shape.prefill_tokens)
+        load(step, prefills, shape, features)
 
-    monkeypatch.setattr(FixedStep, "look", counted)
+    monkeypatch.setattr(GraphStep, "load_features", counted)
     peers.check(engine, questions)
     assert engine.graph_replays > 0
     if "chunks" in situation or "few blocks" in situation:
-        assert sighted
+        assert has_visual
     if "few blocks" in situation:
         assert engine.stats().preemptions > 0
     peers.check(engine, questions[::-1])  # again, in rows that others had
@@ -68,9 +68,9 @@ def test_a_captured_step_has_a_counter_for_every_row_and_kv_head(
     """What attention in one launch counts in; an ordinary step has none, as nothing orders two of them."""
     peers = bench("qwen3_vl")
     rows: list[int] = []
-    forward = FixedStep.run
+    forward = GraphStep.run
 
-    def noted(step: FixedStep, shape: Shape) -> None:
+    def noted(step: GraphStep, shape: StepShape) -> None:
         counters = step._mode.counters
         assert counters is not None
         assert not counters.any()
@@ -78,11 +78,11 @@ def test_a_captured_step_has_a_counter_for_every_row_and_kv_head(
         rows.append(shape.decodes)
         forward(step, shape)
 
-    monkeypatch.setattr(FixedStep, "run", noted)
+    monkeypatch.setattr(GraphStep, "run", noted)
     engine = peers.engine(graphs="on")
     peers.check(engine, TEXTS[:3])
     assert max(rows) > 1
-    assert engine._runner._model.mode.counters is None
+    assert engine._executor.runner._model.mode.counters is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -117,7 +117,7 @@ MORE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
-@pytest.mark.parametrize("asked", [SAMPLED, SAMPLED + MORE], ids=["drawn", "more"])
+@pytest.mark.parametrize("asked", [SAMPLED, SAMPLED + MORE], ids=["sampled", "more"])
 def test_captured_draws_are_those_of_ordinary_steps(
     bench: Callable[[str], Bench], asked: list[dict[str, Any]], overlap: bool
 ) -> None:

@@ -141,7 +141,7 @@ def test_deleting_between_and_during_questions_changes_no_token(bench: Callable[
         for delta in engine.step():
             answers.setdefault(delta.request_id, []).extend(delta.tokens)
         media = [media for request in requests for media in request.media]
-        engine._store.delete_image(media[turn % len(media)].view.content)
+        engine._encoder_cache.delete_image(media[turn % len(media)].view.content)
         engine.check()
         turn += 1
     for question, request in zip(PICTURES, requests, strict=True):

@@ -383,8 +383,9 @@ def test_a_picture_goes_up_while_a_brief_look_runs(
         sent.append(engine.stats().looks)
         return torch.from_numpy(pixels.copy())
 
-    assert engine._runner._encoder is not None
-    engine._runner._encoder._uploads = uploads = PixelUploads(send)
+    vision = engine._executor.runner._vision
+    assert vision is not None
+    vision.encoder._uploads = uploads = PixelUploads(send)
     brief = brief_steps(engine, monkeypatch)
     check_looks(peers, engine, LOOKS[:1])
     for turn, text in enumerate(("Where is the small white cat now?", "And the tower, how tall is it?")):
@@ -466,15 +467,15 @@ def test_many_questions_at_once_look_in_one_captured_step(
     ]
     engine = peers.engine(graphs="on", overlap=True)
     check_looks(peers, engine, questions[:1])
-    runner, launch = engine._runner, engine._runner.launch
+    runner, execute = engine._executor.runner, engine._executor.runner.execute
     looking: list[tuple[int, bool]] = []
 
     def noted(plan: StepPlan) -> LaunchedStep:
-        launched = launch(plan)
+        launched = execute(plan)
         looking.append((sum(bool(row.relevance_targets) for row in plan.scheduled), launched.is_graph))
         return launched
 
-    monkeypatch.setattr(runner, "launch", noted)
+    monkeypatch.setattr(runner, "execute", noted)
     check_looks(peers, engine, questions)
     assert max(looking) == (len(questions), True)
 
@@ -493,14 +494,14 @@ def noted_steps(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, counts: Callable[[StepPlan], bool]
 ) -> list[bool]:
     found: list[bool] = []
-    runner, launch = engine._runner, engine._runner.launch
+    runner, execute = engine._executor.runner, engine._executor.runner.execute
 
     def noted(plan: StepPlan) -> LaunchedStep:
-        launched = launch(plan)
+        launched = execute(plan)
         found.extend([launched.is_graph] * counts(plan))
         return launched
 
-    monkeypatch.setattr(runner, "launch", noted)
+    monkeypatch.setattr(runner, "execute", noted)
     return found
 
 

@@ -19,7 +19,7 @@ from transformers import (
 from saccade.request import Sampling, TokenLogprobs
 from saccade.sampling import rng as noise
 from saccade.sampling import sampler as sampler_room
-from saccade.sampling.sampler import Sampler, Use
+from saccade.sampling.sampler import Sampler, SamplingNeeds
 from saccade.step_plan import ScheduledSequence, SlotInit
 
 CPU = torch.device("cpu")
@@ -275,7 +275,7 @@ def test_whoever_had_the_row_before_it_does_what_it_was_told_last(
     fresh = sampler(*last.values(), rows=3)
     assert torch.equal(made._parameters[:, 0], fresh._parameters[:, 0])
     rows = sorted(last)
-    asked = [row for row in rows if made._uses[row] != Use()]  # of the others no more than that is read
+    asked = [row for row in rows if made._uses[row] != SamplingNeeds()]  # the others are read no further
     assert torch.equal(made._parameters[asked], fresh._parameters[asked])
     lines = logits_of(3, lines=len(rows)) if rows else logits_of(3, lines=1)[:0]
     places = [4] * len(rows)

@@ -234,7 +234,7 @@ def test_options_that_cannot_be_met_are_refused(vl_folder: Path) -> None:
 def test_nan_logits_fail_only_their_request(vl_folder: Path) -> None:
     llm = LLM(str(vl_folder), device="cpu", progress=False, num_blocks=256)
     good = llm.generate("The eye jumps", GREEDY)[0].outputs[0].text
-    logits = llm.engine._runner._model.logits
+    logits = llm.engine._executor.runner._model.logits
 
     def poisoned(hidden: torch.Tensor) -> torch.Tensor:
         values: torch.Tensor = logits(hidden)
@@ -242,7 +242,7 @@ def test_nan_logits_fail_only_their_request(vl_folder: Path) -> None:
             values[1] = torch.nan
         return values
 
-    llm.engine._runner._model.logits = poisoned  # type: ignore[method-assign]
+    llm.engine._executor.runner._model.logits = poisoned  # type: ignore[method-assign]
     for name, prompt in (("good", "The eye jumps"), ("bad", "How many boats")):
         llm.engine.submit(llm.processor.prepare_prompt(prompt, GREEDY, name, trusted=True))
     deltas = [delta for _ in range(40) for delta in llm.engine.step()]

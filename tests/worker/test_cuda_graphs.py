@@ -24,21 +24,21 @@ from saccade.request import View
 from saccade.step_plan import ScheduledSequence, Span
 from saccade.worker import execution_mode as way
 from saccade.worker.buckets import (
-    CHUNKS,
     DECODES,
-    MOST,
-    TOKENS,
-    Division,
-    Shape,
-    divide,
+    MAX_GRAPHS,
+    PREFILL_TOKENS,
+    PREFILLS,
+    SplitBatch,
+    StepShape,
+    choose_shape,
     first_shapes,
     later_shapes,
-    shape_of,
+    split_batch,
 )
-from saccade.worker.cuda_graphs import MOST_TRIES, RETRY_AFTER, Graphs
-from saccade.worker.execution_mode import Way, resolve_way
-from saccade.worker.input_batch import Upload
-from saccade.worker.slots import DeviceRows
+from saccade.worker.cuda_graphs import MAX_FAILURES, RETRY_AFTER, StepGraphCache
+from saccade.worker.execution_mode import ExecutionMode, resolve_execution_mode
+from saccade.worker.input_batch import PackedUpload
+from saccade.worker.slots import Slots
 
 CPU = torch.device("cpu")
 
@@ -70,77 +70,78 @@ def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
 ) -> None:
     rows = [row(i, start) for i, start in enumerate(starts)]
     rows += [row(1000 + i, start, count) for i, (start, count) in enumerate(prompts)]
-    divided = divide(rows)
-    assert divided is not None
-    shape = shape_of(divided, "greedy", most, 100_000)
+    split = split_batch(rows)
+    assert split is not None
+    shape = choose_shape(split, "greedy", most, 100_000)
     if shape is None:
         tokens = sum(count for _, count in prompts)
         beyond = len(starts) > 256 if prompts else len(starts) > min(512, most)
-        assert len(prompts) > CHUNKS[-1] or tokens > TOKENS[-1] or beyond or len(starts) > most
+        assert len(prompts) > PREFILLS[-1] or tokens > PREFILL_TOKENS[-1] or beyond or len(starts) > most
         return
     assert shape.decodes >= len(starts)
-    assert shape.longest > max(starts, default=0)
-    assert (shape.chunks, shape.tokens) == (0, 0) if not prompts else shape.chunks >= len(prompts)
-    assert shape.tokens >= sum(count for _, count in prompts)
-    assert not prompts or (shape.tokens in TOKENS and shape.chunks in CHUNKS)
+    assert shape.max_context > max(starts, default=0)
+    assert (shape.prefills, shape.prefill_tokens) == (0, 0) if not prompts else shape.prefills >= len(prompts)
+    assert shape.prefill_tokens >= sum(count for _, count in prompts)
+    assert not prompts or (shape.prefill_tokens in PREFILL_TOKENS and shape.prefills in PREFILLS)
     assert prompts or shape.decodes in DECODES
 
 
 def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
-    assert divide([row(0, 5), row(1, 3, 4, tokens=(1, 2, 3))]) is None  # its last token is on the device
-    looking = divide([row(0, 5, relevance_targets=(1,)), row(1, 5)])
+    assert split_batch([row(0, 5), row(1, 3, 4, tokens=(1, 2, 3))]) is None  # its last token is on the device
+    looking = split_batch([row(0, 5, relevance_targets=(1,)), row(1, 5)])
     assert looking is not None
-    assert looking.looking
-    assert [one.slot for one in looking.chunks] == [0]
-    seeing = divide([row(0, 5), row(1, 5, spans=(Span(start=5, view=view, key=b"k"),))])
+    assert looking.has_relevance_targets
+    assert [one.slot for one in looking.prefills] == [0]
+    seeing = split_batch([row(0, 5), row(1, 5, spans=(Span(start=5, view=view, key=b"k"),))])
     assert seeing is not None
-    assert [len(seeing.decodes), len(seeing.chunks), seeing.sighted] == [1, 1, True]
-    plain = divide([row(0, 5), row(1, 5, 3)])
+    assert [len(seeing.decodes), len(seeing.prefills), seeing.has_visual] == [1, 1, True]
+    plain = split_batch([row(0, 5), row(1, 5, 3)])
     assert plain is not None
-    assert shape_of(seeing, "greedy", 64, 900) != shape_of(plain, "greedy", 64, 900)
+    assert choose_shape(seeing, "greedy", 64, 900) != choose_shape(plain, "greedy", 64, 900)
     bent = np.array([[3.0], [4.0], [3.0]], dtype=np.float32)
-    divided = divide([row(0, 3, positions=bent), row(1, 8, sample=False), row(2, 9)])
-    assert divided is not None
-    assert [one.slot for one in divided.decodes] == [2]
-    assert [one.slot for one in divided.chunks] == [0, 1]
+    split = split_batch([row(0, 3, positions=bent), row(1, 8, sample=False), row(2, 9)])
+    assert split is not None
+    assert [one.slot for one in split.decodes] == [2]
+    assert [one.slot for one in split.prefills] == [0, 1]
 
 
 def test_short_questions_look_in_smaller_steps() -> None:
     def sizes(ending: str, *counts: int) -> tuple[int, int]:
-        divided = divide(
+        split = split_batch(
             [row(number, 70, count, relevance_targets=(1,)) for number, count in enumerate(counts)]
         )
-        assert divided is not None
-        shape = shape_of(divided, ending, 64, 900)
+        assert split is not None
+        shape = choose_shape(split, ending, 64, 900)
         assert shape is not None
-        return shape.tokens, shape.chunks
+        return shape.prefill_tokens, shape.prefills
 
-    assert [sizes("look", count) for count in (2, 32, 33, 65)] == [(32, 1), (32, 1), (64, 1), (128, 1)]
-    assert [sizes("look", *[3] * count) for count in (2, 8, 9)] == [(32, 8), (32, 8), (32, 32)]
+    assert [sizes("early_exit", count) for count in (2, 32, 33, 65)] == [(32, 1), (32, 1), (64, 1), (128, 1)]
+    assert [sizes("early_exit", *[3] * count) for count in (2, 8, 9)] == [(32, 8), (32, 8), (32, 32)]
     assert sizes("greedy", 20) == (64, 8)
-    later = later_shapes(64, 900, vision=True, looks=True)
-    looks = [(shape.tokens, shape.chunks) for shape in later if shape.ending == "look"]
+    later = later_shapes(64, 900, visual=True, early_exit=True)
+    looks = [(shape.prefill_tokens, shape.prefills) for shape in later if shape.ending == "early_exit"]
     assert looks == [(32, 1), (64, 1), (32, 8), (64, 8)]
-    assert not any(shape.ending == "look" for shape in later_shapes(64, 900, vision=True))
+    assert not any(shape.ending == "early_exit" for shape in later_shapes(64, 900, visual=True))
 
 
 def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
-    decodes = [shape for shape in first_shapes(20, 9000) if not shape.chunks]
+    decodes = [shape for shape in first_shapes(20, 9000) if not shape.prefills]
     assert [shape.decodes for shape in decodes] == [24, 16, 8, 4, 2, 1]
-    assert [shape.tokens for shape in first_shapes(20, 9000) if shape.chunks] == sorted(TOKENS)[::-1]
-    assert {shape.longest for shape in first_shapes(20, 9000)} == {4096}
-    assert {shape.longest for shape in first_shapes(20, 900)} == {900}
+    prefills = [shape.prefill_tokens for shape in first_shapes(20, 9000) if shape.prefills]
+    assert prefills == sorted(PREFILL_TOKENS)[::-1]
+    assert {shape.max_context for shape in first_shapes(20, 9000)} == {4096}
+    assert {shape.max_context for shape in first_shapes(20, 900)} == {900}
     assert max(shape.decodes for shape in first_shapes(512, 9000)) == 64
 
 
 def test_later_shapes_are_the_rest_and_all_fit() -> None:
-    first, later = first_shapes(256, 9000), later_shapes(256, 9000, vision=True, looks=True)
+    first, later = first_shapes(256, 9000), later_shapes(256, 9000, visual=True, early_exit=True)
     assert not set(first) & set(later)
     assert len(set(later)) == len(later)
-    assert len(first) + len(later) <= MOST
+    assert len(first) + len(later) <= MAX_GRAPHS
     for rows in (1, 5, 200, 256):
-        for ending in ("greedy", "drawn"):
+        for ending in ("greedy", "sampled"):
             assert any(shape.decodes >= rows and shape.ending == ending for shape in later)
 
 
@@ -157,23 +158,23 @@ class Script:
             raise self.failures.pop(0)
         return PlainRecorder().record(function)
 
-    def clear(self, shape: Shape) -> None:
+    def fill_with_padding(self, shape: StepShape) -> None:
         pass
 
-    def run(self, shape: Shape) -> None:
+    def run(self, shape: StepShape) -> None:
         pass
 
-    sees = looks = True
+    takes_visual = keeps_hidden_states = True
 
-    def holds(self, divided: Division) -> bool:
+    def supports(self, split: SplitBatch) -> bool:
         return True
 
-    def ending(self, rows: tuple[ScheduledSequence, ...]) -> str:
+    def graph_ending(self, rows: tuple[ScheduledSequence, ...]) -> str:
         return "greedy"
 
 
-def graphs(script: Script, **options: int) -> Graphs:
-    return Graphs(script, script, script, 64, 4096, **options)  # type: ignore[arg-type]
+def graphs(script: Script, **options: int) -> StepGraphCache:
+    return StepGraphCache(script, script, script, 64, 4096, **options)  # type: ignore[arg-type]
 
 
 def test_a_capture_without_memory_does_not_poison_its_shape(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,14 +196,14 @@ def test_a_capture_without_memory_does_not_poison_its_shape(caplog: pytest.LogCa
 def test_a_shape_that_never_captures_is_given_up() -> None:
     script = Script(*[RuntimeError("operation not permitted when stream is capturing")] * 9)
     made = graphs(script)
-    for _ in range(RETRY_AFTER * (MOST_TRIES + 2)):
+    for _ in range(RETRY_AFTER * (MAX_FAILURES + 2)):
         assert made.find((row(0, 5),)) is None
-    assert script.calls == MOST_TRIES
+    assert script.calls == MAX_FAILURES
 
 
 def test_prompts_are_captured_when_their_shape_has_come_often_enough() -> None:
     script = Script()
-    made = graphs(script, sightings=3)
+    made = graphs(script, min_uses=3)
     prompt = (row(0, 0, 20),)
     assert [made.find(prompt) is None for _ in range(4)] == [True, True, False, False]
     assert script.calls == len(made) == 1
@@ -211,9 +212,9 @@ def test_prompts_are_captured_when_their_shape_has_come_often_enough() -> None:
 def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
     script = Script(RuntimeError("no"))
     made = graphs(script)
-    made.warm(progress=False)
+    made.warm_up(progress=False)
     warm = script.calls
-    captured = [made.go_on() for _ in range(MOST)]
+    captured = [made.capture_next() for _ in range(MAX_GRAPHS)]
     assert captured == sorted(captured, reverse=True)
     assert script.calls == warm + sum(captured)
     assert len(made) == script.calls - 1  # the one that failed is not tried again while idle
@@ -224,9 +225,9 @@ def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
 def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
     """Those of other prompts."""
     script = Script()
-    made = graphs(script, sightings=3)
-    made.warm(progress=False)
-    while made.go_on():
+    made = graphs(script, min_uses=3)
+    made.warm_up(progress=False)
+    while made.capture_next():
         pass
     view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
     span = (Span(start=5, view=view, key=b"k"),)
@@ -234,7 +235,7 @@ def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
         for count in (20, 100, 190, 500):
             found = made.find((row(0, 5, count, sample=False, spans=spans, relevance_targets=(1,)),))
             assert found is not None
-            assert found[1].tokens >= count
+            assert found[1].prefill_tokens >= count
     several = tuple(row(number, 5, 20, sample=False, relevance_targets=(1,)) for number in range(9))
     assert made.find(several) is None, "more prompts than are captured before they come"
 
@@ -261,28 +262,28 @@ def drain(engine: Engine) -> list[int]:
 
 
 def test_the_host_counts_along_with_the_device() -> None:
-    rows = DeviceRows(4, 8, CPU)
-    assert not rows.knows(row(1, 9))
-    rows.ran(row(1, 5, 4), told=True)
-    assert rows.knows(row(1, 9))
+    slots = Slots(4, 8, CPU)
+    assert not slots.is_current(row(1, 9))
+    slots.advance(row(1, 5, 4), uploaded=True)
+    assert slots.is_current(row(1, 9))
     apart = np.full((3, 1), 30, dtype=np.float32)
-    assert not rows.knows(row(1, 9, positions=apart))  # pictures take fewer positions than tokens
-    rows.ran(row(1, 9, positions=apart), told=True)
-    assert rows.knows(row(1, 10, positions=apart + 1))
-    rows.ran(row(1, 10, positions=apart + 1), told=False)
-    assert rows.knows(row(1, 11, positions=apart + 2))
-    assert not rows.knows(row(1, 12))
-    rows.forget(1)
-    assert not rows.knows(row(1, 11))
-    rows.ran(row(1, 5, 4, sample=False), told=True)
-    assert not rows.knows(row(1, 9))
+    assert not slots.is_current(row(1, 9, positions=apart))  # pictures take fewer positions than tokens
+    slots.advance(row(1, 9, positions=apart), uploaded=True)
+    assert slots.is_current(row(1, 10, positions=apart + 1))
+    slots.advance(row(1, 10, positions=apart + 1), uploaded=False)
+    assert slots.is_current(row(1, 11, positions=apart + 2))
+    assert not slots.is_current(row(1, 12))
+    slots.reset(1)
+    assert not slots.is_current(row(1, 11))
+    slots.advance(row(1, 5, 4, sample=False), uploaded=True)
+    assert not slots.is_current(row(1, 9))
 
 
 def test_a_steady_decode_step_uploads_nothing(vl_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a step of the same rows, none of which needs a block, sends anything to the device."""
     engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
     sent: list[int] = []
-    monkeypatch.setattr("saccade.worker.input_batch.Upload.send", _counted(sent))
+    monkeypatch.setattr("saccade.worker.input_batch.PackedUpload.send", _counted(sent))
     front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     for name in ("a", "b"):
         params = SamplingParams(max_tokens=40, temperature=0)
@@ -296,9 +297,9 @@ def test_a_steady_decode_step_uploads_nothing(vl_folder: Path, monkeypatch: pyte
 
 
 def _counted(sent: list[int]) -> Callable[..., Any]:
-    plain = Upload.send
+    plain = PackedUpload.send
 
-    def send(self: Upload, device: torch.device) -> torch.Tensor:
+    def send(self: PackedUpload, device: torch.device) -> torch.Tensor:
         sent.append(1)
         return plain(self, device)
 
@@ -310,13 +311,14 @@ def config(**options: Any) -> EngineConfig:
 
 
 def test_ways_that_lead_nowhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_way(config(), CPU, torch.float32) == Way(KernelMode("auto"), False, False)
-    assert resolve_way(config(graphs="on"), CPU, torch.float32).graphs
+    plain = ExecutionMode(KernelMode("auto"), False, False)
+    assert resolve_execution_mode(config(), CPU, torch.float32) == plain
+    assert resolve_execution_mode(config(graphs="on"), CPU, torch.float32).graphs
     with pytest.raises(ConfigError, match="early_launch is on"):
-        resolve_way(config(graphs="on", early_launch="on"), CPU, torch.float32)
+        resolve_execution_mode(config(graphs="on", early_launch="on"), CPU, torch.float32)
     monkeypatch.setattr(way, "INTERPRETED", False)
     with pytest.raises(ConfigError, match="kernels is triton"):
-        resolve_way(config(kernels="triton"), CPU, torch.float32)
+        resolve_execution_mode(config(kernels="triton"), CPU, torch.float32)
 
 
 def test_early_launch_needs_a_chip_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,14 +327,15 @@ def test_early_launch_needs_a_chip_that_has_it(monkeypatch: pytest.MonkeyPatch) 
     cuda = torch.device("cuda")
     for capability, able in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert resolve_way(config(kernels="triton"), cuda, torch.bfloat16).early is able
-        assert not resolve_way(config(kernels="triton", early_launch="off"), cuda, torch.bfloat16).early
+        assert resolve_execution_mode(config(kernels="triton"), cuda, torch.bfloat16).pdl is able
+        off = config(kernels="triton", early_launch="off")
+        assert not resolve_execution_mode(off, cuda, torch.bfloat16).pdl
         if not able:
             with pytest.raises(ConfigError, match=r"9\.0"):
-                resolve_way(config(kernels="triton", early_launch="on"), cuda, torch.bfloat16)
-    assert not resolve_way(config(), cuda, torch.bfloat16).graphs
+                resolve_execution_mode(config(kernels="triton", early_launch="on"), cuda, torch.bfloat16)
+    assert not resolve_execution_mode(config(), cuda, torch.bfloat16).graphs
     with pytest.raises(ConfigError, match="graphs is on"):
-        resolve_way(config(graphs="on"), cuda, torch.bfloat16)
+        resolve_execution_mode(config(graphs="on"), cuda, torch.bfloat16)
 
 
 def test_captured_steps_of_long_contexts_are_budgeted(vl_folder: Path) -> None:

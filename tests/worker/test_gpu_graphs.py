@@ -44,7 +44,7 @@ def answers(folder: Path, asked: list[dict[str, Any]], **options: Any) -> tuple[
 
 
 @pytest.mark.parametrize("early", ["off", "auto"])
-@pytest.mark.parametrize("asked", [ASKED[:1], ASKED[:3], ASKED], ids=["greedy", "drawn", "more"])
+@pytest.mark.parametrize("asked", [ASKED[:1], ASKED[:3], ASKED], ids=["greedy", "sampled", "more"])
 def test_captured_steps_give_the_bits_of_ordinary_ones(
     tmp_path: Path, asked: list[dict[str, Any]], early: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Builds an engine's rooms from its options and wires them, in the order their sizes become known."""
+"""Builds the parts of an engine core from its options, in the order in which their sizes become known."""
 
 import logging
 import time
@@ -13,15 +13,15 @@ from saccade.checkpoint import Checkpoint
 from saccade.config import EngineConfig
 from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.cache.transfer import build_encoder_cache
-from saccade.encoder.encoder_graphs import EncoderGraphs, build_encoder_graphs
+from saccade.encoder.encoder_graphs import build_encoder_graphs
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.encoder.partial_views import PartialViews, segment_layers
 from saccade.engine.ipc import EngineInfo
-from saccade.engine.memory import Budget, budget, resolve_device, resolve_dtype, side_width
-from saccade.engine.model_size import read_network
+from saccade.engine.memory import budget, resolve_device, resolve_dtype, side_width
+from saccade.engine.model_size import read_model_size
 from saccade.engine.pinned_prefixes import pinned_tokens
+from saccade.executor.executor import SingleProcessExecutor
 from saccade.host.malloc import limit_onednn_cache
-from saccade.inputs.image_processor import ImageProcessor
 from saccade.kernels.attention.quantized_kv import FORMATS
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
 from saccade.kernels.dispatch import TORCH
@@ -35,9 +35,8 @@ from saccade.kv_cache.swap_copies import HostPages
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.controller import LodController
-from saccade.lod.image_maps import captured_stills
-from saccade.lod.relevance_pass import Head, Lookout, layers_needed
-from saccade.models.interface import LanguageModel
+from saccade.lod.image_maps import build_image_map_runner
+from saccade.lod.relevance_pass import RelevanceHeadWeights, RelevancePass, layers_needed
 from saccade.models.loader import load_model
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
@@ -53,78 +52,45 @@ from saccade.scheduler.cost_prior import (
 from saccade.scheduler.kv_manager import Caches
 from saccade.scheduler.policy import UNLIMITED, EarlyExit, SchedulerConfig
 from saccade.scheduler.scheduler import Scheduler
-from saccade.worker.buckets import DECODES, TOKENS
-from saccade.worker.compile_kernels import compile_first, compilers
-from saccade.worker.cuda_graphs import Graphs
-from saccade.worker.execution_mode import Way, resolve_way
-from saccade.worker.graph_step import FixedStep
-from saccade.worker.idle_warmup import Ahead, likely_shapes
-from saccade.worker.input_batch import Batch
-from saccade.worker.model_runner import Rehearsal, Runner
-from saccade.worker.slots import DeviceRows
-from saccade.worker.warmup import warm_pictures
+from saccade.worker.buckets import DECODES, PREFILL_TOKENS
+from saccade.worker.cuda_graphs import StepGraphCache
+from saccade.worker.encoder_warmup import TowerWarmup, likely_tower_shapes, warm_up_encoder
+from saccade.worker.execution_mode import resolve_execution_mode
+from saccade.worker.graph_step import GraphStep
+from saccade.worker.input_batch import InputBatch
+from saccade.worker.model_runner import ModelRunner, VisionParts
+from saccade.worker.slots import Slots
+from saccade.worker.warmup import IdleWarmup, WarmupStep, compile_kernels, compilers
 
 log = logging.getLogger(__name__)
 
-SLOW_START = 10.0  # seconds, from which on a start says what took how long
-# ms, on cuda: an H200's tokens beside 6 pictures a second then take about 1.5 times what they take beside
-# texts alone, at the 99th percentile. A CPU's steps are longer than any target worth having.
+SLOW_START = 10.0  # seconds; a start that takes longer logs its parts
+# ms, on cuda: beside 6 images a second the 99th percentile of an H200's inter-token latency is then about 1.5
+# times that beside texts alone. A CPU's steps are longer than any useful target.
 DEFAULT_ITL_TARGET = 11.0
 
 
 @dataclass(frozen=True)
-class Machine:
+class EngineParts:
     info: EngineInfo
     scheduler: Scheduler
-    runner: Runner
-    store: EncoderCache[Tensor]
+    executor: SingleProcessExecutor
+    encoder_cache: EncoderCache[Tensor]
     overlap: bool
-    seconds: Mapping[str, float]  # what making each part took
+    seconds: Mapping[str, float]  # of the start, by part
 
 
-def build_machine(config: EngineConfig, checkpoint: Checkpoint, *, progress: bool) -> Machine:
+def build_engine(config: EngineConfig, checkpoint: Checkpoint, *, progress: bool) -> EngineParts:
     device = resolve_device(config)
     if device.type == "cpu":
         limit_onednn_cache()
-        return _build(config, checkpoint, device, progress=progress)
+        return EngineBuilder(config, checkpoint, device, progress=progress).build()
     with compilers(wanted=config.kernels != TORCH):
-        return _build(config, checkpoint, device, progress=progress)
+        return EngineBuilder(config, checkpoint, device, progress=progress).build()
 
 
-def _build(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *, progress: bool) -> Machine:
-    dtype = resolve_dtype(config, checkpoint, device)
-    laps = Laps()
-    way = resolve_way(config, device, dtype)
-    model = load_model(checkpoint, device, dtype, config.load_format, progress, way.mode)
-    laps.note("weights")
-    if device.type == "cuda":
-        small = _compact_dtype(config)
-        compile_first(model, checkpoint.image, device, config.block_size, config.max_num_seqs, small)
-        laps.note("kernels")
-    shares = budget(config, checkpoint, model, device, dtype, graphs=way.graphs)
-    laps.note("workspace")
-    store = build_encoder_cache(config, shares.feature_bytes, model, device)
-    unfinished: PartialViews[PartialEncoding] = PartialViews(shares.encode_patches)
-    pages = _pages(config, checkpoint, model, shares, device, dtype)
-    host = HostPages(pages, shares.swap_slots) if shares.swap_slots else None
-    scheduler = _scheduler(config, checkpoint, shares, store, unfinished, host, device, dtype, way)
-    laps.note("memory")
-    made = Machine(
-        info=_info(config, checkpoint, model, shares, device, dtype),
-        scheduler=scheduler,
-        runner=_runner(
-            config, checkpoint, model, shares, store, unfinished, pages, host, way, progress, laps
-        ),
-        store=store,
-        overlap=config.overlap if config.overlap is not None else device.type == "cuda",
-        seconds=laps.seconds,
-    )
-    log.log(logging.INFO if sum(laps.seconds.values()) > SLOW_START else logging.DEBUG, "made in %s", laps)
-    return made
-
-
-class Laps:
-    """How long each part of a start took."""
+class StartTimes:
+    """How long each part of a start takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -141,207 +107,217 @@ class Laps:
         )
 
 
-def _scheduler(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    shares: Budget,
-    store: EncoderCache[Tensor],
-    unfinished: PartialViews[PartialEncoding],
-    host: HostPages | None,
-    device: torch.device,
-    dtype: torch.dtype,
-    way: Way,
-) -> Scheduler:
-    network = read_network(checkpoint.config, dtype.itemsize, small=config.kv_cache_dtype != "auto")
-    chip = CHIPS.get(device.type, CPU)
-    # With a relevance head prompts with views are never captured: smaller pieces would gain nothing.
-    sizes = TOKENS if way.graphs and checkpoint_views(checkpoint).head is None else ()
-    limits = SchedulerConfig(
-        max_num_seqs=config.max_num_seqs,
-        max_step_tokens=shares.step_tokens,
-        max_model_len=shares.max_model_len,
-        block_size=config.block_size,
-        max_encode_patches=shares.encode_patches,
-        max_queue=config.max_queue,
-        max_queue_bytes=config.max_queue_bytes,
-        seed=config.seed,
-        itl_target=_itl_target(config, device),
-        copy_tokens=copy_tokens(network, chip, config.block_size),
-        encode_layers=max(network.vision_depth, 1),
-        encode_unit=segment_layers(network.vision_depth) if way.tower else 1,
-        stream_tokens=sizes[-1] if sizes else UNLIMITED,
-        early_exit=_early_exit(checkpoint, network, chip),
-    )
-    pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_cache_options().roles)
-    prefix = None
-    if config.prefix_caching:
-        prefix = PrefixCache(pool, config.block_size, _pins(config, checkpoint, shares, network))
-    cost = CostModel(coefficients(network, chip), sizes=sizes)
-    caches = Caches(pool, prefix, store, unfinished, _swap_space(host))
-    return Scheduler(limits, caches, cost, host_decisions=LodController(checkpoint_views(checkpoint).rule))
-
-
-def _early_exit(checkpoint: Checkpoint, network: ModelSize, chip: Chip) -> EarlyExit:
-    """Steps that stop after the last layer the relevance pass needs."""
-    share = layers_needed(checkpoint_views(checkpoint).head, network.layers) / network.layers
-    return EarlyExit(early_exit_tokens(network, chip), share)
-
-
-def _pins(config: EngineConfig, checkpoint: Checkpoint, shares: Budget, network: ModelSize) -> PinnedPrefixes:
-    """System prompts to be kept for good, in what a request of the longest context leaves of the pool."""
-    prefixes = pinned_tokens(checkpoint, config.pin_prefix)
-    room = shares.kv.text - -(-shares.max_model_len // config.block_size)
-    block_bytes = config.block_size * network.kv_bytes
-    validate_pinned_prefixes(prefixes, config.block_size, block_bytes, config.pinned_prefix_bytes, room)
-    return PinnedPrefixes(prefixes, max(room, 0))
-
-
-def _swap_space(host: HostPages | None) -> SwapSpace | None:
-    if host is None:
-        return None
-    rate = host.measure_rate()
-    log.info("%d KV blocks of host memory for swapping, at %.1f GB/s", host.slots, rate / 1e9)
-    return SwapSpace(host.slots, 2e3 * host.slot_bytes / rate)
-
-
-def _itl_target(config: EngineConfig, device: torch.device) -> float | None:
-    if config.itl_target is None:
-        return DEFAULT_ITL_TARGET if device.type == "cuda" else None
-    return config.itl_target or None
-
-
-def _runner(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    shares: Budget,
-    store: EncoderCache[Tensor],
-    unfinished: PartialViews[PartialEncoding],
-    pages: Pages,
-    host: HostPages | None,
-    way: Way,
-    progress: bool,
-    laps: Laps,
-) -> Runner:
-    device, dtype = pages.k.device, pages.k.dtype
-    encoder, lookout, ahead = None, None, None
-    processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
-    if model.vision is not None and processing:
-        tower = build_encoder_graphs(model.vision, device, dtype) if way.tower else None
-        encoder = EncoderRunner(model.vision, processing, device, dtype, unfinished, tower)
-        head = _head(config, checkpoint, model, device)
-        stills = captured_stills(device, graphs=way.tower, mode=way.mode)
-        lookout = Lookout(model, pages, head, device, encoder.upload, stills)
-        store.on_delete = partial(_forget, lookout, encoder)
-        if tower is not None and device.type == "cuda" and checkpoint.image is not None:
-            warm_pictures(encoder, checkpoint.image, shares.max_model_len, progress=progress)
-            ahead = _ahead(checkpoint, checkpoint.image, tower, shares, way)
-        laps.note("pictures")
-    blocks_per_row = -(-shares.max_model_len // config.block_size)
-    rows = DeviceRows(config.max_num_seqs, blocks_per_row, device)
-    batch = Batch(pages, rows, device)
-    sampler = Sampler(config.max_num_seqs, model.vocab_size, device, way.mode)
-    captured = None
-    if way.graphs:
-        step = FixedStep(
-            model,
-            pages,
-            rows,
-            sampler,
-            config.max_num_seqs,
-            device,
-            early=way.early,
-            sees=lookout is None or not lookout.watches_views,
-            watched=() if lookout is None else lookout.watched,
+class EngineBuilder:
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, device: torch.device, *, progress: bool
+    ) -> None:
+        """Loads the model, compiles its kernels and allocates the caches."""
+        self._config, self._checkpoint, self._device, self._progress = config, checkpoint, device, progress
+        self._views = checkpoint_views(checkpoint)
+        self._dtype = dtype = resolve_dtype(config, checkpoint, device)
+        self._times = StartTimes()
+        self._execution = resolve_execution_mode(config, device, dtype)
+        self._model = load_model(
+            checkpoint, device, dtype, config.load_format, progress, self._execution.mode
         )
-        most, longest = config.max_num_seqs, shares.max_model_len
+        self._times.note("weights")
         if device.type == "cuda":
-            graphs = Graphs(step, CudaRecorder(device), sampler, most, longest)
-            with torch.inference_mode():
-                graphs.warm(progress)
-        else:
-            graphs = Graphs(step, PlainRecorder(), sampler, most, longest, sightings=1)
-        captured = step, graphs
-        laps.note("steps")
-    runner = Runner(model, encoder, store, rows, batch, sampler, captured, host, lookout, ahead)
-    if captured is not None and device.type == "cuda":  # so that no twin computes, and writes, for real
-        _rehearse(runner, config.max_num_seqs)
-        laps.note("prompts")
-    return runner
+            image, seqs, compact = checkpoint.image, config.max_num_seqs, self._compact_dtype
+            compile_kernels(self._model, image, device, config.block_size, seqs, compact)
+            self._times.note("kernels")
+        self._budget = budget(config, checkpoint, self._model, device, dtype, graphs=self._execution.graphs)
+        self._times.note("workspace")
+        self._encoder_cache = build_encoder_cache(config, self._budget.feature_bytes, self._model, device)
+        self._partial_views: PartialViews[PartialEncoding] = PartialViews(self._budget.encode_patches)
+        self._pages = self._allocate_pages()
+        self._host_pages: HostPages | None = None
+        if self._budget.swap_slots:
+            self._host_pages = HostPages(self._pages, self._budget.swap_slots)
+
+    def build(self) -> EngineParts:
+        scheduler = self._build_scheduler()
+        self._times.note("memory")
+        executor = self._build_executor()
+        seconds, overlap = self._times.seconds, self._config.overlap
+        level = logging.INFO if sum(seconds.values()) > SLOW_START else logging.DEBUG
+        log.log(level, "engine started in %s", self._times)
+        return EngineParts(
+            info=self._info(),
+            scheduler=scheduler,
+            executor=executor,
+            encoder_cache=self._encoder_cache,
+            overlap=overlap if overlap is not None else self._device.type == "cuda",
+            seconds=seconds,
+        )
+
+    def _build_scheduler(self) -> Scheduler:
+        config, shares = self._config, self._budget
+        small = config.kv_cache_dtype != "auto"
+        size = read_model_size(self._checkpoint.config, self._dtype.itemsize, small=small)
+        chip = CHIPS.get(self._device.type, CPU)
+        # With a relevance head, prefills with views never run as CUDA graphs: smaller chunks would gain
+        # nothing.
+        sizes = PREFILL_TOKENS if self._execution.graphs and self._views.head is None else ()
+        limits = SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_step_tokens=shares.step_tokens,
+            max_model_len=shares.max_model_len,
+            block_size=config.block_size,
+            max_encode_patches=shares.encode_patches,
+            max_queue=config.max_queue,
+            max_queue_bytes=config.max_queue_bytes,
+            seed=config.seed,
+            itl_target=self._itl_target,
+            copy_tokens=copy_tokens(size, chip, config.block_size),
+            encode_layers=max(size.vision_depth, 1),
+            encode_unit=segment_layers(size.vision_depth) if self._execution.tower_graphs else 1,
+            stream_tokens=sizes[-1] if sizes else UNLIMITED,
+            early_exit=self._early_exit(size, chip),
+        )
+        pool = BlockPool(shares.blocks, shares.kv.vision, config.kv_cache_options().roles)
+        prefix = None
+        if config.prefix_caching:
+            prefix = PrefixCache(pool, config.block_size, self._pinned_prefixes(size))
+        cost = CostModel(coefficients(size, chip), sizes=sizes)
+        caches = Caches(pool, prefix, self._encoder_cache, self._partial_views, self._build_swap_space())
+        return Scheduler(limits, caches, cost, host_decisions=LodController(self._views.rule))
+
+    def _early_exit(self, size: ModelSize, chip: Chip) -> EarlyExit:
+        share = layers_needed(self._views.head, size.layers) / size.layers
+        return EarlyExit(early_exit_tokens(size, chip), share)
+
+    def _pinned_prefixes(self, size: ModelSize) -> PinnedPrefixes:
+        """System prompts that are never evicted, in what a request of the longest context leaves of the
+        pool."""
+        config, shares = self._config, self._budget
+        prefixes = pinned_tokens(self._checkpoint, config.pin_prefix)
+        room = shares.kv.text - -(-shares.max_model_len // config.block_size)
+        block_bytes = config.block_size * size.kv_bytes
+        validate_pinned_prefixes(prefixes, config.block_size, block_bytes, config.pinned_prefix_bytes, room)
+        return PinnedPrefixes(prefixes, max(room, 0))
+
+    def _build_swap_space(self) -> SwapSpace | None:
+        host = self._host_pages
+        if host is None:
+            return None
+        rate = host.measure_rate()
+        log.info("%d KV blocks of host memory for swapping, at %.1f GB/s", host.slots, rate / 1e9)
+        return SwapSpace(host.slots, 2e3 * host.slot_bytes / rate)
+
+    @property
+    def _itl_target(self) -> float | None:
+        if self._config.itl_target is None:
+            return DEFAULT_ITL_TARGET if self._device.type == "cuda" else None
+        return self._config.itl_target or None
+
+    def _build_executor(self) -> SingleProcessExecutor:
+        config, model, device = self._config, self._model, self._device
+        vision, tower_warmup = self._build_vision()
+        slots = Slots(config.max_num_seqs, -(-self._budget.max_model_len // config.block_size), device)
+        sampler = Sampler(config.max_num_seqs, model.vocab_size, device, self._execution.mode)
+        graphs = None
+        if self._execution.graphs:
+            graphs = self._build_graphs(slots, sampler, None if vision is None else vision.relevance)
+            self._times.note("steps")
+        runner = ModelRunner(model, InputBatch(self._pages, slots), sampler, vision, graphs, self._host_pages)
+        steps: list[WarmupStep] = []
+        # Only on a GPU: reference implementations would compute, and write, for real.
+        if graphs is not None and device.type == "cuda":
+            steps = _warmup_steps(config.max_num_seqs)
+            runner.compile_step(steps[0].scheduled(runner.max_context), draws=False)
+            self._times.note("prompts")
+        return SingleProcessExecutor(runner, IdleWarmup(runner, graphs, tower_warmup, steps))
+
+    def _build_vision(self) -> tuple[VisionParts | None, TowerWarmup | None]:
+        checkpoint, model, device = self._checkpoint, self._model, self._device
+        processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
+        if model.vision is None or not processing:
+            return None, None
+        mode, use_graphs = self._execution.mode, self._execution.tower_graphs
+        graphs = build_encoder_graphs(model.vision, device, self._dtype) if use_graphs else None
+        encoder = EncoderRunner(model.vision, processing, device, self._dtype, self._partial_views, graphs)
+        image_maps = build_image_map_runner(device, graphs=use_graphs, mode=mode)
+        relevance = RelevancePass(model, self._pages, self._load_head(), encoder.upload, image_maps)
+        self._encoder_cache.on_delete = partial(_forget_image, relevance, encoder)
+        warmup = None
+        if graphs is not None and device.type == "cuda" and checkpoint.image is not None:
+            length = self._budget.max_model_len
+            warm_up_encoder(encoder, checkpoint.image, length, progress=self._progress)
+            shapes = likely_tower_shapes(
+                checkpoint.image, self._views.rule, graphs, length, alone=mode.deterministic
+            )
+            warmup = TowerWarmup(graphs, shapes)
+        self._times.note("pictures")
+        return VisionParts(encoder, self._encoder_cache, relevance, model.vision.depth_levels), warmup
+
+    def _load_head(self) -> RelevanceHeadWeights | None:
+        head = self._views.head
+        if head is None:
+            return None
+        dummy = self._config.load_format == "dummy"
+        return RelevanceHeadWeights.load(
+            self._checkpoint, head, self._model.hidden_size, self._device, dummy=dummy
+        )
+
+    def _build_graphs(
+        self, slots: Slots, sampler: Sampler, relevance: RelevancePass | None
+    ) -> StepGraphCache:
+        step = GraphStep(
+            self._model,
+            self._pages,
+            slots,
+            sampler,
+            pdl=self._execution.pdl,
+            visual=relevance is None or not relevance.stores_view_vectors,
+            tapped_layers=() if relevance is None else relevance.tapped_layers,
+        )
+        seqs, length = self._config.max_num_seqs, self._budget.max_model_len
+        if self._device.type != "cuda":
+            return StepGraphCache(step, PlainRecorder(), sampler, seqs, length, min_uses=1)
+        graphs = StepGraphCache(step, CudaRecorder(self._device), sampler, seqs, length)
+        with torch.inference_mode():
+            graphs.warm_up(self._progress)
+        return graphs
+
+    @property
+    def _compact_dtype(self) -> torch.dtype | None:
+        """Of KV blocks in 8 bits, if there are any."""
+        form = self._config.kv_cache_options().format
+        return FORMATS[form] if form else None
+
+    def _allocate_pages(self) -> Pages:
+        shares = self._budget
+        return Pages.allocate(
+            single_group(self._model.kv_cache_groups, self._config.block_size),
+            shares.blocks,
+            self._device,
+            shares.kv.compact,
+            self._compact_dtype if shares.kv.compact else None,
+            side_width(self._checkpoint, self._model),
+            self._model.mode,
+        )
+
+    def _info(self) -> EngineInfo:
+        return EngineInfo(
+            model=self._checkpoint.name,
+            max_model_len=self._budget.max_model_len,
+            vocab_size=self._model.vocab_size,
+            block_size=self._config.block_size,
+            num_blocks=self._budget.blocks,
+            max_num_seqs=self._config.max_num_seqs,
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+        )
 
 
-def _rehearse(runner: Runner, rows: int) -> None:
-    """What ordinary steps launch: of a lone prompt now, for the first there is would wait for it, the rest by
-    and by. Of few tokens too, which nothing is captured for at first: products of so many rows have kernels
-    of their own (those of more are compiled before, `compile.SHORT`)."""
-    alone = Rehearsal(0)
-    runner.rehearse([alone], draws=False)
-    beside = [Rehearsal(size) for size in DECODES if size < rows]
-    short = [Rehearsal(0, limit) for limit in LIMITS if 1 < limit <= MOST_ROWS]
-    runner.rehearsals = [alone, *beside, *short]
+def _warmup_steps(max_seqs: int) -> list[WarmupStep]:
+    """Eager steps: a lone prefill, prefills beside decodes, and short prefills, whose products have kernels
+    of their own (those of more tokens: `warmup.SHORT`)."""
+    beside = [WarmupStep(size) for size in DECODES if size < max_seqs]
+    short = [WarmupStep(0, limit) for limit in LIMITS if 1 < limit <= MOST_ROWS]
+    return [WarmupStep(0), *beside, *short]
 
 
-def _forget(lookout: Lookout, encoder: EncoderRunner, content: bytes) -> None:
-    lookout.forget(content)
+def _forget_image(relevance: RelevancePass, encoder: EncoderRunner, content: bytes) -> None:
+    relevance.forget_image(content)
     encoder.forget_image(content)
-
-
-def _ahead(
-    checkpoint: Checkpoint, image: ImageProcessor, tower: EncoderGraphs, shares: Budget, way: Way
-) -> Ahead:
-    rule, alone = checkpoint_views(checkpoint).rule, way.mode.deterministic
-    return Ahead(tower, likely_shapes(image, rule, tower, shares.max_model_len, alone=alone))
-
-
-def _head(
-    config: EngineConfig, checkpoint: Checkpoint, model: LanguageModel, device: torch.device
-) -> Head | None:
-    named = checkpoint_views(checkpoint).head
-    if named is None:
-        return None
-    return Head.load(checkpoint, named, model.hidden_size, device, dummy=config.load_format == "dummy")
-
-
-def _compact_dtype(config: EngineConfig) -> torch.dtype | None:
-    """Of the blocks in 8 bits, if any are wished for."""
-    form = config.kv_cache_options().format
-    return FORMATS[form] if form else None
-
-
-def _pages(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    shares: Budget,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Pages:
-    return Pages.allocate(
-        single_group(model.kv_cache_groups, config.block_size),
-        shares.blocks,
-        device,
-        shares.kv.compact,
-        _compact_dtype(config) if shares.kv.compact else None,
-        side_width(checkpoint, model),
-        model.mode,
-    )
-
-
-def _info(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    shares: Budget,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> EngineInfo:
-    return EngineInfo(
-        model=checkpoint.name,
-        max_model_len=shares.max_model_len,
-        vocab_size=model.vocab_size,
-        block_size=config.block_size,
-        num_blocks=shares.blocks,
-        max_num_seqs=config.max_num_seqs,
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-    )

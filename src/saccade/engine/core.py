@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.encoder.prompt_layout import lay_out_prompt
-from saccade.engine.builder import build_machine
+from saccade.engine.builder import build_engine
 from saccade.engine.ipc import EngineInfo
 from saccade.engine.pacing import StepPacer
 from saccade.engine.step_log import StepLog
 from saccade.engine.step_timer import CudaTimerEvent, DeviceStepTimer, HostStepTimer, StepTimer
-from saccade.executor.executor import Executor, SingleProcessExecutor, StepFuture
+from saccade.executor.executor import Executor, StepFuture
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request
 from saccade.scheduler.cost_model import Coefficients
@@ -209,22 +209,20 @@ class OverlappedLoop:
 class Engine:
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
         checkpoint = open_checkpoint(config.model)
-        machine = build_machine(config, checkpoint, progress=progress)
-        self.info: EngineInfo = machine.info
-        self.start_seconds = machine.seconds  # by part
-        self._scheduler = machine.scheduler
-        self._store = machine.store
-        self._runner = machine.runner
-        self._executor = SingleProcessExecutor(machine.runner)
+        parts = build_engine(config, checkpoint, progress=progress)
+        self.info: EngineInfo = parts.info
+        self.start_seconds = parts.seconds
+        self._scheduler, self._executor = parts.scheduler, parts.executor
+        self._encoder_cache = parts.encoder_cache
         on_gpu = self.info.device.startswith("cuda")
         self._monitor = StepMonitor(
             DeviceStepTimer(CudaTimerEvent) if on_gpu else HostStepTimer(),
             None if config.step_log is None else StepLog(Path(config.step_log)),
             # A CPU computes a step while it is launched: delaying the next plan gains nothing.
-            StepPacer() if on_gpu and machine.overlap else None,
+            StepPacer() if on_gpu and parts.overlap else None,
         )
-        stages = StepStages(machine.scheduler, self._executor, self._monitor)
-        self._loop: EngineLoop = OverlappedLoop(stages) if machine.overlap else SerialLoop(stages)
+        stages = StepStages(self._scheduler, self._executor, self._monitor)
+        self._loop: EngineLoop = OverlappedLoop(stages) if parts.overlap else SerialLoop(stages)
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises a RequestError if it can never be answered."""
@@ -252,7 +250,7 @@ class Engine:
 
     def image_tiers(self, content: bytes) -> dict[str, int]:
         """How many views of an image each cache tier holds."""
-        return self._store.count_by_tier(content)
+        return self._encoder_cache.count_by_tier(content)
 
     def delete_image(self, content: bytes, then: Callable[[], None] | None = None) -> None:
         """Delete the views of an image and the KV computed from them. `then` is called, perhaps by another
@@ -279,7 +277,7 @@ class Engine:
 
     def close(self) -> None:
         """Write features that wait for the disk; the engine accepts no more requests."""
-        self._store.close()
+        self._encoder_cache.close()
         self._monitor.close()
 
     def check(self) -> None:

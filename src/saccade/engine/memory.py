@@ -11,7 +11,7 @@ import torch
 
 from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
-from saccade.engine.workspace import PictureBytes, picture_bytes
+from saccade.engine.workspace import EncoderMemory, measure_encoder_memory
 from saccade.errors import ConfigError
 from saccade.kernels.attention.decode import DecodeTuning, default_splits
 from saccade.kernels.attention.metadata import MOST_GATHERED
@@ -22,8 +22,8 @@ from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.models.interface import LanguageModel
-from saccade.worker.buckets import CHUNKS, MOST, TOKENS, most_lines
-from saccade.worker.compile_kernels import lone_prompt
+from saccade.worker.buckets import MAX_GRAPHS, PREFILL_TOKENS, PREFILLS, max_decodes
+from saccade.worker.warmup import run_prompt
 
 MIB = 1 << 20
 GRAPH_BYTES = 8 * MIB  # of the driver's memory, for one captured step
@@ -98,11 +98,11 @@ def budget(
             f"{checkpoint.max_position_embeddings}; lower --max-model-len"
         )
     encode_patches = 4 * max(step_tokens, 4096)
-    pictures = PictureBytes(0, 0)
+    pictures = EncoderMemory(0, 0)
     sized = config.num_blocks is not None or config.kv_cache_bytes is not None  # by the user: nothing to ask
     if on_gpu and model.vision is not None and not sized:
         processing = [one for one in (checkpoint.image, checkpoint.video) if one is not None]
-        pictures = picture_bytes(model.vision, processing, device, dtype, wanted_len, encode_patches)
+        pictures = measure_encoder_memory(model.vision, processing, device, dtype, wanted_len, encode_patches)
     reserve = features + pictures.kept
     reserve += graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0
     free = _kv_bytes(config, model, device, step_tokens, reserve, pictures.peak)
@@ -198,14 +198,14 @@ def _kv_bytes(
 def graph_bytes(model: LanguageModel, rows: int, longest: int, dtype: torch.dtype) -> int:
     """What captured steps hold: they share one pool as large as the largest needs, long contexts included,
     and the driver keeps each one's list of kernels."""
-    rows, kv_heads = most_lines(rows), min(group.kv_heads for group in model.kv_cache_groups)
+    rows, kv_heads = max_decodes(rows), min(group.kv_heads for group in model.kv_cache_groups)
     splits = default_splits(rows, kv_heads, longest, DecodeTuning().chunk)
     attention = rows * splits * model.hidden_size * 4 * 2  # float32 sums; heads may be wider than the stream
-    activations = 16 * (rows + TOKENS[-1]) * model.hidden_size * dtype.itemsize
+    activations = 16 * (rows + PREFILL_TOKENS[-1]) * model.hidden_size * dtype.itemsize
     logits = (
-        2 * (rows + CHUNKS[-1]) * model.vocab_size * dtype.itemsize
+        2 * (rows + PREFILLS[-1]) * model.vocab_size * dtype.itemsize
     )  # one of them for rows that ask for more
-    return attention + activations + logits + MOST * GRAPH_BYTES
+    return attention + activations + logits + MAX_GRAPHS * GRAPH_BYTES
 
 
 @torch.inference_mode()
@@ -215,7 +215,7 @@ def _measure_workspace(
     """Peak bytes of the largest step beyond the weights: one long chunk, a full set of logits."""
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    hidden = lone_prompt(model, device, tokens, block_size)
+    hidden = run_prompt(model, device, tokens, block_size)
     for _ in range(3):  # the sampler keeps up to three copies of the logits
         logits = model.logits(hidden[:rows])
         hidden = hidden + logits.mean() * 0

@@ -14,7 +14,7 @@ from saccade.scheduler.cost_prior import ModelSize
 Config = Mapping[str, Any]
 
 
-def read_network(config: Config, value_bytes: int, *, small: bool = False) -> ModelSize:
+def read_model_size(config: Config, value_bytes: int, *, small: bool = False) -> ModelSize:
     """`value_bytes`: of a weight, and of a K or V value unless these are in 8 bits (`small`)."""
     inner = config.get("text_config")
     text: Config = inner if isinstance(inner, Mapping) else config

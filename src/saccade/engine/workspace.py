@@ -14,7 +14,7 @@ import torch
 from saccade.encoder import upload
 from saccade.encoder.encoder_graphs import MAX_PATCHES, MAX_SHAPES, EncoderBuffers
 from saccade.encoder.preprocess import PixelProcessing, Preprocessor
-from saccade.lod import image_maps as stills
+from saccade.lod import image_maps
 from saccade.models.interface import VisionTower
 from saccade.request import View
 
@@ -27,7 +27,7 @@ class Processing(PixelProcessing, Protocol):
     def max_pixels(self) -> int: ...
 
 
-class PictureBytes(NamedTuple):
+class EncoderMemory(NamedTuple):
     peak: int  # while the largest view is computed
     kept: int  # static buffers, the graphs' own memory, views half way through the tower
 
@@ -42,36 +42,36 @@ def largest_grid(tower: VisionTower, processing: Sequence[Processing], most_toke
     return rows * merge, tokens // rows * merge
 
 
-def unfinished_bytes(tower: VisionTower, dtype: torch.dtype, count: int) -> int:
+def partial_view_bytes(tower: VisionTower, dtype: torch.dtype, count: int) -> int:
     """Of views of so many patches between two layers: the stream, and the deep levels at their most."""
     levels = tower.depth_levels * tower.out_dim / tower.merge**2
     return int(count * (tower.hidden_dim + levels) * dtype.itemsize)
 
 
 @torch.inference_mode()
-def picture_bytes(
+def measure_encoder_memory(
     tower: VisionTower,
     processing: Sequence[Processing],
     device: torch.device,
     dtype: torch.dtype,
     most_tokens: int,
     encode_patches: int,
-) -> PictureBytes:
+) -> EncoderMemory:
     """`encode_patches`: of all views in the making."""
     grid = largest_grid(tower, processing, most_tokens)
     size = grid[0] * grid[1]
     peak = _measure(tower, processing[0], grid, device, dtype)
     side = math.isqrt(min(MAX_PATCHES, size)) // tower.merge * tower.merge
     captured = _measure(tower, None, (side, side), device, dtype)
-    kept = unfinished_bytes(tower, dtype, max(encode_patches, size))
+    kept = partial_view_bytes(tower, dtype, max(encode_patches, size))
     kept += (
         EncoderBuffers.nbytes(tower, dtype)
         + captured
         + MAX_SHAPES * GRAPH_BYTES
-        + stills.MOST_BYTES
+        + image_maps.MAX_BYTES
         + upload.UPLOADED_BYTES
     )
-    return PictureBytes(peak, kept)
+    return EncoderMemory(peak, kept)
 
 
 def _measure(

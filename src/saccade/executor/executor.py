@@ -10,7 +10,8 @@ import torch
 
 from saccade.lod.types import RelevanceMaps
 from saccade.step_plan import StepOutput, StepPlan
-from saccade.worker.model_runner import Runner
+from saccade.worker.model_runner import ModelRunner
+from saccade.worker.warmup import IdleWarmup
 
 
 class StepFuture(Protocol):
@@ -63,29 +64,29 @@ class Executor(Protocol):
 class SingleProcessExecutor:
     """One rank, in this process."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+    def __init__(self, runner: ModelRunner, warmup: IdleWarmup) -> None:
+        self.runner, self.warmup = runner, warmup
 
     def encode(self, plan: StepPlan) -> dict[bytes, str]:
-        return self.runner.begin(plan)
+        return self.runner.encode(plan)
 
     def execute(self, plan: StepPlan) -> StepFuture:
-        return self.runner.launch(plan)
+        return self.runner.execute(plan)
 
     def prefetch(self, plan: StepPlan) -> None:
-        self.runner.await_zooms(plan)
+        self.runner.prefetch_images(plan)
 
     def check_device(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def warm_up(self) -> bool:
-        return self.runner.prepare()
+        return self.warmup.run_next()
 
     @property
     def pending_warmups(self) -> int:
-        return self.runner.to_prepare
+        return self.warmup.pending
 
     @property
     def graph_replays(self) -> int:
-        return self.runner.replays
+        return self.runner.graph_replays

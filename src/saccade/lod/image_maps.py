@@ -1,13 +1,8 @@
-"""What pictures say by themselves, as captured calls: the texture and the maps made of it.
+"""Image maps (texture and the maps made of it) as CUDA graphs, one per shape that is used often.
 
-takes   a picture on the device, the token grid of its global view
-gives   maps [STILL_MAPS, rows, columns], as `lod.relevance.still` gives them
-owns    a captured call for each shape that came before (least recently used ones go), the buffer all of them
-        read, the streams their branches are recorded on
-never   lets a capture that fails end a request: such a shape takes the ordinary way, for good
-
-Dozens of small kernels: launched one by one they cost the host several times what they cost the device. A
-shape is the size the texture is made at and the grid, so pictures of one form share it, however large.
+Launched one by one, the dozens of small kernels cost the host several times what they cost the device. A
+shape is the size of the texture and the token grid, so that images of one aspect ratio share it, whatever
+their size.
 """
 
 from functools import cached_property
@@ -22,23 +17,23 @@ from saccade.lod.scorers import IMAGE_MAP_NAMES, NUM_IMAGE_MAPS, image_maps
 from saccade.lod.texture import LONGEST, channels, to_working_size
 from saccade.lod.types import Grid
 
-MOST_SHAPES = 32
-SIGHTINGS = 2
-# Of the device: the buffer, planes of the texture's size while a call runs (about 50 without the kernels),
-# 3 MB a captured shape.
-MOST_BYTES = 53 * LONGEST * LONGEST * 4 + (MOST_SHAPES << 20) * 3
+MAX_SHAPES = 32
+MIN_USES = 2
+# Of the device: the buffer, planes of the texture's size while a call runs (about 50 with the reference
+# implementation), 3 MB per graph.
+MAX_BYTES = 53 * LONGEST * LONGEST * 4 + (MAX_SHAPES << 20) * 3
 
 
-class Shape(NamedTuple):
+class MapShape(NamedTuple):
     size: tuple[int, int]  # rows, columns of the texture
     grid: Grid
 
 
-class Still:
-    """One shape over static buffers."""
+class ImageMapGraph:
+    """One shape, over static buffers."""
 
     def __init__(
-        self, shape: Shape, pixels: Tensor, streams: tuple[torch.cuda.Stream, ...], mode: KernelMode
+        self, shape: MapShape, pixels: Tensor, streams: tuple[torch.cuda.Stream, ...], mode: KernelMode
     ) -> None:
         high, wide = shape.size
         self._grid, self._streams, self._mode = shape.grid, streams, mode
@@ -52,36 +47,36 @@ class Still:
         return self._maps.clone()
 
     def run(self) -> None:
-        """What is captured."""
+        """What the graph captures."""
         self._maps.copy_(
             image_maps(channels(self._colour, self._mode), self._grid, self._streams, self._mode)
         )
 
 
-class Stills:
+class ImageMapRunner:
     def __init__(
         self,
         device: torch.device,
         recorder: Recorder | None,  # None: nothing is captured
         *,
-        sightings: int = SIGHTINGS,
-        most_shapes: int = MOST_SHAPES,
-        branches: bool = True,  # the maps side by side; False: to see what that is worth
+        min_uses: int = MIN_USES,
+        max_shapes: int = MAX_SHAPES,
+        branches: bool = True,  # compute the maps on parallel branches of the graph
         mode: KernelMode = DEFAULT_MODE,
     ) -> None:
         self._device, self._branches, self._mode = device, branches, mode
-        self._graphs: CudaGraphCache[Shape, Still] | None = None
+        self._graphs: CudaGraphCache[MapShape, ImageMapGraph] | None = None
         if recorder is not None:
-            self._graphs = CudaGraphCache("image maps of", recorder, most_shapes, min_uses=sightings)
+            self._graphs = CudaGraphCache("image maps of", recorder, max_shapes, min_uses=min_uses)
 
     def __len__(self) -> int:
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
-    def maps(self, picture: Tensor, grid: Grid) -> Tensor:
-        """Of a picture uint8 [height, width, 3]."""
-        colour = to_working_size(picture, self._mode)
-        shape = Shape((colour.shape[1], colour.shape[2]), grid)
+    def maps(self, image: Tensor, grid: Grid) -> Tensor:
+        """`image`: uint8 [height, width, 3]."""
+        colour = to_working_size(image, self._mode)
+        shape = MapShape((colour.shape[1], colour.shape[2]), grid)
         if self._graphs is None:
             return image_maps(channels(colour, self._mode), grid, mode=self._mode)
         found = self._graphs.get(shape)
@@ -97,14 +92,16 @@ class Stills:
 
     @cached_property
     def _streams(self) -> tuple[torch.cuda.Stream, ...]:
-        """Always the same ones: memory that a branch used is free for that stream's next branches alone."""
+        """Always the same: memory used by a branch can be reused on that stream only."""
         if self._device.type != "cuda" or not self._branches:
             return ()
         return tuple(torch.cuda.Stream(self._device) for _ in IMAGE_MAP_NAMES)  # type: ignore[no-untyped-call]
 
-    def _capture(self, shape: Shape, colour: Tensor, graphs: CudaGraphCache[Shape, Still]) -> Tensor:
+    def _capture(
+        self, shape: MapShape, colour: Tensor, graphs: CudaGraphCache[MapShape, ImageMapGraph]
+    ) -> Tensor:
         try:
-            made = Still(shape, self._pixels, self._streams, self._mode)
+            made = ImageMapGraph(shape, self._pixels, self._streams, self._mode)
             maps = made(colour)  # compiles and allocates, which must not happen during the capture
             made.replay = graphs.record(made.run)
         except Exception as error:  # of any kind: the uncaptured call raises it if it fails too
@@ -119,10 +116,12 @@ class Stills:
             self._graphs.check()
 
 
-def captured_stills(device: torch.device, *, graphs: bool, mode: KernelMode = DEFAULT_MODE) -> Stills:
-    """As the device has it; on a CPU the twin, which captures whatever comes."""
+def build_image_map_runner(
+    device: torch.device, *, graphs: bool, mode: KernelMode = DEFAULT_MODE
+) -> ImageMapRunner:
+    """With CUDA graphs on a GPU, with their reference implementation on a CPU."""
     if not graphs:
-        return Stills(device, None, mode=mode)
+        return ImageMapRunner(device, None, mode=mode)
     if device.type == "cuda":
-        return Stills(device, CudaRecorder(device), mode=mode)
-    return Stills(device, PlainRecorder(), sightings=1, mode=mode)
+        return ImageMapRunner(device, CudaRecorder(device), mode=mode)
+    return ImageMapRunner(device, PlainRecorder(), min_uses=1, mode=mode)

@@ -1,17 +1,12 @@
-"""Looking, on the device: how the question takes hold of each place of a picture, and what else is there.
+"""The relevance pass: how strongly a question attends to each token of a view, computed after a step.
 
-takes   a step's inputs, and the hidden states its forward pass handed out, or a captured step kept
-gives   the looks of its rows with sights, on their way to the host
-owns    the relevance head, where the checkpoint ships one; a small cache of what pictures say by themselves:
-        it comes to the host once, computed beside the step that first looks at a picture; looks bring what
-        the question adds
-never   waits for the device
+With a relevance head, every view token stores a vector beside its keys and values (the side page, in the same
+blocks, so that sharing, copying and swapping include it), and the question's vector is compared with those.
+Without one, the question's queries at a few middle layers are compared with the view's keys. Both need only
+the hidden states of the question's last token, so it does not matter how the prompt was cut into steps.
 
-With a head, every token of a view leaves a vector beside its keys and values (the side page: it lies in the
-same blocks, so whoever shares, copies or moves those has it too), and a look compares the question's vector
-with those of the view. Without one, a look compares the question's queries at a few middle layers with the
-view's keys. Either needs the hidden states of the question's last token alone, so it does not matter how the
-prompt was cut into steps, or how much of it another request had computed before.
+The maps that do not depend on the question are cached per view (`ImageMapsTransfer`). Nothing here waits for
+the device.
 """
 
 from collections import OrderedDict
@@ -31,22 +26,22 @@ from saccade.errors import CheckpointError
 from saccade.kernels.attention.quantized_kv import read_slots
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.lod.checkpoint_views import RelevanceHead
-from saccade.lod.image_maps import Stills
-from saccade.lod.relevance_transfer import ByItself, HostLooks, Seen, Sent
+from saccade.lod.image_maps import ImageMapRunner
+from saccade.lod.relevance_transfer import HostCopy, ImageMapsTransfer, RelevanceSlice, RelevanceTransfer
 from saccade.lod.scorers import from_attention, from_head
 from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.request import Pixels, View
 from saccade.step_plan import RelevanceTarget, ScheduledSequence
 
-STILLS = 1 << 18  # tokens of views: 19 maps of each and what is made of them, 40 MB of the host's
+MAX_CACHED_TOKENS = 1 << 18  # of views with image maps: 19 maps each, 40 MB of host memory
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
 HEAD_EPS = 1e-6
-TOGETHER = 16  # looks coupled at once: keys of 256 tokens at three layers of Qwen3-VL-8B are 50 MB in float32
+TARGETS_PER_CALL = 16  # keys of 256 tokens at three layers of Qwen3-VL-8B are 50 MB in float32
 
 
 @dataclass(frozen=True)
-class Head:
-    """score = question(norm(h_question)) . place(norm(h_place)) / sqrt(width), behind `layer` layers."""
+class RelevanceHeadWeights:
+    """score = question(norm(h_question)) . place(norm(h_place)) / sqrt(width), after `layer` layers."""
 
     layer: int
     norm: Tensor  # [hidden] float32
@@ -56,7 +51,7 @@ class Head:
     @classmethod
     def load(
         cls, checkpoint: Checkpoint, named: RelevanceHead, hidden: int, device: torch.device, *, dummy: bool
-    ) -> "Head":
+    ) -> "RelevanceHeadWeights":
         shapes = {
             "relevance_norm.weight": (hidden,),
             "question.weight": (named.width, hidden),
@@ -89,146 +84,137 @@ def _read(checkpoint: Checkpoint, file: str, shapes: dict[str, tuple[int, ...]])
     return found
 
 
-def compared(depth: int) -> tuple[int, ...]:
-    """The layers whose queries and keys are compared, of a decoder of so many and without a head."""
+def compared_layers(depth: int) -> tuple[int, ...]:
+    """The layers whose queries and keys are compared, in a decoder of so many layers without a head."""
     return tuple(dict.fromkeys(min(int(depth * part), depth - 1) for part in MIDDLE))
 
 
 def layers_needed(head: RelevanceHead | None, depth: int) -> int:
-    """Layers that a question passes before it can look: those below its head, or below the last whose queries
-    are compared. The keys are there."""
-    return compared(depth)[-1] if head is None else head.layer
+    """Layers that a question passes before its relevance can be computed."""
+    return compared_layers(depth)[-1] if head is None else head.layer
 
 
-class Wanted(NamedTuple):
-    """A look to be taken."""
+class _Query(NamedTuple):
+    """A relevance target with its sequence's block table and question."""
 
-    sight: RelevanceTarget
-    table: Tensor  # [blocks] int32, of its row
-    question: Tensor  # [width] for a head; [layers, heads, dim] for attention
+    target: RelevanceTarget
+    table: Tensor  # [blocks] int32
+    question: Tensor  # [width] with a head; [layers, heads, dim] without
 
     @property
     def tokens(self) -> int:
-        return self.sight.span.view.tokens
+        return self.target.span.view.tokens
 
 
-class Lookout:
+class RelevancePass:
     def __init__(
         self,
         model: LanguageModel,
         pages: Pages,
-        head: Head | None,
-        device: torch.device,
-        upload: Callable[[Pixels, bytes], Tensor],  # pixels, and of which picture
-        stills: Stills | None = None,
+        head: RelevanceHeadWeights | None,
+        upload: Callable[[Pixels, bytes], Tensor],  # pixels and content hash of an image
+        image_maps: ImageMapRunner | None = None,
     ) -> None:
         depth = len(pages.group.layers)
         if head is not None and (head.layer > depth or pages.side is None):
             raise CheckpointError(
                 f"config.json: saccade.relevance has layer {head.layer}; the decoder has {depth} layers"
             )
-        self._model = model
-        self._pages = pages
-        self._head = head
-        self._device = device
-        self._upload = upload
-        self._stills = stills if stills is not None else Stills(device, None, mode=model.mode)
-        # What pictures say by themselves is computed here, beside towers and steps.
-        self._beside_given_zooms = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._layers = compared(depth)
-        self.depth = self._layers[-1] if head is None else head.layer  # layers a question passes to look
-        # By view key: the maps that do not depend on the question, least recently used first.
-        self._still: OrderedDict[bytes, ByItself] = OrderedDict()
-        self._kept = 0  # tokens of their views
+        self._model, self._pages, self._head, self._upload = model, pages, head, upload
+        self._device = device = pages.k.device
+        self._image_maps = image_maps or ImageMapRunner(device, None, mode=model.mode)
+        # Image maps are computed on a stream of their own, beside tower and steps.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._layers = compared_layers(depth)
+        self.num_layers = self._layers[-1] if head is None else head.layer  # that a question passes
+        self._cached_maps: OrderedDict[bytes, ImageMapsTransfer] = OrderedDict()  # by view key, in LRU order
+        self._cached_tokens = 0
 
     @property
-    def watched(self) -> tuple[int, ...]:
-        """Layers before which a question's last state is needed; none with a head, which needs more."""
+    def tapped_layers(self) -> tuple[int, ...]:
+        """Layers in front of which a question's last hidden state is needed; none with a head, which needs
+        the states of view tokens too."""
         return () if self._head is not None else self._layers
 
     @property
-    def watches_views(self) -> bool:
-        """Whether every token of a view must leave something, not only the ends of questions."""
+    def stores_view_vectors(self) -> bool:
         return self._head is not None
 
-    def expect(self, rows: Sequence[ScheduledSequence]) -> None:
-        """Before a step that looks: what its pictures say by themselves is on its way meanwhile."""
-        for sight in [sight for row in rows for sight in row.relevance_targets if sight.keep]:
-            self._by_itself(sight)
+    def start_image_maps(self, scheduled: Sequence[ScheduledSequence]) -> None:
+        """Before a step with relevance targets: compute their image maps beside it."""
+        for target in [target for one in scheduled for target in one.relevance_targets if target.keep]:
+            self._maps_of(target)
 
-    def concerns(self, rows: Sequence[ScheduledSequence]) -> bool:
-        """Whether a step of these rows needs `watch`. A head needs every token of a view, too."""
-        return any(row.relevance_targets or (row.spans and self.watches_views) for row in rows)
+    def concerns(self, scheduled: Sequence[ScheduledSequence]) -> bool:
+        """Whether an eager step of these sequences needs `tap` and `after_forward`."""
+        return any(one.relevance_targets or (one.spans and self._head is not None) for one in scheduled)
 
-    def watch(self, rows: Sequence[ScheduledSequence]) -> HiddenStateTap:
-        """The hidden states the forward pass of these rows must keep: of view tokens (with a head), then of
-        the last token of each question."""
-        starts = accumulate((row.num_tokens for row in rows), initial=0)
-        last = [
-            start + row.num_tokens - 1
-            for start, row in zip(starts, rows, strict=False)
-            if row.relevance_targets
-        ]
+    def tap(self, scheduled: Sequence[ScheduledSequence]) -> HiddenStateTap:
+        """The hidden states that the forward pass must keep: of view tokens (with a head), then of the last
+        token of each question."""
+        ends = accumulate(one.num_tokens for one in scheduled)
+        last = [end - 1 for end, one in zip(ends, scheduled, strict=True) if one.relevance_targets]
         if self._head is None:
             return HiddenStateTap(dict.fromkeys(self._layers, self._index(last)))
-        views = [np.arange(place, place + count) for _, _, count, place in visual_slices(rows)]
-        wanted = self._index(np.concatenate([*views, np.array(last, dtype=np.int64)]))
-        return HiddenStateTap({self._head.layer: wanted})
+        views = [np.arange(v.position, v.position + v.length) for v in visual_slices(scheduled)]
+        tokens = self._index(np.concatenate([*views, np.array(last, dtype=np.int64)]))
+        return HiddenStateTap({self._head.layer: tokens})
 
     def after_forward(
-        self, rows: Sequence[ScheduledSequence], positions: Tensor, paged: Paged, watch: HiddenStateTap
-    ) -> HostLooks | None:
-        """After an ordinary forward pass: store vectors of its view tokens, then compute the relevance."""
-        states = [watch.states[layer] for layer in watch.tokens]
-        tokens = next(iter(watch.tokens.values()))
-        asking = [i for i, row in enumerate(rows) if row.relevance_targets]
+        self, scheduled: Sequence[ScheduledSequence], positions: Tensor, paged: Paged, tap: HiddenStateTap
+    ) -> RelevanceTransfer | None:
+        """After an eager forward pass: store vectors of its view tokens, then compute the relevance."""
+        states = [tap.states[layer] for layer in tap.tokens]
+        tokens = next(iter(tap.tokens.values()))
+        asking = [i for i, one in enumerate(scheduled) if one.relevance_targets]
         views = len(tokens) - len(asking)
         if views:
             self._store_view_vectors(states[0][:views], paged.slots[tokens[:views]])
         if not asking:
             return None
-        ends = [state[views:] for state in states]
+        last = [state[views:] for state in states]
         tables = [paged.tables[i] for i in asking]
-        return self.compute([rows[i] for i in asking], ends, positions[:, tokens[views:]], tables)
+        return self.compute([scheduled[i] for i in asking], last, positions[:, tokens[views:]], tables)
 
     def compute(
         self,
-        rows: Sequence[ScheduledSequence],
+        scheduled: Sequence[ScheduledSequence],
         states: Sequence[Tensor],
         positions: Tensor,
         tables: Sequence[Tensor],
-    ) -> HostLooks:
-        """The relevance of the rows with targets, from the KV cache after the step and the hidden states of
-        each row's last token: per watched layer [n, hidden], at positions [3, n]; line i belongs to row i,
-        further lines are padding. `tables`: the rows' block tables."""
+    ) -> RelevanceTransfer:
+        """The relevance of the targets, from the KV cache after the step and the hidden states of each
+        sequence's last token: per tapped layer [n, hidden], at positions [3, n]. Line i belongs to sequence
+        i; further lines are padding."""
         questions = self._questions(states, positions)
-        lines = enumerate(zip(rows, tables, strict=True))
-        return self._looks(
-            [(row, table, questions[..., i, :]) for i, (row, table) in lines if row.relevance_targets]
-        )
+        asking = [i for i, one in enumerate(scheduled) if one.relevance_targets]
+        queries = [
+            _Query(target, tables[i], questions[..., i, :])
+            for i in asking
+            for target in scheduled[i].relevance_targets
+        ]
+        values, parts, size = [], [], 0
+        for query, (share, strength) in zip(queries, self._score_all(queries), strict=True):
+            grid, maps = query.target.span.view.token_grid, self._maps_of(query.target)
+            values.append(RelevanceSlice(grid, maps, size, size + query.tokens))
+            parts += [share.reshape(-1), strength.reshape(-1)]
+            size += query.tokens + 1
+        each = iter(values)
+        per_sequence = tuple(tuple(islice(each, len(scheduled[i].relevance_targets))) for i in asking)
+        return RelevanceTransfer(HostCopy(torch.cat(parts)), per_sequence)
 
-    def _looks(self, asking: Sequence[tuple[ScheduledSequence, Tensor, Tensor]]) -> HostLooks:
-        """Of rows with sights: each with its block table and its question. Views of equally many tokens are
-        coupled together: a look is many small kernels, and some dozens of requests may look in one step."""
-        wanted = [Wanted(sight, *other) for row, *other in asking for sight in row.relevance_targets]
-        together = 1 if self._model.mode.deterministic else TOGETHER
-        coupled: dict[int, tuple[Tensor, Tensor]] = {}
-        for tokens in {one.tokens for one in wanted}:
-            alike = [number for number, one in enumerate(wanted) if one.tokens == tokens]
+    def _score_all(self, queries: Sequence[_Query]) -> list[tuple[Tensor, Tensor]]:
+        """Share and strength of each query. Views of equally many tokens are scored together: a score is many
+        small kernels, and dozens of requests may have one in a step."""
+        together = 1 if self._model.mode.deterministic else TARGETS_PER_CALL
+        scores: dict[int, tuple[Tensor, Tensor]] = {}
+        for tokens in {query.tokens for query in queries}:
+            alike = [number for number, query in enumerate(queries) if query.tokens == tokens]
             for first in range(0, len(alike), together):
                 some = alike[first : first + together]
-                shares, strengths = self._couple([wanted[number] for number in some])
-                coupled |= zip(some, zip(shares, strengths, strict=True), strict=True)
-        looks, parts, size = [], [], 0
-        for number, one in enumerate(wanted):
-            share, strength = coupled[number]
-            image_maps = self._by_itself(one.sight)
-            looks.append(Seen(one.sight.span.view.token_grid, image_maps, size, size + one.tokens))
-            parts += [share.reshape(-1), strength.reshape(-1)]
-            size += one.tokens + 1
-        each = iter(looks)
-        told = Sent(torch.cat(parts))
-        return HostLooks(told, tuple(tuple(islice(each, len(row.relevance_targets))) for row, _, _ in asking))
+                shares, strengths = self._score([queries[number] for number in some])
+                scores |= zip(some, zip(shares, strengths, strict=True), strict=True)
+        return [scores[number] for number in range(len(queries))]
 
     def _store_view_vectors(self, states: Tensor, slots: Tensor) -> None:
         if self._head is None or self._pages.side is None:
@@ -243,8 +229,7 @@ class Lookout:
         return self._queries(states, positions)
 
     def _queries(self, states: Sequence[Tensor], positions: Tensor) -> Tensor:
-        """Of the questions' last tokens, from their streams: [layers, heads, questions, dim]. In the
-        deterministic mode each by itself: how many there are depends on who else asks."""
+        """[layers, heads, n, dim]. In the deterministic mode one by one: n depends on other requests."""
         if self._model.mode.deterministic and len(states[0]) > 1:
             ones = [slice(i, i + 1) for i in range(len(states[0]))]
             return torch.cat([self._queries([x[one] for x in states], positions[:, one]) for one in ones], 2)
@@ -252,7 +237,7 @@ class Lookout:
         return torch.stack([self._model.queries(layer, x, positions) for layer, x in parts]).transpose(1, 2)
 
     def _keys(self, slots: Tensor) -> Tensor:
-        """What the middle layers have at slots [views, tokens]: [views, layers, tokens, kv_heads, dim]."""
+        """Of the compared layers at slots [views, tokens]: [views, layers, tokens, kv_heads, dim]."""
         pages, found = self._pages, []
         for layer in self._layers:
             compact = pages.layer(layer)
@@ -264,10 +249,10 @@ class Lookout:
             found.append(keys.view(*slots.shape, *keys.shape[1:]))
         return torch.stack(found, 1)
 
-    def _couple(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor]:
-        """How questions take hold of views of equally many tokens: [views, tokens], [views]."""
-        questions = torch.stack([one.question for one in wanted])
-        slots = self._slots(wanted)
+    def _score(self, queries: Sequence[_Query]) -> tuple[Tensor, Tensor]:
+        """Shares [views, tokens] and strengths [views] of views of equally many tokens."""
+        questions = torch.stack([query.question for query in queries])
+        slots = self._kv_slots(queries)
         if self._head is None:
             return from_attention(questions[:, :, None], self._keys(slots))
         if self._pages.side is None:
@@ -275,48 +260,45 @@ class Lookout:
         side = self._pages.side.flatten(0, 2).index_select(0, slots.flatten())
         return from_head(questions, side.view(*slots.shape, -1))
 
-    def _by_itself(self, sight: RelevanceTarget) -> ByItself:
-        """What a picture says without a question."""
-        key = sight.span.key
-        known = self._still.get(key)
-        if known is not None:
-            self._still.move_to_end(key)
-            return known
-        view = sight.span.view
-        image_maps = self._ask(self._upload(sight.pixels, view.content)[0], view)
-        if sight.keep:
-            self._keep(key, image_maps)
-        return image_maps
-
-    def _ask(self, picture: Tensor, view: View) -> ByItself:
-        """A picture has one frame; what a zoomed view would be cut from is all of it."""
-        if self._beside_given_zooms is None:
-            return ByItself(view.content, view.token_grid, self._stills.maps(picture, view.token_grid))
-        self._beside_given_zooms.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._beside_given_zooms):
-            image_maps = ByItself(view.content, view.token_grid, self._stills.maps(picture, view.token_grid))
-        picture.record_stream(self._beside_given_zooms)
-        return image_maps
-
-    def _keep(self, key: bytes, image_maps: ByItself) -> None:
-        self._still[key] = image_maps
-        self._kept += image_maps.tokens
-        while self._kept > STILLS:
-            self._kept -= self._still.popitem(last=False)[1].tokens
-
-    def forget(self, content: bytes) -> None:
-        """A picture was deleted."""
-        for key in [key for key, image_maps in self._still.items() if image_maps.content == content]:
-            self._kept -= self._still.pop(key).tokens
-
-    def _slots(self, wanted: Sequence[Wanted]) -> Tensor:
-        """Where the tokens of views lie in the pages, by the block tables of their rows: [views, tokens]."""
+    def _kv_slots(self, queries: Sequence[_Query]) -> Tensor:
+        """Of view tokens, by their sequences' block tables: [views, tokens]."""
         size = self._pages.block_size
-        starts = self._index([one.sight.span.start for one in wanted])
-        index = starts[:, None] + torch.arange(wanted[0].tokens, device=self._device)
-        tables = torch.stack([one.table for one in wanted])
+        starts = self._index([query.target.span.start for query in queries])
+        index = starts[:, None] + torch.arange(queries[0].tokens, device=self._device)
+        tables = torch.stack([query.table for query in queries])
         return tables.gather(1, index // size).long() * size + index % size
 
     def _index(self, values: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))
         return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
+
+    def _maps_of(self, target: RelevanceTarget) -> ImageMapsTransfer:
+        """The image maps of a target's view, cached."""
+        key = target.span.key
+        known = self._cached_maps.get(key)
+        if known is not None:
+            self._cached_maps.move_to_end(key)
+            return known
+        view = target.span.view
+        maps = self._compute_maps(self._upload(target.pixels, view.content)[0], view)
+        if target.keep:
+            self._cached_maps[key] = maps
+            self._cached_tokens += maps.tokens
+            while self._cached_tokens > MAX_CACHED_TOKENS:
+                self._cached_tokens -= self._cached_maps.popitem(last=False)[1].tokens
+        return maps
+
+    def _compute_maps(self, image: Tensor, view: View) -> ImageMapsTransfer:
+        grid = view.token_grid
+        if self._stream is None:
+            return ImageMapsTransfer(view.content, grid, self._image_maps.maps(image, grid))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            maps = ImageMapsTransfer(view.content, grid, self._image_maps.maps(image, grid))
+        image.record_stream(self._stream)
+        return maps
+
+    def forget_image(self, content: bytes) -> None:
+        """The image was deleted."""
+        for key in [key for key, maps in self._cached_maps.items() if maps.content == content]:
+            self._cached_tokens -= self._cached_maps.pop(key).tokens

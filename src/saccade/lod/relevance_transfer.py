@@ -1,10 +1,4 @@
-"""Looks on their way from the device to the host.
-
-takes   what questions made of the views they look at, and what pictures say by themselves, on the device
-gives   `RelevanceMaps`s, once they are there
-owns    nothing: what a picture says by itself is the lookout's to keep
-never   sends twice what a picture says by itself; waits, but where something is taken
-"""
+"""Relevance and image maps on their way from the device to the host."""
 
 from typing import NamedTuple
 
@@ -17,12 +11,11 @@ from saccade.lod.scorers import unpack_image_maps
 from saccade.lod.types import Grid, ImageMaps, RelevanceMaps
 
 
-class Sent:
-    """Numbers on their way to the host."""
+class HostCopy:
+    """An asynchronous copy of float32 numbers to the host."""
 
     def __init__(self, numbers: Tensor) -> None:
-        """On their way behind all that was launched before; what they lie in may be overwritten by whatever
-        is launched after."""
+        """The source may be overwritten by work launched after this."""
         self._done: torch.cuda.Event | None = None
         if numbers.device.type != "cuda":
             self._numbers = numbers.clone()
@@ -33,73 +26,73 @@ class Sent:
         self._done.record()
 
     @property
-    def there(self) -> bool:
-        """Whether there is nothing to wait for."""
+    def ready(self) -> bool:
         return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
 
-    def take(self) -> NDArray[np.float32]:
+    def wait(self) -> NDArray[np.float32]:
         if self._done is not None:
             self._done.synchronize()
         return self._numbers.numpy()
 
 
-class ByItself:
-    """What a picture says without a question, in one view: on its way to the host, or there."""
+class ImageMapsTransfer:
+    """The maps of a view that do not depend on the question."""
 
     def __init__(self, content: bytes, grid: Grid, maps: Tensor) -> None:
-        """`maps`: [STILL_MAPS, rows, columns] on the device."""
-        self.content = content  # of which picture
+        """`maps`: [NUM_IMAGE_MAPS, rows, columns] on the device."""
+        self.content = content  # hash of the image
         self.tokens = grid[0] * grid[1]  # of the view
         self._grid = grid
-        self._maps: Sent | ImageMaps = Sent(maps.reshape(-1))
+        self._maps: HostCopy | ImageMaps = HostCopy(maps.reshape(-1))
 
     @property
-    def there(self) -> bool:
-        return isinstance(self._maps, ImageMaps) or self._maps.there
+    def ready(self) -> bool:
+        return isinstance(self._maps, ImageMaps) or self._maps.ready
 
-    def take(self) -> ImageMaps:
+    def wait(self) -> ImageMaps:
         if not isinstance(self._maps, ImageMaps):
-            self._maps = unpack_image_maps(self._maps.take(), self._grid)
+            self._maps = unpack_image_maps(self._maps.wait(), self._grid)
         return self._maps
 
 
-class Seen(NamedTuple):
-    """A look among numbers on their way."""
+class RelevanceSlice(NamedTuple):
+    """The relevance of one target among the numbers of a step."""
 
     grid: Grid
-    image_maps: ByItself
-    share: int  # where the participatory map begins
-    strength: int  # where that is
+    image_maps: ImageMapsTransfer
+    share: int  # offset of the participatory map
+    strength: int  # offset of the strength
 
-    def take(self, numbers: NDArray[np.float32]) -> RelevanceMaps:
+    def unpack(self, numbers: NDArray[np.float32]) -> RelevanceMaps:
         share = numbers[self.share : self.share + self.grid[0] * self.grid[1]].reshape(self.grid)
         return RelevanceMaps(
-            image_maps=self.image_maps.take(), participatory=share, strength=float(numbers[self.strength])
+            image_maps=self.image_maps.wait(), participatory=share, strength=float(numbers[self.strength])
         )
 
 
-class HostLooks:
-    """Of the rows of a step that look."""
+class RelevanceTransfer:
+    """The relevance of a step's targets."""
 
-    def __init__(self, numbers: Sent, looks: tuple[tuple[Seen, ...], ...]) -> None:
+    def __init__(self, numbers: HostCopy, targets: tuple[tuple[RelevanceSlice, ...], ...]) -> None:
         self._numbers = numbers
-        self._looks = looks  # of each row with sights
-        self._taken: tuple[tuple[RelevanceMaps, ...], ...] | None = None
+        self._targets = targets  # per sequence with targets
+        self._result: tuple[tuple[RelevanceMaps, ...], ...] | None = None
 
     @property
-    def there(self) -> bool:
-        """Whether there is nothing to wait for."""
-        return self._numbers.there and all(one.image_maps.there for looks in self._looks for one in looks)
+    def ready(self) -> bool:
+        return self._numbers.ready and all(
+            one.image_maps.ready for targets in self._targets for one in targets
+        )
 
     def wait(self) -> tuple[tuple[RelevanceMaps, ...], ...]:
-        if self._taken is None:
-            numbers = self._numbers.take()
-            self._taken = tuple(tuple(one.take(numbers) for one in looks) for looks in self._looks)
-        return self._taken
+        if self._result is None:
+            numbers = self._numbers.wait()
+            self._result = tuple(tuple(one.unpack(numbers) for one in targets) for targets in self._targets)
+        return self._result
 
 
-def look_now(maps: Tensor, grid: Grid, share: Tensor, strength: Tensor) -> RelevanceMaps:
-    """One by itself, waited for: what `lod.relevance.still` gave, then what a coupling did."""
+def wait_relevance_maps(maps: Tensor, grid: Grid, share: Tensor, strength: Tensor) -> RelevanceMaps:
+    """One target, waited for: image maps [NUM_IMAGE_MAPS, rows, columns], share and strength of a scorer."""
     numbers = torch.cat((share.reshape(-1), strength.reshape(-1)))
-    seen = Seen(grid, ByItself(b"", grid, maps), 0, share.numel())
-    return HostLooks(Sent(numbers), ((seen,),)).wait()[0][0]
+    one = RelevanceSlice(grid, ImageMapsTransfer(b"", grid, maps), 0, share.numel())
+    return RelevanceTransfer(HostCopy(numbers), ((one,),)).wait()[0][0]

@@ -15,7 +15,7 @@ GREEDY_BELOW = 1e-5  # temperatures under this are greedy: dividing by them says
 _CANDIDATES = 1024  # on the CPU, top-p looks at so many tokens before it sorts them all
 
 
-def scale_and_bar(logits: Tensor, parameters: Tensor, kind: str, largest_k: int) -> Tensor:
+def scale_and_mask(logits: Tensor, parameters: Tensor, kind: str, largest_k: int) -> Tensor:
     """[n, V] logits over the temperature, less the best (which stands at 0), -inf where barred; in place."""
     line = parameters.float().unsqueeze(-1)  # [n, 9, 1]
     scaled = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(line[:, TEMPERATURE])

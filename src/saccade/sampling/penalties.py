@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class RowLists:
+class TokenAddends:
     """For each row a short list of (token id, addend), padded with (0, 0.0); widened on demand."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class RowLists:
         logits.view(-1).index_add_(0, places.flatten(), self._values[rows].flatten())
 
 
-class History:
+class TokenHistory:
     """Token counts of the output and presence in the prompt, by row; held once some row has penalties."""
 
     def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:

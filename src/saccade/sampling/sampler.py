@@ -35,15 +35,15 @@ from saccade.sampling.filters import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    scale_and_bar,
+    scale_and_mask,
 )
-from saccade.sampling.penalties import History, RowLists, send
+from saccade.sampling.penalties import TokenAddends, TokenHistory, send
 from saccade.step_plan import ScheduledSequence, SlotInit
 
 _CHUNK_VALUES = 1 << 24  # logits worked on at once by everything beyond argmax: bounds the workspace
 
 
-class Use(NamedTuple):
+class SamplingNeeds(NamedTuple):
     """What the host knows of a device row: enough to decide what a step must compute."""
 
     random: bool = False
@@ -63,13 +63,13 @@ class Sampler:
     ) -> None:
         self._vocab = vocab
         self._device, self._mode = device, mode
-        self._uses = [Use()] * max_rows
+        self._uses = [SamplingNeeds()] * max_rows
         self._told: list[tuple[Sampling, int] | None] = [None] * max_rows  # with which seed
         self._parameters = torch.zeros(max_rows, 9, dtype=torch.float64, device=device)
         self._greedy = [True] * max_rows  # whether the row's line of those has the temperature 0
-        self._bias = RowLists(max_rows, device)
-        self._ends = RowLists(max_rows, device)
-        self._history = History(max_rows, vocab, device)
+        self._bias = TokenAddends(max_rows, device)
+        self._ends = TokenAddends(max_rows, device)
+        self._history = TokenHistory(max_rows, vocab, device)
         self._spread = noise.spread(vocab, device)
         self._chunk = max(1, _CHUNK_VALUES // vocab)  # rows
 
@@ -91,7 +91,7 @@ class Sampler:
 
     def _greedy_again(self, entry: SlotInit) -> bool:
         """Whether the row's line need not change: nothing but its temperature of 0 is ever read."""
-        return self._greedy[entry.slot] and self._uses[entry.slot] == _PLAIN
+        return self._greedy[entry.slot] and self._uses[entry.slot] == _GREEDY
 
     def _send(self, entries: Sequence[SlotInit]) -> None:
         if not entries:
@@ -102,9 +102,9 @@ class Sampler:
         for entry in entries:
             self._greedy[entry.slot] = not self._uses[entry.slot].random
 
-    def vacate(self) -> None:
+    def clear_slots(self) -> None:
         """Nobody has a row: whoever uses one without entering it asks for nothing."""
-        self._uses = [_PLAIN] * len(self._uses)
+        self._uses = [_GREEDY] * len(self._uses)
         self._told = [None] * len(self._told)
 
     def _knows(self, entry: SlotInit) -> bool:
@@ -134,9 +134,9 @@ class Sampler:
         `rows` says on the host what `device_rows` [S] and `output_positions` [S] (int64) say on the device.
         """
         uses = [self._uses[row.slot] for row in rows]
-        tokens, sound = greedy(logits, self._mode)
-        if all(use == _PLAIN for use in uses):
-            return SampleOutput(tokens, sound, (None,) * len(uses), None)
+        tokens, finite = greedy(logits, self._mode)
+        if all(use == _GREEDY for use in uses):
+            return SampleOutput(tokens, finite, (None,) * len(uses), None)
         logits = logits.contiguous()
         steps = _Steps(uses, rows, self._device)
         raw = _Raw(logits, steps.index("logprobs"), uses) if steps.has("logprobs") else None
@@ -153,20 +153,20 @@ class Sampler:
             chosen = steps.index("penalties")
             self._history.count(device_rows[chosen], tokens[chosen])
         logprobs = None if raw is None else raw.of(tokens)
-        return SampleOutput(tokens, sound, tuple(use.logprobs for use in uses), logprobs)
+        return SampleOutput(tokens, finite, tuple(use.logprobs for use in uses), logprobs)
 
-    def ending(self, rows: Sequence[ScheduledSequence]) -> str:
-        """How a captured step of these rows may end: "greedy", "drawn" by `draw`, or "logits"
+    def graph_ending(self, rows: Sequence[ScheduledSequence]) -> str:
+        """How a captured step of these rows may end: "greedy", "sampled" by `draw`, or "logits"
         where a row asks for more, which `sample` then does."""
         uses = [self._uses[row.slot] for row in rows if row.sample]
-        if all(use == _PLAIN for use in uses):
+        if all(use == _GREEDY for use in uses):
             return "greedy"
         more = any(
             use.penalties or use.bias or use.logprobs is not None or row.output_position < use.min_tokens
             for use, row in zip(uses, (row for row in rows if row.sample), strict=True)
         )
         by_twin = self._device.type == "cuda" and not use_triton("draw", self._parameters, self._mode)
-        return "logits" if more or by_twin else "drawn"
+        return "logits" if more or by_twin else "sampled"
 
     def draw(
         self,
@@ -183,7 +183,7 @@ class Sampler:
         if use_triton("draw", logits, mode):
             tuning = DrawTuning(pdl=mode.pdl)
             return draw_triton(logits, device_rows, self._parameters, output_positions, tuning)
-        tokens, sound = greedy(logits, mode)
+        tokens, finite = greedy(logits, mode)
         parameters = self._parameters[device_rows.clamp(min=0).long()]
         random, k, p = parameters[:, TEMPERATURE] > 0, parameters[:, TOP_K], parameters[:, TOP_P]
         words = noise.words(parameters[:, KEY_LOW:].long(), output_positions)
@@ -193,10 +193,10 @@ class Sampler:
             some = (random & asked).nonzero().flatten()
             if len(some):
                 largest = int(k[some].max())
-                scaled = scale_and_bar(logits[some].float(), parameters[some], kind, largest)
+                scaled = scale_and_mask(logits[some].float(), parameters[some], kind, largest)
                 bits = noise.random_bits(self._spread, words[some])
                 tokens[some] = scaled.sub_(noise.log_exponential(bits)).argmax(dim=-1)
-        return tokens, sound
+        return tokens, finite
 
     def _edit(self, logits: Tensor, steps: "_Steps", device_rows: Tensor, parameters: Tensor) -> None:
         """Everything that changes logits whether or not the row is greedy, in place."""
@@ -220,12 +220,12 @@ class Sampler:
             ("top_k", self._chunk),
         ):
             for some in steps.chunks(kind, size):
-                scaled = scale_and_bar(logits[some], parameters[some], kind, steps.largest_k)
+                scaled = scale_and_mask(logits[some], parameters[some], kind, steps.largest_k)
                 bits = noise.random_bits(self._spread, words[some])
                 tokens[some] = scaled.sub_(noise.log_exponential(bits)).argmax(dim=-1)
 
 
-def describe(sampling: Sampling, vocab: int) -> Use:
+def describe(sampling: Sampling, vocab: int) -> SamplingNeeds:
     """What a row with these parameters will need, step by step."""
     random = sampling.temperature >= GREEDY_BELOW
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (
@@ -233,7 +233,7 @@ def describe(sampling: Sampling, vocab: int) -> Use:
         0,
         0,
     )
-    return Use(
+    return SamplingNeeds(
         random=random,
         top_k=sampling.top_k if random and 0 < sampling.top_k < vocab else 0,
         top_p=random and sampling.top_p < 1,
@@ -244,7 +244,7 @@ def describe(sampling: Sampling, vocab: int) -> Use:
     )
 
 
-_PLAIN = Use()
+_GREEDY = SamplingNeeds()
 
 
 def _line(sampling: Sampling, seed: int) -> list[float]:
@@ -264,10 +264,12 @@ def _line(sampling: Sampling, seed: int) -> list[float]:
 class _Steps:
     """Which of the S rows each part of a step concerns: found on the host, uploaded in one copy if at all."""
 
-    def __init__(self, uses: Sequence[Use], rows: Sequence[ScheduledSequence], device: torch.device) -> None:
+    def __init__(
+        self, uses: Sequence[SamplingNeeds], rows: Sequence[ScheduledSequence], device: torch.device
+    ) -> None:
         random = [i for i, use in enumerate(uses) if use.random]
         self._members = {
-            "edited": [i for i, use in enumerate(uses) if not use.random and use != _PLAIN],
+            "edited": [i for i, use in enumerate(uses) if not use.random and use != _GREEDY],
             "random": random,
             "free": [i for i in random if not uses[i].top_k and not uses[i].top_p],
             "top_p": [i for i in random if not uses[i].top_k and uses[i].top_p],
@@ -320,7 +322,7 @@ class Logprobs(NamedTuple):
 class _Raw:
     """The untouched logits of the rows that want log-probabilities."""
 
-    def __init__(self, logits: Tensor, index: Tensor, uses: Sequence[Use]) -> None:
+    def __init__(self, logits: Tensor, index: Tensor, uses: Sequence[SamplingNeeds]) -> None:
         self._index = index
         self._most = max(use.logprobs or 0 for use in uses)
         self._logprobs = logits[index].log_softmax(dim=-1)
@@ -336,14 +338,14 @@ class SampleOutput:
     """What a step sampled, still on the device."""
 
     tokens: Tensor  # [S] int64
-    sound: Tensor  # [S] bool: whether the logits were numbers; if not, the token means nothing
+    finite: Tensor  # [S] bool: whether the logits were numbers; if not, the token means nothing
     asked: tuple[int | None, ...]  # alternatives each of the S rows wants reported
     logprobs: Logprobs | None
 
     def to_host(self, lines: Sequence[int] | None = None) -> "HostSample":
         """Begin the copy to the host; `HostSample.wait` ends it. `lines`: which of the tokens are wanted,
         where there are others among them; None: all. The tensors may be written again right after this."""
-        wanted = [self.tokens, self.sound, *(self.logprobs or ())]
+        wanted = [self.tokens, self.finite, *(self.logprobs or ())]
         if self.tokens.device.type != "cuda":
             return HostSample([part.clone() for part in wanted], self.asked, None, lines)
         copies = [torch.empty_like(part, device="cpu", pin_memory=True) for part in wanted]
@@ -369,7 +371,7 @@ class HostSample:
         self._lines = lines
 
     @property
-    def there(self) -> bool:
+    def ready(self) -> bool:
         """Whether `wait` would return at once."""
         return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
 
@@ -385,10 +387,10 @@ class HostSample:
         lines = zip(*(part.tolist() for part in self._parts[2:]), strict=True)
         return tokens, [None if most is None else _report(most, *next(lines)) for most in self._asked]
 
-    def unsound(self) -> tuple[int, ...]:
+    def nonfinite(self) -> tuple[int, ...]:
         """Which of the S tokens mean nothing; call it after `wait`."""
-        sound = self._parts[1] if self._lines is None else self._parts[1][list(self._lines)]
-        return () if bool(sound.all()) else tuple((~sound).nonzero().flatten().tolist())
+        finite = self._parts[1] if self._lines is None else self._parts[1][list(self._lines)]
+        return () if bool(finite.all()) else tuple((~finite).nonzero().flatten().tolist())
 
 
 def _report(most: int, sampled: float, ids: list[int], values: list[float]) -> TokenLogprobs:

@@ -1,8 +1,5 @@
-"""Which sizes a step is padded to, so that few captured steps serve all: plain numbers, no device.
-
-takes   a plan's rows
-gives   the `Shape` of the captured step that can run them, or None where the ordinary way must
-"""
+"""The shapes of CUDA graph steps: which sizes a batch is padded to, so that few graphs serve all. No
+torch."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,142 +7,146 @@ from typing import NamedTuple
 
 from saccade.step_plan import ScheduledSequence
 
-# Rows of one token where a step has nothing else; beside prompts fewer sizes: each costs a capture.
-DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-BESIDE = (0, 8, 32, 64, 128, 256)
-# Of short prompts, all rows together. An H200 takes 7.1 ms for 64 and 9.8 for 256 beside some answers.
-TOKENS = (64, 128, 192, 256, 384, 512)
-BRIEF = (32, *TOKENS)  # of steps that only look: a question is short, and is computed once more afterwards
-CHUNKS = (8, 32)  # rows of prompts; the captures made before they are needed are of few
-BRIEF_CHUNKS = (1, *CHUNKS)  # prompts of early-exit steps: most have one question
-TIERS = (4096, 16384, 65536)  # longest context of a row of one token; sets the splits of its attention
-SMALL = 64  # rows: decode steps up to this many are captured before serving begins, the rest when idle
-MOST = 176  # captured steps
-SIGHTINGS = 3  # of a shape with prompts before it is worth a capture
+DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # sequences of decode-only steps
+MIXED_DECODES = (0, 8, 32, 64, 128, 256)  # the same beside prefills: fewer, for each size costs a capture
+PREFILL_TOKENS = (64, 128, 192, 256, 384, 512)  # of all prefills. H200: 7.1 ms for 64, 9.8 for 256
+PREFILLS = (8, 32)  # sequences in prefill
+# Early-exit steps compute a short question, most often one.
+EARLY_EXIT_TOKENS = (32, *PREFILL_TOKENS)
+EARLY_EXIT_PREFILLS = (1, *PREFILLS)
+CONTEXT_TIERS = (4096, 16384, 65536)  # longest context of a decode; sets the splits of its attention
+WARMUP_DECODES = 64  # decode steps up to this size are captured before serving begins, the rest when idle
+MAX_GRAPHS = 176
+MIN_USES = 3  # of a shape with prefills before it is captured
 
 
-class Shape(NamedTuple):
-    """Sizes of a captured step, and how it ends."""
+class StepShape(NamedTuple):
+    """Sizes of a CUDA graph step, padding included, and how it ends."""
 
-    decodes: int  # rows of one token, padding included
-    tokens: int  # of prompts
-    chunks: int  # rows of prompts
-    longest: int
-    ending: str  # greedy, drawn, logits; look: early exit, before the last layers, with nothing sampled
-    sighted: bool = False  # some tokens of prompts are visual
+    decodes: int  # sequences that decode one token
+    prefill_tokens: int
+    prefills: int  # sequences in prefill
+    max_context: int  # of a decode
+    # greedy; sampled: also random; logits: sampling is left to the caller; early_exit: below the last layers
+    ending: str
+    has_visual: bool = False  # some prefill tokens are visual
+
+    @property
+    def lines(self) -> int:
+        """Sequences: decodes, then prefills."""
+        return self.decodes + self.prefills
 
 
-class Division(NamedTuple):
-    """A plan's rows as a captured step takes them; lines are counted over decodes, then chunks."""
+class SplitBatch(NamedTuple):
+    """The sequences of a plan as a CUDA graph step takes them."""
 
     decodes: tuple[ScheduledSequence, ...]
-    chunks: tuple[ScheduledSequence, ...]
+    prefills: tuple[ScheduledSequence, ...]
 
     @property
-    def sighted(self) -> bool:
-        return any(row.spans for row in self.chunks)
+    def has_visual(self) -> bool:
+        return any(one.spans for one in self.prefills)
 
     @property
-    def looking(self) -> bool:
-        """Whether a prompt looks at pictures."""
-        return any(row.relevance_targets for row in self.chunks)
+    def has_relevance_targets(self) -> bool:
+        return any(one.relevance_targets for one in self.prefills)
 
 
-def divide(rows: Sequence[ScheduledSequence]) -> Division | None:
-    """Rows of one token that yield one, then the others; None where a row needs what no captured step has."""
-    decodes, chunks = [], []
-    for row in rows:
-        if (
-            row.num_tokens == 1
-            and row.sample
-            and not row.spans
-            and not row.relevance_targets
-            and _straight(row)
-        ):
-            decodes.append(row)
-        elif len(row.tokens) == row.num_tokens:
-            chunks.append(row)
-        else:  # a token only the device knows, at the end of others
+def split_batch(scheduled: Sequence[ScheduledSequence]) -> SplitBatch | None:
+    """None if a sequence needs what no CUDA graph step has."""
+    decodes, prefills = [], []
+    for one in scheduled:
+        if _is_decode(one):
+            decodes.append(one)
+        elif len(one.tokens) == one.num_tokens:
+            prefills.append(one)
+        else:  # several tokens, of which only the device knows the last
             return None
-    return Division(tuple(decodes), tuple(chunks))
+    return SplitBatch(tuple(decodes), tuple(prefills))
 
 
-def _straight(row: ScheduledSequence) -> bool:
-    """Whether its one token stands at one number on all three axes, which is all a device row keeps."""
-    positions = row.positions
+def _is_decode(one: ScheduledSequence) -> bool:
+    """One token that samples, with the same position on all three axes: a slot stores only one."""
+    if one.num_tokens != 1 or not one.sample or one.spans or one.relevance_targets:
+        return False
+    positions = one.positions
     return positions.strides[0] == 0 or bool(positions[0, 0] == positions[1, 0] == positions[2, 0])
 
 
-def tiers(longest: int) -> tuple[int, ...]:
-    """The context tiers of a model whose sequences end at `longest`."""
-    return (*(tier for tier in TIERS if tier < longest), longest)
+def context_tiers(max_model_len: int) -> tuple[int, ...]:
+    return (*(tier for tier in CONTEXT_TIERS if tier < max_model_len), max_model_len)
 
 
-def row_sizes(rows: int, *, prompts: bool) -> tuple[int, ...]:
-    """Of rows of one token, up to the least that holds `rows`, the device rows there are."""
-    sizes = BESIDE if prompts else DECODES
-    return sizes[: bisect_left(sizes, rows) + 1]
+def decode_sizes(max_seqs: int, *, mixed: bool) -> tuple[int, ...]:
+    """Up to the least that holds `max_seqs` sequences."""
+    sizes = MIXED_DECODES if mixed else DECODES
+    return sizes[: bisect_left(sizes, max_seqs) + 1]
 
 
-def most_lines(rows: int) -> int:
-    """Rows of one token of the largest captured step."""
-    return max(row_sizes(rows, prompts=False)[-1], row_sizes(rows, prompts=True)[-1])
+def max_decodes(max_seqs: int) -> int:
+    """Decodes of the largest shape."""
+    return max(decode_sizes(max_seqs, mixed=False)[-1], decode_sizes(max_seqs, mixed=True)[-1])
 
 
-def shape_of(divided: Division, ending: str, most_rows: int, longest: int) -> Shape | None:
-    """The least shape that holds the rows; `most_rows`: device rows there are."""
-    decodes, chunks = divided
-    tokens = sum(row.num_tokens for row in chunks)
-    rows = _least(row_sizes(most_rows, prompts=bool(chunks)), len(decodes))
-    if rows is None:
+def choose_shape(split: SplitBatch, ending: str, max_seqs: int, max_model_len: int) -> StepShape | None:
+    """The smallest shape that holds the batch; None if there is none."""
+    decodes = _round_up(decode_sizes(max_seqs, mixed=bool(split.prefills)), len(split.decodes))
+    context = max((one.start + 1 for one in split.decodes), default=1)
+    tier = _round_up(context_tiers(max_model_len), context)
+    if decodes is None or tier is None:
         return None
-    context = max((row.start + 1 for row in decodes), default=1)
-    tier = _least(tiers(longest), context)
-    if tier is None:
+    if not split.prefills:
+        return StepShape(decodes, 0, 0, tier, ending)
+    early_exit = ending == "early_exit"
+    tokens = _round_up(
+        EARLY_EXIT_TOKENS if early_exit else PREFILL_TOKENS, sum(one.num_tokens for one in split.prefills)
+    )
+    prefills = _round_up(EARLY_EXIT_PREFILLS if early_exit else PREFILLS, len(split.prefills))
+    if tokens is None or prefills is None:
         return None
-    if not chunks:
-        return Shape(rows, 0, 0, tier, ending)
-    of_tokens, of_prompts = (BRIEF, BRIEF_CHUNKS) if ending == "look" else (TOKENS, CHUNKS)
-    padded, prompts = _least(of_tokens, tokens), _least(of_prompts, len(chunks))
-    if padded is None or prompts is None:
-        return None
-    return Shape(rows, padded, prompts, tier, ending, divided.sighted)
+    return StepShape(decodes, tokens, prefills, tier, ending, split.has_visual)
 
 
-def first_shapes(most_rows: int, longest: int) -> list[Shape]:
-    """What is captured before serving begins, the largest first: the others then fit into its memory."""
-    tier = tiers(longest)[0]
-    sizes = [size for size in row_sizes(most_rows, prompts=False) if size <= SMALL]
-    prompts = [Shape(0, tokens, CHUNKS[0], tier, "greedy") for tokens in reversed(TOKENS)]
-    return prompts + [Shape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
+def first_shapes(max_seqs: int, max_model_len: int) -> list[StepShape]:
+    """Shapes captured before serving begins, the largest first: the others then reuse its memory."""
+    tier = context_tiers(max_model_len)[0]
+    sizes = [size for size in decode_sizes(max_seqs, mixed=False) if size <= WARMUP_DECODES]
+    prefills = [StepShape(0, tokens, PREFILLS[0], tier, "greedy") for tokens in reversed(PREFILL_TOKENS)]
+    return prefills + [StepShape(size, 0, 0, tier, "greedy") for size in reversed(sizes)]
 
 
-def later_shapes(most_rows: int, longest: int, *, vision: bool, looks: bool = False) -> list[Shape]:
-    """What else short contexts meet, to be captured while there is nothing to do; few rows first."""
-    tier, done = tiers(longest)[0], set(first_shapes(most_rows, longest))
-    brief = [Shape(0, tokens, chunks, tier, "look") for chunks in BRIEF_CHUNKS[:2] for tokens in BRIEF[:2]]
-    decodes = [(size, 0, 0) for size in row_sizes(most_rows, prompts=False)]
-    beside = [(size, tokens, CHUNKS[0]) for size in row_sizes(most_rows, prompts=True) for tokens in TOKENS]
-    kinds = [("greedy", False), ("greedy", True), ("drawn", False)]
-    shapes = [
-        Shape(*sizes, tier, ending, sighted)
-        for ending, sighted in kinds
-        for sizes in sorted(decodes + beside)
-        if not sighted or (vision and sizes[1])
+def later_shapes(
+    max_seqs: int, max_model_len: int, *, visual: bool, early_exit: bool = False
+) -> list[StepShape]:
+    """Further shapes of short contexts, captured while the engine is idle; few sequences first."""
+    tier, first = context_tiers(max_model_len)[0], set(first_shapes(max_seqs, max_model_len))
+    early = [
+        StepShape(0, tokens, prefills, tier, "early_exit")
+        for prefills in EARLY_EXIT_PREFILLS[:2]
+        for tokens in EARLY_EXIT_TOKENS[:2]
     ]
-    return (brief if looks else []) + [shape for shape in shapes if shape not in done]
+    sizes = [(size, 0, 0) for size in decode_sizes(max_seqs, mixed=False)]
+    for size in decode_sizes(max_seqs, mixed=True):
+        sizes += [(size, tokens, PREFILLS[0]) for tokens in PREFILL_TOKENS]
+    shapes = [
+        StepShape(*size, tier, ending, has_visual)
+        for ending, has_visual in (("greedy", False), ("greedy", True), ("sampled", False))
+        for size in sorted(sizes)
+        if not has_visual or (visual and size[1])
+    ]
+    return (early if early_exit else []) + [shape for shape in shapes if shape not in first]
 
 
-def unlike(shapes: Sequence[Shape]) -> list[Shape]:
-    """One of each kind of which others launch the same kernels, but for their sizes."""
+def distinct_kernels(shapes: Sequence[StepShape]) -> list[StepShape]:
+    """One shape of each set that launches the same kernels."""
 
-    def kind(s: Shape) -> tuple[object, ...]:
-        large = s.decodes > SMALL, s.decodes + s.tokens > SMALL
-        return *large, bool(s.decodes), bool(s.chunks), s.ending, s.sighted
+    def kind(s: StepShape) -> tuple[object, ...]:
+        large = s.decodes > WARMUP_DECODES, s.decodes + s.prefill_tokens > WARMUP_DECODES
+        return *large, bool(s.decodes), bool(s.prefills), s.ending, s.has_visual
 
     return list({kind(shape): shape for shape in shapes}.values())
 
 
-def _least(sizes: Sequence[int], needed: int) -> int | None:
-    place = bisect_left(sizes, needed)
-    return sizes[place] if place < len(sizes) else None
+def _round_up(sizes: Sequence[int], needed: int) -> int | None:
+    index = bisect_left(sizes, needed)
+    return sizes[index] if index < len(sizes) else None

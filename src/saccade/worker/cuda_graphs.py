@@ -1,11 +1,4 @@
-"""Captured steps: which shapes are recorded, replayed, given up.
-
-takes   a plan's rows, the step over static buffers (`FixedStep`)
-gives   the captured step that can run them, recorded when first needed
-owns    the graphs and the memory pool they share
-never   lets a capture that fails end a request: the step then takes the ordinary way, and the shape is tried
-        again much later
-"""
+"""The CUDA graphs of steps: which shapes are captured, and when. A step whose capture fails runs eagerly."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -20,66 +13,70 @@ from saccade.kernels.jit import compile_only
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import ScheduledSequence
 from saccade.worker.buckets import (
-    MOST,
-    SIGHTINGS,
-    Division,
-    Shape,
-    divide,
+    MAX_GRAPHS,
+    MIN_USES,
+    SplitBatch,
+    StepShape,
+    choose_shape,
+    distinct_kernels,
     first_shapes,
     later_shapes,
-    shape_of,
-    unlike,
+    split_batch,
 )
-from saccade.worker.graph_step import FixedStep
+from saccade.worker.graph_step import GraphStep
 
-RETRY_AFTER = 2000  # steps until a shape whose capture failed is tried again
-MOST_TRIES = 3
+RETRY_AFTER = 2000  # steps until a failed capture is tried again
+MAX_FAILURES = 3
 
 
-class Graphs:
+class StepGraphCache:
     def __init__(
         self,
-        step: FixedStep,
+        step: GraphStep,
         recorder: Recorder,
         sampler: Sampler,
-        most_rows: int,
-        longest: int,
-        sightings: int = SIGHTINGS,  # of a shape with prompts before it is captured
+        max_seqs: int,
+        max_model_len: int,
+        min_uses: int = MIN_USES,
     ) -> None:
-        self._step, self._sampler = step, sampler
-        self._most_rows, self._longest = most_rows, longest
-        self._graphs: CudaGraphCache[Shape, Replay] = CudaGraphCache(
+        self.step, self._sampler = step, sampler
+        self._max_seqs, self._max_model_len = max_seqs, max_model_len
+        self._graphs: CudaGraphCache[StepShape, Replay] = CudaGraphCache(
             "a step of",
             recorder,
-            MOST,
-            min_uses=sightings,
+            MAX_GRAPHS,
+            min_uses=min_uses,
             evicts=False,
-            max_failures=MOST_TRIES,
+            max_failures=MAX_FAILURES,
             retry_after=RETRY_AFTER,
         )
-        self._later = deque(later_shapes(most_rows, longest, vision=step.sees, looks=step.looks))
+        visual, early_exit = step.takes_visual, step.keeps_hidden_states
+        self._later = deque(later_shapes(max_seqs, max_model_len, visual=visual, early_exit=early_exit))
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def find(
-        self, rows: tuple[ScheduledSequence, ...], *, brief: bool = False
-    ) -> tuple[Division, Shape, Replay] | None:
-        """The captured step for these rows; None: they take the ordinary way. `brief`: they only look."""
-        divided = divide(rows)
-        if divided is None or not self._step.holds(divided):
+        self, scheduled: tuple[ScheduledSequence, ...], *, early_exit: bool = False
+    ) -> tuple[SplitBatch, StepShape, Replay] | None:
+        """The graph that can run this batch, captured now if that is due; None: the step runs eagerly."""
+        split = split_batch(scheduled)
+        if split is None or not self.step.supports(split):
             return None
-        ending = "look" if brief else self._sampler.ending((*divided.decodes, *divided.chunks))
-        shape = shape_of(divided, ending, self._most_rows, self._longest)
+        ending = "early_exit" if early_exit else self._sampler.graph_ending((*split.decodes, *split.prefills))
+        shape = choose_shape(split, ending, self._max_seqs, self._max_model_len)
         if shape is None:
             return None
-        replay = self._graphs.get(shape) or self._capture_if_worth(shape)
-        return None if replay is None else (divided, shape, replay)
+        replay = self._graphs.get(shape)
+        # Decode-only steps are captured at their first use.
+        if replay is None and self._graphs.is_due(shape, now=not shape.prefills):
+            replay = self._capture(shape)
+        return None if replay is None else (split, shape, replay)
 
-    def warm(self, progress: bool) -> None:
-        """Capture the steps that nearly everybody meets."""
-        shapes = first_shapes(self._most_rows, self._longest)
-        self._compile([*shapes, *unlike(list(self._later))])
+    def warm_up(self, progress: bool) -> None:
+        """Compile the kernels of all shapes, and capture the most frequent ones."""
+        shapes = first_shapes(self._max_seqs, self._max_model_len)
+        self._compile([*shapes, *distinct_kernels(list(self._later))])
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         shown = progress and console.is_terminal
@@ -87,20 +84,19 @@ class Graphs:
             for shape in bar.track(shapes, description="decode steps"):
                 self._capture(shape)
 
-    def _compile(self, shapes: Sequence[Shape]) -> None:
-        """What these launch, side by side; nothing of it runs."""
+    def _compile(self, shapes: Sequence[StepShape]) -> None:
         with compile_only():
             for shape in shapes:
-                self._step.clear(shape)
-                self._step.run(shape)
+                self.step.fill_with_padding(shape)
+                self.step.run(shape)
 
     @property
-    def to_come(self) -> int:
-        """Shapes that `go_on` has not come to."""
+    def pending(self) -> int:
+        """Shapes that `capture_next` has not tried."""
         return len(self._later)
 
-    def go_on(self) -> bool:
-        """While nobody waits: capture one more of the steps that may come; gives whether there was one."""
+    def capture_next(self) -> bool:
+        """While idle: capture one more shape; returns whether there was one."""
         while self._later:
             shape = self._later.popleft()
             if shape not in self._graphs and not self._graphs.has_failed(shape) and self._graphs.has_room():
@@ -108,14 +104,10 @@ class Graphs:
                 return True
         return False
 
-    def _capture_if_worth(self, shape: Shape) -> Replay | None:
-        """Decode steps are captured at once, steps with prompts when their shape is frequent."""
-        return self._capture(shape) if self._graphs.is_due(shape, now=not shape.chunks) else None
-
-    def _capture(self, shape: Shape) -> Replay | None:
+    def _capture(self, shape: StepShape) -> Replay | None:
         try:
-            self._step.clear(shape)
-            run = partial(self._step.run, shape)
+            self.step.fill_with_padding(shape)
+            run = partial(self.step.run, shape)
             run()  # compiles kernels and allocates library handles, which must not happen during the capture
             replay = self._graphs.record(run)
         except (torch.OutOfMemoryError, RuntimeError) as error:

@@ -1,8 +1,4 @@
-"""How the device is driven: which kernels, captured steps or not. Resolved once, nonsense refused.
-
-takes   the options, the device, the dtype
-gives   a `Way`
-"""
+"""How steps run on the device: which kernels, CUDA graphs or not. Resolved once from the options."""
 
 from typing import NamedTuple
 
@@ -13,17 +9,17 @@ from saccade.errors import ConfigError
 from saccade.kernels.dispatch import KernelMode, use_triton
 from saccade.kernels.jit import INTERPRETED, TRITON
 
-EARLIEST = (9, 0)  # compute capability from which kernels can be launched early
+PDL_CAPABILITY = (9, 0)  # compute capability from which on there is programmatic dependent launch
 
 
-class Way(NamedTuple):
+class ExecutionMode(NamedTuple):
     mode: KernelMode = KernelMode()
     graphs: bool = False
-    tower: bool = False  # captured stretches of the vision tower; it needs no kernel of ours to be captured
-    early: bool = False  # inside captured steps alone: elsewhere kernels are long, or the host is late anyway
+    tower_graphs: bool = False  # of the vision tower, which is captured with any kernels
+    pdl: bool = False  # programmatic dependent launch, in step graphs only: elsewhere it gains nothing
 
 
-def resolve_way(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Way:
+def resolve_execution_mode(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ExecutionMode:
     if config.kernels == "triton" and not (TRITON and (device.type == "cuda" or INTERPRETED)):
         raise ConfigError(
             f"kernels is triton, but the device is {device.type}"
@@ -43,25 +39,25 @@ def resolve_way(config: EngineConfig, device: torch.device, dtype: torch.dtype) 
                 f"graphs is on, but attention in {str(dtype).removeprefix('torch.')} with kernels "
                 f"{config.kernels} runs on torch, which cannot be captured; use --kernels triton and 16 bits"
             )
-    tower = config.graphs == "on" or (device.type == "cuda" and config.graphs == "auto")
-    return Way(mode, graphs, tower, _early(config, device, graphs))
+    tower_graphs = config.graphs == "on" or (device.type == "cuda" and config.graphs == "auto")
+    return ExecutionMode(mode, graphs, tower_graphs, _use_pdl(config, device, graphs))
 
 
 def _capturable(mode: KernelMode, device: torch.device, dtype: torch.dtype) -> bool:
-    """The twins of these read sizes on the host, or cannot leave padding alone."""
+    """The reference implementations of these read sizes on the host, or cannot skip padding."""
     probe = torch.empty(1, dtype=dtype, device=device)
     return all(
         use_triton(name, probe, mode) for name in ("decode_attention", "prefill_attention", "qk_norm_rope")
     )
 
 
-def _early(config: EngineConfig, device: torch.device, graphs: bool) -> bool:
+def _use_pdl(config: EngineConfig, device: torch.device, graphs: bool) -> bool:
     if config.early_launch == "off":
         return False
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLIEST
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= PDL_CAPABILITY
     if config.early_launch == "on" and not (able and graphs):
         raise ConfigError(
             "early_launch is on, which needs captured steps (--graphs) on a GPU of compute capability "
-            f"{EARLIEST[0]}.{EARLIEST[1]} or newer; leave --early-launch at auto"
+            f"{PDL_CAPABILITY[0]}.{PDL_CAPABILITY[1]} or newer; leave --early-launch at auto"
         )
     return able and graphs

@@ -1,9 +1,6 @@
-"""A step over static buffers: the function a graph records, and the buffers it reads and writes.
+"""One step over static buffers: the function a CUDA graph captures, and the buffers it reads and writes.
 
-takes   the device rows of the step (`step_rows`), short prompts as one packed array (`feed`)
-gives   sampled tokens in a buffer that is always the same; the rows moved on by one token
-owns    those buffers
-never   looks at the host while it runs: the same call does the same work whatever is in the buffers
+It never reads device values on the host: a call does the same work whatever the buffers contain.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,239 +19,247 @@ from saccade.kv_cache.pages import FixedPaged, Pages
 from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import ScheduledSequence
-from saccade.worker.buckets import CHUNKS, TOKENS, Division, Shape, most_lines
-from saccade.worker.slots import DeviceRows
+from saccade.worker.buckets import PREFILL_TOKENS, PREFILLS, SplitBatch, StepShape, max_decodes
+from saccade.worker.slots import Slots
 
 Ints = NDArray[np.int32]
 
 
-class Feed(NamedTuple):
-    """Short prompts as they lie in the packed array, int32: T tokens of R rows, padding included."""
+class PrefillInputs(NamedTuple):
+    """Prefills as they lie in one packed int32 array: T tokens of R sequences, padding included."""
 
     tokens: Tensor  # [T]
     positions: Tensor  # [3 * T], bits of float32
-    rows: Tensor  # [T] device row of each token; -1: padding
-    places: Tensor  # [T] in its sequence
-    chunks: Tensor  # [R] device rows; -1: padding
+    token_slots: Tensor  # [T] slot of each token's sequence; -1: padding
+    indices: Tensor  # [T] of the token in its sequence
+    slots: Tensor  # [R] -1: padding
     lengths: Tensor  # [R] tokens of the sequence after the step
-    ends: Tensor  # [R + 1] where each row's tokens begin among all tokens of the step
-    outputs: Tensor  # [R] output position of what it samples
-    last: Tensor  # [R] position of the row's last token, bits of float32
-    seen: Tensor  # [T] 1 where the token is visual: its embedding and deeper levels are in `FixedStep.visual`
+    offsets: Tensor  # [R + 1] of each sequence's tokens among all tokens of the step
+    outputs: Tensor  # [R] output position of the sampled token
+    last_positions: Tensor  # [R] position of the last token, bits of float32
+    is_visual: Tensor  # [T] 1 where embedding and DeepStack levels are read from `GraphStep.visual`
 
 
-def _sizes(tokens: int, chunks: int) -> list[int]:
-    lines = [chunks, chunks, chunks + 1, chunks, chunks]
-    return [tokens, 3 * tokens, tokens, tokens, *lines, tokens]
+def _sizes(tokens: int, prefills: int) -> list[int]:
+    per_sequence = [prefills, prefills, prefills + 1, prefills, prefills]
+    return [tokens, 3 * tokens, tokens, tokens, *per_sequence, tokens]
 
 
-def pack(rows: Sequence[ScheduledSequence], shape: Shape) -> Ints:
-    """The rows of a step's prompts as one array."""
-    sizes = _sizes(shape.tokens, shape.chunks)
+def pack_prefills(prefills: Sequence[ScheduledSequence], shape: StepShape) -> Ints:
+    """The prefills of a step as one array (`PrefillInputs`)."""
+    sizes = _sizes(shape.prefill_tokens, shape.prefills)
     packed = np.zeros(sum(sizes), dtype=np.int32)
-    ends = accumulate(sizes)
-    cut = [packed[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    tokens, positions, owners, places, chunks, lengths, ends_at, outputs, last, seen = cut
+    parts = [packed[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    tokens, positions, token_slots, indices, slots, lengths, offsets, outputs, last, is_visual = parts
     axes = positions.view(np.float32).reshape(3, -1)
-    owners.fill(-1)
-    chunks.fill(-1)
+    token_slots.fill(-1)
+    slots.fill(-1)
     used = 0
-    for line, row in enumerate(rows):
-        some = slice(used, used + row.num_tokens)
-        tokens[some] = row.tokens
-        axes[:, some] = row.positions
-        owners[some] = row.slot
-        places[some] = np.arange(row.start, row.start + row.num_tokens)
-        chunks[line], lengths[line], outputs[line] = row.slot, row.start + row.num_tokens, row.output_position
+    for line, one in enumerate(prefills):
+        some = slice(used, used + one.num_tokens)
+        tokens[some] = one.tokens
+        axes[:, some] = one.positions
+        token_slots[some] = one.slot
+        indices[some] = np.arange(one.start, one.start + one.num_tokens)
+        slots[line], lengths[line], outputs[line] = one.slot, one.start + one.num_tokens, one.output_position
         used = some.stop
-        ends_at[line + 1 :] = used
+        offsets[line + 1 :] = used
         last[line] = positions[used - 1]  # bits of the first axis
-    ends_at += shape.decodes
-    for _, _, count, place in visual_slices(rows):
-        seen[place : place + count] = 1
+    offsets += shape.decodes
+    for visual in visual_slices(prefills):
+        is_visual[visual.position : visual.position + visual.length] = 1
     return packed
 
 
-class FixedStep:
+class GraphStep:
     def __init__(
         self,
         model: LanguageModel,
         pages: Pages,
-        rows: DeviceRows,
+        slots: Slots,
         sampler: Sampler,
-        most_rows: int,
-        device: torch.device,
         *,
-        early: bool = False,  # kernels are launched while the one before them ends
-        sees: bool = True,  # prompts may have visual tokens: nobody wants their hidden states meanwhile
-        watched: tuple[int, ...] = (),  # layers in order, before which the stream at ends of prompts is kept
+        pdl: bool = False,  # programmatic dependent launch
+        visual: bool = True,  # takes prefills with visual tokens
+        tapped_layers: tuple[int, ...] = (),  # in front of which the last hidden state of prefills is kept
     ) -> None:
-        self._model, self._pages, self._rows, self._sampler = model, pages, rows, sampler
-        self._device = device
-        most_chunks = CHUNKS[-1]
-        lines = most_lines(most_rows) + most_chunks
-        self.step_rows = torch.full((lines - most_chunks,), -1, dtype=torch.int32, device=device)
-        self.held: tuple[int, ...] | None = None  # what step_rows begins with, as far as the host knows
-        self.feed = torch.zeros(sum(_sizes(TOKENS[-1], most_chunks)), dtype=torch.int32, device=device)
-        self.tokens = torch.zeros(lines, dtype=torch.int64, device=device)
-        self.sound = torch.zeros(lines, dtype=torch.bool, device=device)
-        self._logits: Tensor | None = None  # [lines, vocab] of the model's dtype; made when first needed
-        self._outputs = torch.zeros(lines, dtype=torch.int64, device=device)
-        self.visual: Tensor | None = None  # [TOKENS[-1], (1 + levels) * hidden]: of prompts' visual tokens
-        if sees and model.vision is not None:
-            size = TOKENS[-1], (1 + model.vision.depth_levels) * model.hidden_size
-            self.visual = torch.zeros(size, dtype=model.dtype, device=device)
-        self._watched = watched if self.sees else ()
-        dtype = model.dtype
-        # Of the ends of prompts, for looks: [watched layers, chunks, hidden], [3, chunks]
-        self._ends = torch.zeros(
-            len(self._watched), most_chunks, model.hidden_size, dtype=dtype, device=device
+        self._model, self._pages, self._slots, self._sampler = model, pages, slots, sampler
+        self._device = device = pages.k.device
+        prefills = PREFILLS[-1]
+        decodes = max_decodes(slots.count)
+        lines = decodes + prefills
+        self.decode_slots = torch.full((decodes,), -1, dtype=torch.int32, device=device)
+        self.known_decode_slots: tuple[int, ...] | None = None  # first values of decode_slots, if known
+        self.prefill_inputs = torch.zeros(
+            sum(_sizes(PREFILL_TOKENS[-1], prefills)), dtype=torch.int32, device=device
         )
-        self._ends_at = torch.zeros(3, most_chunks, device=device)
+        self.tokens = torch.zeros(lines, dtype=torch.int64, device=device)
+        self.finite = torch.zeros(lines, dtype=torch.bool, device=device)
+        self._logits: Tensor | None = None  # [lines, vocab], allocated at its first use
+        self._output_positions = torch.zeros(lines, dtype=torch.int64, device=device)
+        self.visual: Tensor | None = None  # [PREFILL_TOKENS[-1], (1 + levels) * hidden], of visual tokens
+        if visual and model.vision is not None:
+            size = PREFILL_TOKENS[-1], (1 + model.vision.depth_levels) * model.hidden_size
+            self.visual = torch.zeros(size, dtype=model.dtype, device=device)
+        self._tapped_layers = tapped_layers if self.takes_visual else ()
+        tapped = len(self._tapped_layers), prefills, model.hidden_size
+        self._last_states = torch.zeros(tapped, dtype=model.dtype, device=device)
+        self._last_positions = torch.zeros(3, prefills, device=device)
         self.counters = torch.zeros(lines * pages.group.kv_heads, dtype=torch.int32, device=device)
-        self._mode = model.mode._replace(pdl=early, counters=self.counters)
-        self._places = torch.arange(lines - most_chunks + TOKENS[-1], device=device)
+        self._mode = model.mode._replace(pdl=pdl, counters=self.counters)
+        self._token_indices = torch.arange(decodes + PREFILL_TOKENS[-1], device=device)
 
     @property
-    def sees(self) -> bool:
-        """Whether it takes prompts with visual tokens."""
+    def takes_visual(self) -> bool:
         return self.visual is not None
 
     @property
-    def looks(self) -> bool:
-        """Whether it keeps what looks need."""
-        return bool(self._watched)
+    def keeps_hidden_states(self) -> bool:
+        """Whether relevance can be computed after it."""
+        return bool(self._tapped_layers)
 
-    def holds(self, divided: Division) -> bool:
-        """Whether it has all that these rows need."""
-        return (self.sees or not divided.sighted) and (self.looks or not divided.looking)
+    def supports(self, split: SplitBatch) -> bool:
+        if split.has_visual and not self.takes_visual:
+            return False
+        return self.keeps_hidden_states or not split.has_relevance_targets
 
-    def look(
-        self, chunks: Sequence[ScheduledSequence], shape: Shape, features: Callable[[bytes], Tensor]
+    def load_features(
+        self, prefills: Sequence[ScheduledSequence], shape: StepShape, features: Callable[[bytes], Tensor]
     ) -> None:
-        """Copy the features of a step's visual tokens where the captured step reads them."""
+        """Copy the features of a step's visual tokens to where the graph reads them."""
         if self.visual is None:
-            raise RuntimeError("a step with views, and the model has no vision tower")
-        fill_visual_buffer(self.visual[: shape.tokens], chunks, features)
+            raise RuntimeError("a step with visual tokens, but no buffer for them")
+        fill_visual_buffer(self.visual[: shape.prefill_tokens], prefills, features)
 
-    def clear(self, shape: Shape) -> None:
-        """Padding alone: running the shape then touches no row and no page."""
-        self.step_rows.fill_(-1)
-        self.held = None
-        if shape.chunks:
-            empty = torch.zeros(sum(_sizes(shape.tokens, shape.chunks)), dtype=torch.int32)
-            feed = self._cut(empty, shape)
-            for part in (feed.rows, feed.chunks):
+    def fill_with_padding(self, shape: StepShape) -> None:
+        """Running the shape then writes to no slot and no page."""
+        self.decode_slots.fill_(-1)
+        self.known_decode_slots = None
+        if shape.prefills:
+            empty = torch.zeros(sum(_sizes(shape.prefill_tokens, shape.prefills)), dtype=torch.int32)
+            inputs = self._unpack(empty, shape)
+            for part in (inputs.token_slots, inputs.slots):
                 part.fill_(-1)
-            feed.ends.fill_(shape.decodes)
+            inputs.offsets.fill_(shape.decodes)
             if self.visual is not None:
                 self.visual.zero_()
-            self.feed[: len(empty)] = empty.to(self._device)
+            self.prefill_inputs[: len(empty)] = empty.to(self._device)
         if shape.ending == "logits":
             self.logits(shape)
 
-    def logits(self, shape: Shape) -> Tensor:
+    def logits(self, shape: StepShape) -> Tensor:
         """[lines, vocab] of the last step that ended in logits."""
         if self._logits is None:
-            dtype = self._model.dtype
             size = len(self.tokens), self._model.vocab_size
-            self._logits = torch.zeros(size, dtype=dtype, device=self._device)
-        return self._logits[: shape.decodes + shape.chunks]
+            self._logits = torch.zeros(size, dtype=self._model.dtype, device=self._device)
+        return self._logits[: shape.lines]
 
-    def run(self, shape: Shape) -> None:
-        """What is recorded."""
+    def run(self, shape: StepShape) -> None:
+        """What a graph captures."""
         hidden, outputs = self._forward(shape)
-        if shape.ending != "look":
+        if shape.ending != "early_exit":
             self._sample(shape, hidden, outputs)
 
-    def _sample(self, shape: Shape, hidden: Tensor, outputs: Tensor) -> None:
-        rows = self.all_rows(shape)
+    def _sample(self, shape: StepShape, hidden: Tensor, outputs: Tensor) -> None:
+        slots = self.all_slots(shape)
         logits = self._model.raw_logits(hidden, self._mode)
-        lines = len(rows)
+        lines = len(slots)
         if shape.ending == "logits":
             self.logits(shape).copy_(logits)
-            self._outputs[:lines].copy_(outputs)
+            self._output_positions[:lines].copy_(outputs)
             return
         if shape.ending == "greedy":
-            tokens, sound = greedy(logits, self._mode)
+            tokens, finite = greedy(logits, self._mode)
         else:
-            tokens, sound = self._sampler.draw(logits, rows, outputs, self._mode)
-        advance_slots(rows, tokens, self._rows.state, self._mode)
-        # Copies last: a kernel can be launched early behind another kernel alone.
+            tokens, finite = self._sampler.draw(logits, slots, outputs, self._mode)
+        advance_slots(slots, tokens, self._slots.state, self._mode)
+        # Copies come last: programmatic dependent launch works between two kernels only.
         self.tokens[:lines].copy_(tokens)
-        self.sound[:lines].copy_(sound)
+        self.finite[:lines].copy_(finite)
 
-    def all_rows(self, shape: Shape) -> Tensor:
-        """[lines] int32: the device row of each line, -1 for padding."""
-        decodes = self.step_rows[: shape.decodes]
-        return torch.cat((decodes, self._cut(self.feed, shape).chunks)) if shape.chunks else decodes
+    def all_slots(self, shape: StepShape) -> Tensor:
+        """[lines] int32, -1 for padding."""
+        decodes = self.decode_slots[: shape.decodes]
+        if not shape.prefills:
+            return decodes
+        return torch.cat((decodes, self._unpack(self.prefill_inputs, shape).slots))
 
-    def ends(self, shape: Shape) -> tuple[Tensor, Tensor]:
-        """The stream before the watched layers at the ends of prompts [layers, chunks, hidden], and their
-        positions [3, chunks]."""
-        return self._ends[:, : shape.chunks], self._ends_at[:, : shape.chunks]
+    def last_hidden_states(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+        """In front of the tapped layers, of the last token of each prefill [layers, prefills, hidden], and
+        their positions [3, prefills]."""
+        return self._last_states[:, : shape.prefills], self._last_positions[:, : shape.prefills]
 
-    def outputs(self, shape: Shape) -> Tensor:
-        """[lines] int64: output positions of the last step that ended in logits."""
-        return self._outputs[: shape.decodes + shape.chunks]
+    def output_positions(self, shape: StepShape) -> Tensor:
+        """[lines] int64, of the last step that ended in logits."""
+        return self._output_positions[: shape.lines]
 
-    def _forward(self, shape: Shape) -> tuple[Tensor, Tensor]:
-        """Hidden states [lines, width] and output positions [lines] of what is sampled."""
-        state, block_size = self._rows.state, self._pages.block_size
-        if not shape.chunks:
-            step = self.step_rows[: shape.decodes]
-            got = gather_slots(step, state, block_size, self._mode)
-            paged = FixedPaged(
-                self._pages, got.slots, state.tables, step, got.contexts, None, shape.decodes, shape.longest
-            )
-            embeds = self._model.embed(got.tokens)
-            hidden: Tensor = self._model(embeds, got.positions.expand(3, -1), paged, None, mode=self._mode)
-            return hidden, got.outputs
-        return self._forward_mixed(shape)
+    def _forward(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+        """Hidden states [lines, hidden] and output positions [lines] of the tokens to sample."""
+        if shape.prefills:
+            return self._forward_mixed(shape)
+        state, slots = self._slots.state, self.decode_slots[: shape.decodes]
+        got = gather_slots(slots, state, self._pages.block_size, self._mode)
+        paged = FixedPaged(
+            self._pages, got.slots, state.tables, slots, got.contexts, None, shape.decodes, shape.max_context
+        )
+        embeds = self._model.embed(got.tokens)
+        hidden: Tensor = self._model(embeds, got.positions.expand(3, -1), paged, None, mode=self._mode)
+        return hidden, got.outputs
 
-    def _forward_mixed(self, shape: Shape) -> tuple[Tensor, Tensor]:
-        state, block_size, feed = self._rows.state, self._pages.block_size, self._cut(self.feed, shape)
-        self._enter(feed)
-        places, real = feed.places.long(), feed.rows >= 0
-        blocks = state.tables[feed.rows.clamp(min=0).long(), places // block_size].long()
-        slots = torch.where(real, blocks * block_size + places % block_size, -1)
-        tokens, positions = feed.tokens.long(), feed.positions.view(torch.float32).view(3, -1)
-        index, lengths, outputs = feed.chunks, feed.lengths, feed.outputs.long()
-        at = (feed.ends[1:] - 1).clamp(min=0).long()
+    def _forward_mixed(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+        state, block_size = self._slots.state, self._pages.block_size
+        inputs = self._unpack(self.prefill_inputs, shape)
+        self._enter_prefills(inputs)
+        indices, real = inputs.indices.long(), inputs.token_slots >= 0
+        blocks = state.tables[inputs.token_slots.clamp(min=0).long(), indices // block_size].long()
+        kv_slots = torch.where(real, blocks * block_size + indices % block_size, -1)
+        tokens, positions = inputs.tokens.long(), inputs.positions.view(torch.float32).view(3, -1)
+        slots, lengths, outputs = inputs.slots, inputs.lengths, inputs.outputs.long()
+        last = (inputs.offsets[1:] - 1).clamp(min=0).long()  # of each prefill, among all tokens
         if shape.decodes:
-            step = self.step_rows[: shape.decodes]
-            got = gather_slots(step, state, block_size, self._mode)
-            slots, tokens = torch.cat((got.slots, slots)), torch.cat((got.tokens, tokens))
+            decodes = self.decode_slots[: shape.decodes]
+            got = gather_slots(decodes, state, block_size, self._mode)
+            kv_slots, tokens = torch.cat((got.slots, kv_slots)), torch.cat((got.tokens, tokens))
             positions = torch.cat((got.positions.expand(3, -1), positions), dim=1)
-            index, lengths = torch.cat((step, index)), torch.cat((got.contexts, lengths))
+            slots, lengths = torch.cat((decodes, slots)), torch.cat((got.contexts, lengths))
             outputs = torch.cat((got.outputs, outputs))
         paged = FixedPaged(
-            self._pages, slots, state.tables, index, lengths, feed.ends, shape.decodes, shape.longest
+            self._pages,
+            kv_slots,
+            state.tables,
+            slots,
+            lengths,
+            inputs.offsets,
+            shape.decodes,
+            shape.max_context,
         )
         embeds, deep = self._model.embed(tokens), None
-        if shape.sighted and self.visual is not None:
-            index = self._places[shape.decodes : shape.decodes + shape.tokens]
-            deep = merge_visual_buffer(embeds, self.visual[: shape.tokens], feed.seen > 0, index)
-        watch = self._watch(shape, positions, at) if self._watched else None
-        stop = self._watched[-1] if shape.ending == "look" else None
-        hidden: Tensor = self._model(embeds, positions, paged, deep, watch, stop, self._mode)
-        lines = hidden.index_select(0, at)
+        if shape.has_visual and self.visual is not None:
+            index = self._token_indices[shape.decodes : shape.decodes + shape.prefill_tokens]
+            deep = merge_visual_buffer(
+                embeds, self.visual[: shape.prefill_tokens], inputs.is_visual > 0, index
+            )
+        tap = self._tap(shape, positions, last) if self._tapped_layers else None
+        stop = self._tapped_layers[-1] if shape.ending == "early_exit" else None
+        hidden: Tensor = self._model(embeds, positions, paged, deep, tap, stop, self._mode)
+        lines = hidden.index_select(0, last)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 
-    def _watch(self, shape: Shape, positions: Tensor, at: Tensor) -> HiddenStateTap:
-        """Keeps the hidden states and positions of the last token of each prompt."""
-        ends, places = self.ends(shape)
-        torch.index_select(positions, 1, at, out=places)
-        return HiddenStateTap(dict.fromkeys(self._watched, at), dict(zip(self._watched, ends, strict=True)))
+    def _tap(self, shape: StepShape, positions: Tensor, last: Tensor) -> HiddenStateTap:
+        """Keeps the hidden states and positions of the last token of each prefill."""
+        states, last_positions = self.last_hidden_states(shape)
+        torch.index_select(positions, 1, last, out=last_positions)
+        layers = self._tapped_layers
+        return HiddenStateTap(dict.fromkeys(layers, last), dict(zip(layers, states, strict=True)))
 
-    def _enter(self, feed: Feed) -> None:
-        """Prompt rows as if their last token were a decode: the end of the step then moves all rows alike."""
-        state = self._rows.state
-        rows = torch.where(feed.chunks < 0, len(state.last) - 1, feed.chunks).long()
-        state.lengths.index_copy_(0, rows, feed.lengths - 1)
-        state.positions.index_copy_(0, rows, feed.last.view(torch.float32))
-        state.outputs.index_copy_(0, rows, feed.outputs)
+    def _enter_prefills(self, inputs: PrefillInputs) -> None:
+        """Set the slots of prefills as if their last token were a decode: `advance_slots` then fits both."""
+        state = self._slots.state
+        slots = torch.where(inputs.slots < 0, len(state.last) - 1, inputs.slots).long()
+        state.lengths.index_copy_(0, slots, inputs.lengths - 1)
+        state.positions.index_copy_(0, slots, inputs.last_positions.view(torch.float32))
+        state.outputs.index_copy_(0, slots, inputs.outputs)
 
-    def _cut(self, packed: Tensor, shape: Shape) -> Feed:
-        sizes = _sizes(shape.tokens, shape.chunks)
-        return Feed(*torch.split(packed[: sum(sizes)], sizes))
+    def _unpack(self, packed: Tensor, shape: StepShape) -> PrefillInputs:
+        sizes = _sizes(shape.prefill_tokens, shape.prefills)
+        return PrefillInputs(*torch.split(packed[: sum(sizes)], sizes))

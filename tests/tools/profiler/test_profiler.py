@@ -15,7 +15,7 @@ from rich.console import Console
 
 from saccade.cli import app as cli
 from saccade.encoder.encoder_runner import EncoderRunner
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.scheduler.cost_prior import H200
@@ -33,7 +33,7 @@ from saccade.tools.profiler.sections import (
     instrumented,
 )
 from saccade.tools.profiler.trace import KernelTime, SectionTrace
-from saccade.worker.model_runner import LaunchedStep, Runner
+from saccade.worker.model_runner import LaunchedStep, ModelRunner
 
 
 @dataclass
@@ -180,17 +180,17 @@ def test_decode_runs_steps_of_all_sequences_and_of_nothing_else(
 ) -> None:
     """Though the prompts take more steps than are timed; and the floor is that of what was read."""
     sent: list[StepPlan] = []
-    launch = Runner.launch
+    launch = ModelRunner.execute
 
-    def seen(self: Runner, plan: StepPlan) -> LaunchedStep:
+    def seen(self: ModelRunner, plan: StepPlan) -> LaunchedStep:
         sent.append(plan)
         return launch(self, plan)
 
-    monkeypatch.setattr(Runner, "launch", seen)
+    monkeypatch.setattr(ModelRunner, "execute", seen)
     options = ProfileOptions(batch=12, context=16, steps=3)
     settings: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 24, "overlap": overlap}
     with contextlib.closing(LLM(str(vl_folder), device="cpu", progress=False, **settings)) as llm:
-        network = read_network(llm.processor.checkpoint.config, 4)
+        network = read_model_size(llm.processor.checkpoint.config, 4)
         section = SectionFactory(llm, options, Floors(network, H200)).sections()[-1]
         for _ in range(2):
             section.prepare()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from saccade.config import GIB, VisionCache
 from saccade.encoder.partial_views import segment_layers
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 from saccade.scheduler.cost_model import Coefficients, CostModel
@@ -21,7 +21,7 @@ from saccade.tools.planner.capacity import MemoryBudget, divide_pool, fit_kind
 from saccade.tools.planner.report import PlanReport
 from saccade.tools.planner.simulator import SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals, parse_kind
-from saccade.worker.buckets import TOKENS
+from saccade.worker.buckets import PREFILL_TOKENS
 
 # 16 text requests and 6 images a second, as in `saccade bench mixed_load`.
 DEFAULT_TRAFFIC = (
@@ -145,7 +145,7 @@ def make_report(options: PlanOptions) -> PlanReport:
     network, vision = _model(options)
     kinds = tuple(parse_kind(text) for text in options.traffic)
     _check_names(kinds)
-    padded = () if options.costs == "cpu" else TOKENS  # sizes of the captured steps
+    padded = () if options.costs == "cpu" else PREFILL_TOKENS  # sizes of the captured steps
     limits = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
@@ -196,7 +196,7 @@ def _model(options: PlanOptions) -> tuple[ModelSize, VisionSizes]:
     """From the config of MODEL, or from the given numbers."""
     if options.model is not None:
         config = _read_config(options.model)
-        network = read_network(config, options.value_bytes, small=options.kv_cache_dtype != "auto")
+        network = read_model_size(config, options.value_bytes, small=options.kv_cache_dtype != "auto")
         if options.weight_bytes is not None:
             decoder = options.weight_bytes // options.value_bytes - network.vision_parameters
             network = replace(network, parameters=max(decoder, 1))

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from saccade.config import EngineConfig
 from saccade.engine.memory import DTYPES
-from saccade.engine.model_size import read_network
+from saccade.engine.model_size import read_model_size
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import floors
 from saccade.tools.environment import device_name
@@ -37,7 +37,7 @@ def run(engine: EngineConfig, options: ProfileOptions) -> int:
 def _profile(llm: LLM, options: ProfileOptions) -> Profile:
     info = llm.engine.info
     dtype, device = DTYPES[info.dtype], torch.device(info.device)
-    bounds = floors(read_network(llm.processor.checkpoint.config, dtype.itemsize), device, dtype)
+    bounds = floors(read_model_size(llm.processor.checkpoint.config, dtype.itemsize), device, dtype)
     sections = SectionFactory(llm, options, bounds).sections()
     timed = {section.name: _time(section, options.repeat, device) for section in sections}
     traced, recorded = _trace(sections, options, device)

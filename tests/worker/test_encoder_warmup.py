@@ -14,8 +14,14 @@ from saccade.lod.allocate import Field, windows
 from saccade.lod.types import ViewRule
 from saccade.models.interface import VisionTower
 from saccade.models.loader import load_model
-from saccade.worker.idle_warmup import SPARE, Ahead, likely_shapes, look_grids, zoom_grids
-from saccade.worker.warmup import SIZES
+from saccade.worker.encoder_warmup import (
+    SIZES,
+    SPARE,
+    TowerWarmup,
+    global_view_grids,
+    likely_tower_shapes,
+    zoom_view_grids,
+)
 from tests import checkpoints
 from tests.encoder.test_encoder_graphs import CPU, Counting, graphs, patches, through
 from tests.engine.test_workspace import PROCESSING
@@ -33,7 +39,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
 
 def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: VisionTower) -> None:
     made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
-    shapes = likely_shapes(PROCESSING, RULE, made, 4096)
+    shapes = likely_tower_shapes(PROCESSING, RULE, made, 4096)
     assert len(set(shapes)) == len(shapes)
     assert {shape.size for shape in shapes[:4]} == {4 * tokens for tokens in RULE.zoom_tokens}
     assert {shape.views for shape in shapes if shape.size == 4 * 64} == {1, 2, 4, 8, 16}
@@ -45,15 +51,17 @@ def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: Vi
         assert {TowerShape(4 * tokens, 1), TowerShape(4 * tokens, 2)} <= set(often), reason
     for tokens in (13 * 13, 9 * 9):
         assert TowerShape(4 * tokens, 1) in often, "the looks at 1024x1024 that 25% and 12% pay for"
-    assert all(shape.views == 1 for shape in likely_shapes(PROCESSING, RULE, made, 4096, alone=True))
-    assert all(shape.patches < 4 * 100 for shape in likely_shapes(PROCESSING, RULE, made, 100, alone=True))
+    assert all(shape.views == 1 for shape in likely_tower_shapes(PROCESSING, RULE, made, 4096, alone=True))
+    assert all(
+        shape.patches < 4 * 100 for shape in likely_tower_shapes(PROCESSING, RULE, made, 100, alone=True)
+    )
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_window_of_any_size_is_thought_of(tower: VisionTower, alone: bool) -> None:
     """Of every budget and picture for which the allocator has one; `alone` there is a place for each."""
     made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
-    shapes = likely_shapes(PROCESSING, RULE, made, 4096, alone=alone)
+    shapes = likely_tower_shapes(PROCESSING, RULE, made, 4096, alone=alone)
     sizes = {
         window.tokens
         for side in (512, 1024, 2048)
@@ -72,12 +80,12 @@ def test_a_window_of_any_size_is_thought_of(tower: VisionTower, alone: bool) -> 
 
 def test_a_checkpoint_of_square_views_of_two_levels_has_only_those(tower: VisionTower) -> None:
     rule = replace_rule(zoom_tokens=(16, 64), square=True)
-    assert set(zoom_grids(PROCESSING, rule)) == {(4, 4), (8, 8)}
-    looks = look_grids(replace(PROCESSING, max_pixels=32 * 32 * 8), rule)
+    assert set(zoom_view_grids(PROCESSING, rule)) == {(4, 4), (8, 8)}
+    looks = global_view_grids(replace(PROCESSING, max_pixels=32 * 32 * 8), rule)
     assert all(rows * columns <= 8 for rows, columns in looks), "none larger than the picture"
     made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     for none in (rule, replace_rule(zoom_tokens=())):
-        assert likely_shapes(PROCESSING, none, made, 4096), "looks, whatever the ladder"
+        assert likely_tower_shapes(PROCESSING, none, made, 4096), "looks, whatever the ladder"
 
 
 def replace_rule(**changes: object) -> ViewRule:
@@ -88,13 +96,13 @@ def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTo
     recorder = Counting()
     made = graphs(tower, recorder)
     shapes = [TowerShape(16, 1), TowerShape(12, 2), TowerShape(16, 1)]
-    ahead = Ahead(made, shapes)
+    ahead = TowerWarmup(made, shapes)
     for number in (1, 2):
-        assert ahead.go_on()
+        assert ahead.capture_next()
         assert len(made) == number
         assert recorder.recorded == number * (2 + tower.depth)
         made.check()
-    assert not ahead.go_on()
+    assert not ahead.capture_next()
     assert len(ahead) == 0
     before = recorder.replayed
     found = made.find(shapes[1])  # at its first coming
@@ -106,15 +114,15 @@ def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTo
 
 def test_no_shape_leaves_for_one_that_has_not_come(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), max_shapes=SPARE + 1)
-    ahead = Ahead(made, [TowerShape(size, 1) for size in (4, 8, 12)])
-    assert ahead.go_on()
-    assert not ahead.go_on()
+    ahead = TowerWarmup(made, [TowerShape(size, 1) for size in (4, 8, 12)])
+    assert ahead.capture_next()
+    assert not ahead.capture_next()
     assert made.shapes == (TowerShape(4, 1),)
 
 
 def test_what_comes_often_fits_beside_what_is_there_from_the_start(tower: VisionTower) -> None:
     made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
-    shapes = likely_shapes(PROCESSING, RULE, made, 4096)
+    shapes = likely_tower_shapes(PROCESSING, RULE, made, 4096)
     sizes = [4 * plain_view(bytes(16), size, PROCESSING).tokens for size in SIZES]
     began = {
         TowerShape(size, views)
@@ -138,9 +146,9 @@ def test_a_shape_begun_by_requests_is_completed(tower: VisionTower) -> None:
 @pytest.mark.parametrize("fail_at", [0, 2])
 def test_a_capture_that_fails_ends_nothing(tower: VisionTower, fail_at: int) -> None:
     made = graphs(tower, Counting(fail_at=fail_at))
-    ahead = Ahead(made, [TowerShape(16, 1), TowerShape(16, 1)])
-    assert ahead.go_on()
-    assert not ahead.go_on()
+    ahead = TowerWarmup(made, [TowerShape(16, 1), TowerShape(16, 1)])
+    assert ahead.capture_next()
+    assert not ahead.capture_next()
     assert len(made) == 0
     made.check()
 
