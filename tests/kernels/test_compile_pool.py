@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from saccade.kernels import compile_pool as workers
-from saccade.kernels.compile_pool import CompilePool, current, default_workers
+from saccade.kernels.compile_pool import CompilePool, current_pool, default_workers
 from saccade.worker import compile_kernels as start
 from tests.kernels.buffers import needs_triton
 from tests.kernels.programs import run
@@ -41,8 +41,8 @@ KEYS = """
 import pkgutil, sys
 from importlib import import_module
 if sys.argv[1:]:
-    from saccade.kernels.compile_worker import leave_out_torch
-    leave_out_torch()
+    from saccade.kernels.compile_worker import stub_torch
+    stub_torch()
 import saccade.kernels, triton
 for module in pkgutil.walk_packages(saccade.kernels.__path__, "saccade.kernels."):
     if not module.name.endswith("compile_worker"):
@@ -164,14 +164,14 @@ def test_none_is_left_when_the_owner_fails() -> None:
     def own() -> None:
         with some:
             some.start()
-            assert current() is some
+            assert current_pool() is some
             pids.extend(worker.pid for worker in some._all)
             assert len(pids) == some.alive == 2
             raise RuntimeError("no weights")
 
     with pytest.raises(RuntimeError, match="no weights"):
         own()
-    assert current() is None
+    assert current_pool() is None
     assert all(gone(pid) for pid in pids)
     assert not some.compile({"name": "kernel"})  # nor are others started
     assert some.alive == 0
@@ -203,7 +203,7 @@ def test_a_start_has_workers_ready_where_nothing_is_compiled(
     monkeypatch.setattr(start, "cache_is_cold", lambda: empty)
     monkeypatch.setattr(start, "CompilePool", lambda count: CompilePool(count, LISTENS))
     with start.compilers(wanted=wanted):
-        some = current()
+        some = current_pool()
         assert (None if some is None else some.alive) == alive
-    assert current() is None
+    assert current_pool() is None
     assert some is None or some.alive == 0

@@ -1,12 +1,7 @@
-"""Processes that compile kernels into Triton's cache on disk, where this process then finds them.
+"""Processes that compile kernels into Triton's cache on disk, for warm-up.
 
-takes   a kernel's name and all that Triton compiles it by, as Python literals
-gives   whether it lies in the cache now; what does not, its asker compiles
-owns    the processes, from the first kernel that is missing (or `start`) until `close`
-never   forks what this process has in memory; ends a start, or holds it up for long, because a worker fails
-
-Threads are not enough: a good part of a compilation holds the interpreter's lock, so sixteen threads took
-58 s together for what takes 27 one after the other, and the thread that asked for kernels waited with them.
+Threads are not enough: a good part of a compilation holds the GIL, so sixteen threads took 58 s for what
+takes 27 one after the other. A worker that fails never fails a start: the caller compiles what is missing.
 """
 
 import os
@@ -22,28 +17,28 @@ from pathlib import Path
 from typing import Self
 
 MOST = 16
-LEAST_CORES = 4  # with fewer, what processes need to start is more than they gain
+LEAST_CORES = 4  # with fewer, starting processes costs more than they gain
 SECONDS = 60.0  # for one kernel; the longest takes 3
-DONE, FAILED = b"done\n", b"failed\n"  # what a worker answers
+DONE, FAILED = b"done\n", b"failed\n"  # answers of a worker
 COMMAND = (sys.executable, "-P", "-m", "saccade.kernels.compile_worker")
 
 _CURRENT: ContextVar["CompilePool | None"] = ContextVar("workers", default=None)
 
 
-def current() -> "CompilePool | None":
-    """Those that compile for who asks here."""
+def current_pool() -> "CompilePool | None":
+    """The pool of this context."""
     return _CURRENT.get()
 
 
 def default_workers() -> int:
-    """How many workers this machine has use for; one core is left to who asks."""
+    """How many workers are useful on this machine; one core is left to the caller."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A frozen program has no interpreter to start: its executable is the program.
     return min(MOST, cores - 1) if cores >= LEAST_CORES and not getattr(sys, "frozen", False) else 0
 
 
 class CompilePool:
-    """Within `with`, `current` gives them. They are asked by as many threads as there are workers."""
+    """Within `with`, `current_pool` gives it. As many threads as workers may ask."""
 
     def __init__(self, count: int, command: Sequence[str] = COMMAND, seconds: float = SECONDS) -> None:
         self.count = count
@@ -56,35 +51,35 @@ class CompilePool:
 
     @property
     def alive(self) -> int:
-        """Processes that run."""
+        """The number of running processes."""
         return sum(worker.poll() is None for worker in self._all)
 
     def start(self) -> None:
-        """They are ready in a second; jobs may come before."""
+        """Start the processes, which are ready in a second; jobs may be given before."""
         with self._starting:
             if self._started:
                 return
             self._started = True
-            with suppress(Exception):  # whatever it is that lets nobody start a process
+            with suppress(Exception):  # e.g. processes are not allowed
                 for _ in range(self.count):
                     self._all.append(self._spawn())
                     self._idle.put(self._all[-1])
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        listed: list[object] = list(sys.path)  # what is no text there Python passes over too
+        listed: list[object] = list(sys.path)  # Python ignores other entries, too
         paths = os.pathsep.join(path or str(Path.cwd()) for path in listed if isinstance(path, str))
         return subprocess.Popen(
             self._command,
             bufsize=0,
-            stdin=subprocess.PIPE,  # that it closes tells a worker that we are gone
+            stdin=subprocess.PIPE,  # a worker ends when it closes
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C is ours to handle
+            start_new_session=True,  # Ctrl-C of the terminal is for the parent
             env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         )
 
     def compile(self, job: Mapping[str, object]) -> bool:
-        """Whether a worker compiled it. One that dies, is silent or talks nonsense is not asked again."""
+        """Whether a worker compiled it. One that dies or does not answer is not asked again."""
         if self._dismissed:
             return False
         self.start()
@@ -107,23 +102,22 @@ class CompilePool:
             poll = select.poll()
             poll.register(worker.stdout, select.POLLIN)
             return os.read(worker.stdout.fileno(), 64) if poll.poll(self._seconds * 1000) else b""
-        except (OSError, ValueError):  # it has died; or they were closed
+        except (OSError, ValueError):  # it has died, or the pool was closed
             return b""
 
     def dismiss(self) -> None:
-        """They are not asked any more."""
+        """Ask the workers no more."""
         self._dismissed = True
 
     def close(self) -> None:
-        """None is left, and none is asked any more. A kernel half compiled is not in the cache: Triton puts
-        it there in one move."""
+        """End the processes. Triton writes a kernel to its cache atomically, so none is left half written."""
         self.dismiss()
         with self._starting:
             self._started = True
             for worker in self._all:
                 worker.kill()
             for worker in self._all:
-                with worker:  # closes the pipes, waits for its end
+                with worker:  # closes the pipes and waits for it
                     pass
             self._all.clear()
 

@@ -1,8 +1,6 @@
-"""A process that compiles kernels; only compile_pool.py starts it.
+"""A process of `compile_pool`: reads a line of Python literals per kernel, compiles it, answers with a line.
 
-takes   a line of Python literals per kernel: whose it is, and all that Triton compiles it by
-gives   a line per kernel: whether it is in the cache
-never   loads torch or touches a device: it is ready in half a second, not in three; prints anything
+It does not load torch, so that it is ready in half a second instead of three.
 """
 
 import os
@@ -21,28 +19,27 @@ from triton.runtime.cache import triton_key
 from saccade.kernels.compile_pool import DONE, FAILED
 
 
-class Name(type):
-    """Stands for anything of torch's, and for what is in it."""
+class StubName(type):
+    """Stands for anything in torch."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Name(name, (), {})
+        return StubName(name, (), {})
 
 
-class Absent(ModuleType):
-    """Stands for torch, whose names the kernels' files use in annotations, tables and functions that nobody
-    calls here. Of the kernels none does: Triton could not compile it."""
+class StubModule(ModuleType):
+    """Stands for torch, whose names the kernels' files use outside of the kernels themselves."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Name(name, (), {})
+        return StubName(name, (), {})
 
 
-def leave_out_torch() -> None:
+def stub_torch() -> None:
     for name in ("torch", "torch.nn", "torch.nn.functional", "torch.nn.attention"):
-        sys.modules[name] = Absent(name)
+        sys.modules[name] = StubModule(name)
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, sys.modules[name])
@@ -53,7 +50,7 @@ def compile_kernel(job: dict[str, Any]) -> None:
     source = ASTSource(kernel, job["signature"], job["constants"], job["attrs"])
     compiled = triton.compile(source, target=GPUTarget(*job["target"]), options=job["options"])
     if job["launcher"]:
-        with suppress(Exception):  # whoever launches it tries again, and says what is wrong
+        with suppress(Exception):  # the first launch tries again and raises
             launcher = import_module("triton.backends.nvidia.driver").CudaLauncher
             launcher(source, compiled.metadata)
 
@@ -61,14 +58,14 @@ def compile_kernel(job: dict[str, Any]) -> None:
 def main() -> None:
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    leave_out_torch()
-    triton.runtime.driver.set_active(object())  # who looks for a device finds none
-    triton_key()  # of the compiler itself, 400 MB: hashed before anybody waits
+    stub_torch()
+    triton.runtime.driver.set_active(object())  # there is no device
+    triton_key()  # hashes the compiler, 400 MB, before the first job
     for line in sys.stdin.buffer:
         try:
             compile_kernel(literal_eval(line.decode()))
             answer = DONE
-        except Exception:  # the asker compiles it, and says what is wrong
+        except Exception:  # the caller compiles it, and raises
             answer = FAILED
         os.write(answers, answer)
 

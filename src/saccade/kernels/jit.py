@@ -1,9 +1,7 @@
-"""Triton where it is installed; names that let the kernels' files load where it is not.
+"""Triton where it is installed, and names that let the kernels' files load where it is not.
 
-gives   `tl` and `jit` for writing kernels, `TRITON` to ask whether they can run at all, `INTERPRETED` whether
-        they run on the CPU (tests); `compile_only` to have many compiled side by side, by `workers` where
-        there are some
-never   decides which implementation runs: that is `choice`
+`compile_only` is for warm-up: kernels are compiled side by side instead of launched, by the processes of a
+`CompilePool` if there is one.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from saccade.kernels.compile_pool import CompilePool, current
+from saccade.kernels.compile_pool import CompilePool, current_pool
 
 if TYPE_CHECKING:
     import triton
@@ -34,7 +32,7 @@ else:
         import triton.language as tl
 
         TRITON = True
-    except ImportError:  # CPU builds of torch come without it; every kernel has a torch reference
+    except ImportError:  # CPU builds of torch come without it; every kernel has a reference
         triton, tl, TRITON = None, SimpleNamespace(constexpr=None), False
 
 
@@ -59,20 +57,20 @@ __all__ = [
 ]
 
 
-COMPILERS = 16  # threads, where no processes help
-FEW = 16  # entries of a cache that has next to nothing of what a start needs: 100
-# Launches that are being compiled, where none runs. Triton would look for the kernel again at each: 83 us
-# against 13, and a step has hundreds.
+COMPILERS = 16  # threads, without a compile pool
+FEW = 16  # entries of a cold cache; a start needs 100
+# The launches seen by `compile_only`. Without it Triton looks a kernel up at every launch: 83 us against 13,
+# and a step has hundreds.
 _COMPILING: ContextVar[set[Hashable] | None] = ContextVar("compiling", default=None)
 
 
 def compiling() -> bool:
-    """Whether launches run nothing: what a kernel should have written is then whatever was there."""
+    """Whether launches only compile: outputs of kernels are then uninitialised."""
     return _COMPILING.get() is not None
 
 
-def _likeness(args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
-    """Equal only for launches of one kernel that Triton compiles once."""
+def _specialization(args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
+    """Equal for launches of one kernel that Triton compiles once."""
     parts: list[Hashable] = []
     for arg in args:
         if isinstance(arg, Tensor):
@@ -86,22 +84,22 @@ def _likeness(args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
 
 @contextmanager
 def compile_only() -> Iterator[None]:
-    """Within: a launch has its kernel compiled and does nothing else; at the end all are ready to run. What
-    does not compile says so when it is launched for real."""
+    """Within: launches compile their kernels and do nothing else; at the end all are compiled. What does not
+    compile raises when it is launched for real."""
     if not TRITON or INTERPRETED:
         yield
         return
     token = _COMPILING.set(set())
-    helpers = current()
+    helpers = current_pool()
     threads = helpers.count if helpers is not None and helpers.count else COMPILERS
     try:
         with (
             ThreadPoolExecutor(threads) as pool,
-            triton.AsyncCompileMode(_Compilers(pool), ignore_errors=True),
+            triton.AsyncCompileMode(_ContextPool(pool), ignore_errors=True),
         ):
             try:
                 yield
-            except BaseException:  # an interrupt, say: nobody needs what is not compiled yet
+            except BaseException:  # e.g. an interrupt: do not wait for the rest
                 pool.shutdown(wait=False, cancel_futures=True)
                 if helpers is not None:
                     helpers.close()
@@ -111,7 +109,7 @@ def compile_only() -> Iterator[None]:
 
 
 def cache_is_cold() -> bool:
-    """Whether Triton's cache is as good as empty; not where nobody may say."""
+    """Whether Triton's cache is almost empty; False if it cannot be read."""
     folder = Path(triton.knobs.cache.dir)
     try:
         return not folder.is_dir() or sum(1 for _ in islice(folder.iterdir(), FEW)) < FEW
@@ -120,14 +118,13 @@ def cache_is_cold() -> bool:
 
 
 def hash_triton() -> None:
-    """Triton names what it has compiled by a hash of itself, 400 MB, that it makes once in a process; outside
-    of the interpreter's lock."""
-    with suppress(Exception):  # whoever compiles first makes it then
+    """Make the hash of Triton itself (400 MB) that keys its cache: once per process, without the GIL."""
+    with suppress(Exception):  # the first compilation makes it then
         triton.runtime.cache.triton_key()
 
 
-class _Compilers:
-    """Threads that know what the one knows that asks them."""
+class _ContextPool:
+    """Threads with the context variables of the caller."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -139,22 +136,21 @@ class _Compilers:
 def _compile(
     plain: Callable[..., Any], source: Any, *, target: Any, options: dict[str, Any], **more: Any
 ) -> Any:
-    """Triton's own `compile`. Ahead of launches a worker is asked first, and what launches the kernel is
-    compiled too: up to Triton 3.6 that is C, for each list of argument types. Left to the first launch it
-    takes a third of a second there, one after the other."""
+    """Triton's own `compile`. Within `compile_only` a worker is asked first, and the launcher is compiled
+    too: up to Triton 3.6 that is C, one for each list of argument types, and takes a third of a second."""
     begun = _COMPILING.get()
     if begun is None:
         return plain(source, target=target, options=options, **more)
     types = tuple(source.signature.values())
     first = types not in begun
     begun.add(types)
-    helpers = current()
+    helpers = current_pool()
     if helpers is not None and helpers.count:
-        with suppress(Exception):  # whatever it is, compiling here says so, or does without them
+        with suppress(Exception):  # compiling here raises it again, or works
             _have_compiled(helpers, source, target, options, more["_env_vars"], launcher=first)
     kernel = plain(source, target=target, options=options, **more)
     if first:
-        with suppress(Exception):  # whoever launches it tries again, and says what is wrong
+        with suppress(Exception):  # the first launch tries again and raises
             triton.runtime.driver.active.launcher_cls(source, kernel.metadata)
     return kernel
 
@@ -162,9 +158,9 @@ def _compile(
 def _have_compiled(
     helpers: CompilePool, source: Any, target: Any, options: dict[str, Any], settings: Any, *, launcher: bool
 ) -> None:
-    """The kernel is in Triton's cache afterwards, where a worker could put it there."""
+    """Have a worker put the kernel into Triton's cache."""
 
-    def missing() -> bool:  # asked as Triton's `compile` asks
+    def missing() -> bool:  # as Triton's `compile` looks it up
         backend = triton.compiler.make_backend(target)
         key = triton.compiler.get_cache_key(source, backend, backend.parse_options(dict(options)), settings)
         folder = triton.runtime.cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
@@ -175,7 +171,7 @@ def _have_compiled(
         job |= {"constants": source.constants, "attrs": source.attrs, "options": options}
         job |= {"target": (target.backend, target.arch, target.warp_size), "launcher": launcher}
         if helpers.compile(job) and missing():
-            helpers.dismiss()  # they fill another cache, or read other sources: nothing would be gained
+            helpers.dismiss()  # they fill another cache, or read other sources
 
 
 if TYPE_CHECKING or not TRITON:
@@ -196,7 +192,7 @@ else:
             begun = _COMPILING.get()
             if begun is None:
                 return super().run(*args, grid=grid, warmup=warmup, **kwargs)
-            launch = id(self), _likeness(args, kwargs)
+            launch = id(self), _specialization(args, kwargs)
             if launch in begun:
                 return None
             begun.add(launch)
@@ -204,13 +200,12 @@ else:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """A Triton kernel, or the bare function where there is no Triton (nothing calls it there)."""
+    """A Triton kernel, or the bare function without Triton (nothing calls it then)."""
     return jit_for_any()(function)
 
 
 def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
-    """A kernel that is not compiled anew for values of these arguments that are 1 or multiples of 16, or for
-    how these pointers are aligned."""
+    """A kernel that is not specialised for the values or the alignment of these arguments."""
 
     def make(function: Callable[..., Any]) -> Any:
         if not TRITON:
@@ -223,26 +218,25 @@ def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def constant(value: float) -> Any:
-    """A number that kernels of the module may read."""
+    """A number that kernels of the module can read."""
     return tl.constexpr(value) if TRITON else value
 
 
 def power_of_two(value: int) -> int:
-    """The least power of two that is at least `value`: the sizes Triton's tiles may have."""
+    """The least power of two that is at least `value`."""
     return 1 << max(value - 1, 0).bit_length()
 
 
 def up(value: int, step: int) -> int:
-    """How many steps cover the value."""
+    """value / step, rounded up."""
     return -(-value // step)
 
 
 @jit
 def wait_for_previous(PDL: tl.constexpr):
-    """With programmatic dependent launch: the kernel before has finished and its writes are seen.
+    """With programmatic dependent launch: wait until the kernel before has ended and its writes are visible.
 
-    Launch with `launch_pdl=PDL`. The next kernel may start at once: it waits here in its turn, so at every
-    moment only the head of the queue works and the others have their start behind them.
+    Launch with `launch_pdl=PDL`. The next kernel may start at once; it waits here, too.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -251,15 +245,14 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @jit
 def arrives_last(counter, expected):
-    """Whether the other `expected` - 1 programs that share the counter came here before: all that they stored
-    by then is seen from now on. The counter was 0 and is 0 again when the kernel ends.
+    """Whether the other `expected` - 1 programs that share the counter came here before; what they stored is
+    then visible. The counter is 0 before and after the kernel.
 
-    Released and acquired at once, for the whole GPU; what other programs stored is read from L2 (".cg"). No
-    program waits for another. Nobody touches the counter after the last one has set it back, and the next
-    kernel that counts there does so behind its own `wait_for_previous`: each kernel of a chain waits for the
-    one before to end before it ends, so all before have ended then, launched early or not.
+    Acquire and release for the whole GPU; stores of other programs are read from L2 (".cg"). No program waits
+    for another. The last one resets the counter, and the next kernel that counts there does so behind its own
+    `wait_for_previous`: each kernel of a chain ends after the one before, launched early or not.
     """
-    tl.debug_barrier()  # the count of one thread stands for the stores of all
+    tl.debug_barrier()  # one thread counts for the stores of all
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
     if last:
         tl.store(counter, 0)
@@ -268,7 +261,7 @@ def arrives_last(counter, expected):
 
 @jit
 def prefetch_l2(pointers, mask, room, COUNT: tl.constexpr):
-    """Ask L2 for the COUNT (at most `room`) 16-bit values from each pointer on; nothing waits for them."""
+    """Prefetch the COUNT (at most `room`) 16-bit values from each pointer on to L2, without waiting."""
     LINES: tl.constexpr = COUNT // 64 if COUNT > 64 else 1  # of 128 bytes
     line = tl.arange(0, LINES)
     lines = pointers.to(tl.int64)[:, None] + line[None, :] * 128
