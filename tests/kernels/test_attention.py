@@ -68,7 +68,7 @@ def plain_attention(
 
 
 @given(st.lists(st.integers(1, 70_000), max_size=40))
-def test_decodes_are_read_in_groups_that_waste_little(widths: list[int]) -> None:
+def test_decode_rows_are_grouped_with_little_padding(widths: list[int]) -> None:
     groups = group_by_width(widths)
     assert sorted(row for group in groups for row in group) == list(range(len(widths)))
     for group in groups:
@@ -141,7 +141,7 @@ def test_attention_takes_strided_queries_and_bfloat16() -> None:
     torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_a_query_that_would_be_alone_in_a_block_is_read_for_by_itself() -> None:
+def test_a_query_alone_in_a_block_is_computed_by_itself() -> None:
     work = [(1, 9), (65, 80), (64, 64), (129, 300), (33, 33), (1, 4)]
     rows, _, _ = make_rows(work, 1, 16, torch.Generator())
     for window in (None, 10):
@@ -151,7 +151,7 @@ def test_a_query_that_would_be_alone_in_a_block_is_read_for_by_itself() -> None:
         assert all(chunk.mask is None for chunk in chunks if chunk.stop - chunk.start == 1)
 
 
-def test_reads_are_worked_out_once_per_window() -> None:
+def test_reference_reads_are_computed_once_per_window() -> None:
     rows, _, _ = make_rows([(1, 30), (9, 21)], 1, 4, torch.Generator().manual_seed(0))
     assert rows.reference_reads(None) is rows.reference_reads(None)
     assert rows.reference_reads(8) is not rows.reference_reads(None)

@@ -100,7 +100,7 @@ def test_what_a_worker_compiled_is_found_and_a_full_cache_starts_none(tmp_path: 
 
 
 @needs_triton
-def test_what_a_broken_worker_should_have_compiled_is_compiled_without_it(tmp_path: Path) -> None:
+def test_jobs_of_a_broken_worker_are_compiled_without_it(tmp_path: Path) -> None:
     """Red when the failure of a worker costs a kernel."""
     assert run(COMPILES, tmp_path, *RUBBISH) == ["False", "False", "0"]
 
@@ -125,13 +125,13 @@ def test_a_worker_reads_the_same_kernels_without_torch(tmp_path: Path) -> None:
 
 
 @needs_triton
-def test_a_worker_ends_when_its_asker_is_gone(tmp_path: Path) -> None:
+def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     (pid,) = run(ABANDONS, tmp_path)
     assert soon(lambda: gone(int(pid)))
 
 
 @pytest.mark.parametrize("command", [DIES, RUBBISH, LISTENS, ("/nowhere/python",)])
-def test_a_worker_that_is_no_use_is_asked_once(command: Sequence[str]) -> None:
+def test_a_useless_worker_is_asked_once(command: Sequence[str]) -> None:
     """Red when a dead or silent worker is waited for with every kernel."""
     with CompilePool(1, command, seconds=0.5) as some:
         assert not some.compile({"name": "kernel"})
@@ -142,7 +142,7 @@ def test_a_worker_that_is_no_use_is_asked_once(command: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("path", [Path("/somewhere"), "/with\0zero"])
-def test_a_strange_path_ends_no_start(monkeypatch: pytest.MonkeyPatch, path: object) -> None:
+def test_an_odd_python_path_does_not_fail_the_start(monkeypatch: pytest.MonkeyPatch, path: object) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, path])
     with CompilePool(1, LISTENS, seconds=0.1) as some:
         some.start()
@@ -151,13 +151,13 @@ def test_a_strange_path_ends_no_start(monkeypatch: pytest.MonkeyPatch, path: obj
 
 
 @needs_triton
-def test_an_interrupt_waits_for_no_worker(tmp_path: Path) -> None:
+def test_an_interrupt_does_not_wait_for_workers(tmp_path: Path) -> None:
     """Red when a silent worker is waited for."""
     (seconds,) = run(INTERRUPTED, tmp_path, *LISTENS)
     assert float(seconds) < 20
 
 
-def test_none_is_left_when_the_owner_fails() -> None:
+def test_no_worker_is_left_when_the_owner_fails() -> None:
     some = CompilePool(2, LISTENS)
     pids: list[int] = []
 
@@ -178,7 +178,7 @@ def test_none_is_left_when_the_owner_fails() -> None:
 
 
 @pytest.mark.parametrize(("cores", "count"), [(1, 0), (2, 0), (3, 0), (4, 3), (16, 15), (200, 16)])
-def test_few_cores_have_no_workers(monkeypatch: pytest.MonkeyPatch, cores: int, count: int) -> None:
+def test_no_workers_on_few_cores(monkeypatch: pytest.MonkeyPatch, cores: int, count: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     assert default_workers() == count
 

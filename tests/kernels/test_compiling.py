@@ -59,13 +59,13 @@ print(sum(ahead for ahead, _ in passes), sum(left for _, left in passes))
 
 
 @needs_triton
-def test_numbers_of_rows_share_a_kernel_and_what_is_compiled_ahead_is_found_again(tmp_path: Path) -> None:
+def test_batch_sizes_share_a_kernel_and_warm_up_compiles_it(tmp_path: Path) -> None:
     """Red when a kernel is compiled for every number of rows, or when launching compiles a second time."""
     assert run(PROGRAM, tmp_path) == ["2", "False", "2"]  # padded to 16 lines, and to 64
 
 
 @needs_triton
-def test_a_launcher_is_made_once_for_each_list_of_types_and_its_failure_costs_no_kernel(
+def test_a_launcher_is_compiled_once_per_signature_and_may_fail(
     tmp_path: Path,
 ) -> None:
     """Red when launchers are left to the first launch, where they would be made one after the other."""
@@ -73,7 +73,7 @@ def test_a_launcher_is_made_once_for_each_list_of_types_and_its_failure_costs_no
 
 
 @needs_triton
-def test_a_start_leaves_no_kernel_to_be_compiled_when_prompts_pictures_and_captured_steps_run(
+def test_warm_up_leaves_no_kernel_to_compile(
     tmp_path: Path,
 ) -> None:
     """Red when a shape launches a kernel that `compile_kernels` or `StepGraphCache.warm` did not think of."""

@@ -43,7 +43,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "llama"])
-def test_a_model_on_kernels_gives_the_references_logits(
+def test_a_model_on_kernels_gives_the_reference_logits(
     family: str, family_folder: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> None:
     model = load_model(open_checkpoint(str(family_folder(family))), "cpu", torch.float32)
@@ -62,7 +62,7 @@ def test_a_model_on_kernels_gives_the_references_logits(
     }
 
 
-def test_parts_left_to_the_next_kernel_change_no_bit(
+def test_partial_sums_added_by_the_next_kernel_change_no_bit(
     family_folder: Callable[[str], Path], used: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(open_checkpoint(str(family_folder("qwen3_vl"))), "cpu", torch.float32)

@@ -25,14 +25,14 @@ class OnCuda:
         return self._size
 
 
-def test_every_name_asked_for_is_in_the_table_and_the_other_way_round() -> None:
+def test_the_table_has_exactly_the_names_that_are_dispatched() -> None:
     package = KERNELS.parent
     text = "\n".join(path.read_text() for path in package.rglob("*.py"))
     assert set(re.findall(r'use_triton\(\s*"(\w+)"', text)) == set(CHOICE)
 
 
 @pytest.mark.parametrize("name", CHOICE)
-def test_a_tensor_on_the_cpu_never_meets_a_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_tensors_never_run_triton(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHOICE, name, KERNEL)
     assert not use_triton(name, torch.zeros(1), DEFAULT_MODE)
 
@@ -65,7 +65,7 @@ def test_the_mode_overrides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not use_triton("argmax", OnCuda(), DEFAULT_MODE)  # type: ignore[arg-type]
 
 
-def test_the_cpu_runs_kernels_in_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_runs_kernels_in_the_interpreter_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "INTERPRETED", False)
     assert not use_triton("skinny_linear", torch.zeros(1), KernelMode("triton"))
     monkeypatch.setattr(choice, "INTERPRETED", True)

@@ -86,7 +86,7 @@ def test_rotation_is_its_formula_on_three_axes() -> None:
             )
 
 
-def test_text_positions_turn_alike_with_one_axis_and_with_three() -> None:
+def test_text_positions_rotate_alike_with_one_axis_and_with_three() -> None:
     positions = torch.arange(20).expand(3, -1)
     frequencies = 10000.0 ** -(torch.arange(8) / 8)
     axes = torch.tensor(interleaved_axes((4, 2, 2), 8))

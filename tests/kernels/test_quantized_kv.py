@@ -42,7 +42,7 @@ def test_what_is_read_back_is_as_near_as_the_format_allows(form: torch.dtype, si
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
-def test_zeros_stay_zeros_and_no_number_stays_none(form: torch.dtype) -> None:
+def test_zeros_stay_zeros_and_nan_stays_nan(form: torch.dtype) -> None:
     x = torch.zeros(3, 8)
     x[1, 2], x[2, 5] = float("nan"), float("inf")
     back = dequantise(*quantise(x, form), torch.float32)
@@ -52,7 +52,9 @@ def test_zeros_stay_zeros_and_no_number_stays_none(form: torch.dtype) -> None:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 @pytest.mark.parametrize("compact_blocks", [4, 9])
-def test_each_token_is_written_and_read_in_its_blocks_kind(form: torch.dtype, compact_blocks: int) -> None:
+def test_each_token_is_written_and_read_in_the_format_of_its_block(
+    form: torch.dtype, compact_blocks: int
+) -> None:
     pages = Pages.allocate(group(4), 9, "cpu", compact_blocks, form)
     compact = pages.layer(0)
     assert compact is not None

@@ -66,7 +66,7 @@ def scattered(
     ],
 )
 @pytest.mark.parametrize("place", PLACES)
-def test_fixed_rows_give_what_the_rows_give(
+def test_padded_metadata_gives_the_same_attention(
     place: Place,
     kernels: str,
     last_rows: int,
@@ -111,7 +111,7 @@ def state(place: Place, rows: int) -> SlotState:
 
 @pytest.mark.parametrize("step", [[0], [3, -1, 1, 0, -1], [-1, -1], [*range(6, -1, -1), -1]], ids=str)
 @pytest.mark.parametrize("place", EXACT)
-def test_gathering_and_advancing_are_the_references(
+def test_gather_and_advance_equal_the_reference(
     place: Place, step: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, reference = state(place, 7), state(place, 7)
@@ -128,7 +128,7 @@ def test_gathering_and_advancing_are_the_references(
         assert torch.equal(mine[:7], theirs[:7])
 
 
-def test_a_step_reads_its_rows_and_moves_only_those() -> None:
+def test_a_step_reads_and_advances_its_slots_only() -> None:
     before = state(Place("cpu", torch.float32), 7)
     after = SlotState(*(part.clone() for part in before))
     step_rows = torch.tensor([5, -1, 2], dtype=torch.int32)

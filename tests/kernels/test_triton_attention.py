@@ -141,7 +141,7 @@ def test_padding_rows_give_zeros_and_read_nothing(place: Place, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_row_does_not_hear_its_neighbours_when_chunks_cover_the_context(place: Place) -> None:
+def test_a_row_does_not_depend_on_the_batch_when_chunks_cover_the_context(place: Place) -> None:
     tuning = DecodeTuning(tile=16, chunk=16, splits=8)
     alone, _ = run_decode(place, [100], (4, 2, 32), 16, None, tuning)
     heads, kv_heads, dim = 4, 2, 32

@@ -55,7 +55,7 @@ def test_every_epilogue_is_the_reference(
 
 
 @pytest.mark.parametrize("place", EXACT)
-def test_a_row_does_not_hear_its_neighbours(place: Place) -> None:
+def test_a_row_does_not_depend_on_the_batch(place: Place) -> None:
     x, weight = place.randn(128, 96), place.randn(40, 96, seed=1)
     together, _ = skinny_triton(x, weight, tuning=CUT)
     alone, _ = skinny_triton(x[:70], weight, tuning=CUT)
@@ -72,7 +72,7 @@ def test_tiles_are_right_at_the_sizes_of_a_model(place: Place, tile: SkinnyTunin
 
 
 @needs_triton
-def test_lines_of_many_rows_speak_for_their_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_lines_of_many_rows_apply_to_their_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without such a line these rows go to the library, and fewer never take it."""
     monkeypatch.setattr(skinny, "use_triton", lambda name, tensor, mode: True)
     weight = torch.zeros(40, 64)
@@ -98,7 +98,7 @@ def test_lines_of_many_rows_speak_for_their_own_rows_alone(monkeypatch: pytest.M
 
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in the interpreter")
-def test_the_model_s_products_take_a_measured_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_products_of_a_model_use_a_measured_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, columns, depth = 70, 48, 64
     launched: list[SkinnyTuning] = []
     plain = skinny._multiply_many_into

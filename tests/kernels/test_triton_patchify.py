@@ -22,7 +22,7 @@ PROCESSING = Qwen2VLImageProcessor(
 )
 
 
-def picture(place: Place, frames: int, height: int, width: int) -> torch.Tensor:
+def image(place: Place, frames: int, height: int, width: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(height)
     made = torch.randint(0, 256, (frames, height, width, 3), dtype=torch.uint8, generator=generator)
     made[:, : height // 2, :, 1] = 255  # overshoots at the edge, clipped
@@ -32,13 +32,13 @@ def picture(place: Place, frames: int, height: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize(("height", "width"), [(28, 56), (20, 40), (90, 30), (1, 1), (9, 60)])
 @pytest.mark.parametrize("frames", [1, 2])
 @pytest.mark.parametrize("place", EXACT)
-def test_patches_by_kernels_are_the_preprocessor_s(
+def test_patches_by_kernels_equal_the_preprocessor(
     place: Place, frames: int, height: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if frames == 2 and height != 20:
         pytest.skip("one of each is enough")
-    pixels = picture(place, frames, height, width)
-    view = plain_view(b"picture", (width, height), PROCESSING)
+    pixels = image(place, frames, height, width)
+    view = plain_view(b"image", (width, height), PROCESSING)
     made = Preprocessor(PROCESSING, pixels.device)
     expected = made.patches(pixels, view)
     monkeypatch.setattr(preprocess, "use_triton", lambda name, tensor, mode: True)
@@ -47,8 +47,8 @@ def test_patches_by_kernels_are_the_preprocessor_s(
 
 
 @pytest.mark.parametrize("place", EXACT)
-def test_either_pass_takes_any_strides(place: Place) -> None:
-    pixels = picture(place, 1, 12, 12)[0, :, :10]
+def test_both_passes_take_any_strides(place: Place) -> None:
+    pixels = image(place, 1, 12, 12)[0, :, :10]
     first, weights = build_taps(12, 7, pixels.device)
     across = resample_triton(pixels.permute(0, 2, 1), first, weights, "y", PatchTuning(32))
     down = resample_triton(pixels.permute(1, 2, 0), first, weights, "x", PatchTuning(32))

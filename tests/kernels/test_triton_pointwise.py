@@ -134,7 +134,7 @@ def test_angles_are_the_reference(
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 72), (8, 8, 16), (5, 5, 96)])
 @pytest.mark.parametrize("place", PLACES)
-def test_qkv_finish_is_the_reference_and_touches_only_its_slots(
+def test_qk_norm_rope_is_the_reference_and_touches_only_its_slots(
     place: Place, heads: int, kv_heads: int, dim: int, normed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, blocks, size = 2, 2, 8
@@ -163,7 +163,7 @@ def test_qkv_finish_is_the_reference_and_touches_only_its_slots(
     ("heads", "kv_heads", "dim", "tokens", "splits"), [(4, 2, 64, 3, 2), (3, 1, 72, 1, 5)]
 )
 @pytest.mark.parametrize("place", PLACES)
-def test_parts_of_the_projection_are_added_up_as_their_product_would_be(
+def test_partial_sums_of_the_projection_give_the_bits_of_their_product(
     place: Place,
     heads: int,
     kv_heads: int,
@@ -257,7 +257,7 @@ def test_a_block_is_copied_where_layers_are_further_apart_than_32_bits_count() -
     assert torch.equal(v[:, 68_000], v[:, 69_999])
 
 
-def test_a_copy_of_a_block_that_cannot_be_is_refused() -> None:
+def test_an_impossible_block_copy_is_refused() -> None:
     k = torch.zeros(2, 3, 8)
     for source, target in ((0, 3), (-1, 0)):
         with pytest.raises(ValueError, match="there are 3"):

@@ -129,7 +129,7 @@ def test_prefill_reads_both_kinds_as_the_reference_does(
 @pytest.mark.parametrize("compact_blocks", [2, 4])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 72), (5, 5, 16)])
 @pytest.mark.parametrize("place", PLACES)
-def test_finish_writes_each_token_in_its_blocks_kind(
+def test_qk_norm_rope_writes_each_token_in_the_format_of_its_block(
     place: Place, heads: int, kv_heads: int, dim: int, compact_blocks: int, form: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -166,7 +166,7 @@ def test_finish_writes_each_token_in_its_blocks_kind(
 
 @FORM
 @pytest.mark.parametrize("place", EXACT)
-def test_no_number_is_not_hidden_by_rounding(place: Place, form: torch.dtype) -> None:
+def test_nan_is_not_hidden_by_rounding(place: Place, form: torch.dtype) -> None:
     k, v, small = make_pages(place, 1, 1, form, 1, 16, [0])
     qkv = place.randn(2, 3 * 16)
     qkv[0, 20], qkv[1, 40] = torch.nan, torch.inf

@@ -36,7 +36,7 @@ def test_greedy_is_the_first_of_the_best(place: Place, vocab: int, monkeypatch: 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_lines_that_are_no_numbers_are_told(place: Place) -> None:
+def test_rows_with_nan_or_infinity_are_flagged(place: Place) -> None:
     logits = place.randn(5, 130)
     logits[1, 120], logits[2, 0], logits[4] = torch.nan, torch.inf, -torch.inf
     for tokens, sound in (greedy_triton(logits, SMALL_GREEDY), greedy(logits)):
@@ -95,7 +95,7 @@ CASES += [("top_p", 0.3, NO_ROOM), ("top_k top_p", 0.3, NO_ROOM)]
 
 @pytest.mark.parametrize(("kind", "spread", "tuning"), CASES)
 @pytest.mark.parametrize("place", EXACT)
-def test_draws_are_the_sampler_s(
+def test_draws_equal_the_sampler(
     place: Place, kind: str, spread: float, tuning: DrawTuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, vocab = 4, 150
@@ -113,7 +113,7 @@ def test_draws_are_the_sampler_s(
 
 
 @pytest.mark.parametrize("place", EXACT)
-def test_lines_of_many_tiles_draw_the_sampler_s(place: Place) -> None:
+def test_rows_of_many_tiles_draw_as_the_sampler(place: Place) -> None:
     logits = place.randn(3, 800) * torch.tensor([[0.1], [1.0], [4.0]], device=place.device)
     settings = torch.tensor([[0.7, 0, 1.0, 0], [1.3, 0, 0.9, 0], [0.4, 30, 0.95, 0.001]], dtype=torch.float64)
     table, outputs = parameters(settings, [5, 6, 7]), torch.arange(3)
@@ -143,9 +143,7 @@ class Searched:
 
 
 @pytest.mark.parametrize("place", EXACT)
-def test_guessed_lines_and_searched_ones_stand_side_by_side(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guessed_and_searched_rows_in_one_batch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of any form: who is listed and who is searched is what the line is like, not its neighbours."""
     logits = place.randn(10, 2000)
     misled = torch.arange(2000, device=place.device) % 512 % 10 == 0  # the sampled ones

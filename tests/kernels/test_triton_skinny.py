@@ -41,7 +41,7 @@ def test_every_epilogue_is_the_reference(
 
 
 @pytest.mark.parametrize("place", EXACT)
-def test_a_row_does_not_hear_its_neighbours(place: Place) -> None:
+def test_a_row_does_not_depend_on_the_batch(place: Place) -> None:
     x, weight = place.randn(16, 96), place.randn(40, 96, seed=1)
     tuning = SkinnyTuning(16, 32, 3)
     alone, _ = skinny_triton(x[3:4], weight, tuning=tuning)

@@ -1,4 +1,4 @@
-"""The texture of a picture by kernels, against the reference."""
+"""The texture of a image by kernels, against the reference."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ REFERENCE = KernelMode("torch")
 SMALL = TextureTuning(block=32, cells=16)
 
 
-def picture(place: Place, height: int, width: int) -> torch.Tensor:
+def image(place: Place, height: int, width: int) -> torch.Tensor:
     """Noise, something flat, strokes."""
     generator = torch.Generator().manual_seed(height * width)
     made = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator)
@@ -36,10 +36,10 @@ def picture(place: Place, height: int, width: int) -> torch.Tensor:
     [((20, 33), (20, 33)), ((40, 66), (20, 33)), ((47, 71), (20, 33)), ((90, 7), (9, 1)), ((1, 1), (1, 1))],
 )
 @pytest.mark.parametrize("place", EXACT)
-def test_a_picture_is_shrunk_to_means(
+def test_an_image_is_shrunk_to_means(
     place: Place, source: tuple[int, int], size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pixels = picture(place, *source)
+    pixels = image(place, *source)
     poison(monkeypatch)
     made = shrink_triton(pixels, size, SMALL)
     planes = pixels.permute(2, 0, 1).double().div(255)
@@ -47,8 +47,8 @@ def test_a_picture_is_shrunk_to_means(
 
 
 @pytest.mark.parametrize("place", EXACT)
-def test_any_strides_will_do(place: Place) -> None:
-    pixels = picture(place, 30, 40)
+def test_images_of_any_strides_are_shrunk(place: Place) -> None:
+    pixels = image(place, 30, 40)
     expected = shrink_triton(pixels, (15, 17), SMALL)
     turned = pixels.transpose(0, 1).contiguous().transpose(0, 1)
     planes = pixels.permute(2, 0, 1).contiguous().permute(1, 2, 0)
@@ -58,10 +58,10 @@ def test_any_strides_will_do(place: Place) -> None:
 
 @pytest.mark.parametrize("size", [(LEAST, LEAST), (21, 75), (43, 34), (24, 64)])
 @pytest.mark.parametrize("place", EXACT)
-def test_all_channels_are_the_reference_s(
+def test_all_channels_equal_the_reference(
     place: Place, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pixels = picture(place, *size)
+    pixels = image(place, *size)
     colour = to_working_size(pixels, REFERENCE)
     expected = channels(colour, REFERENCE)
     poison(monkeypatch)
@@ -87,13 +87,13 @@ def test_means_are_those_of_an_adaptive_pool(
 
 @pytest.mark.parametrize("size", [(35, 26), (19, 30), (64, 52)])
 @pytest.mark.parametrize("place", EXACT)
-def test_maps_by_kernels_are_the_reference_s(
+def test_maps_by_kernels_equal_the_reference(
     place: Place, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where one side is too short for the kernels of the channels, and where it is shrunk before: a mean
     that lies between two shades is then rounded to either."""
     monkeypatch.setattr(texture, "LONGEST", 36)
-    pixels = picture(place, *size)
+    pixels = image(place, *size)
     expected = relevance.image_maps(texture.texture(pixels, REFERENCE), (5, 3), mode=REFERENCE)
     asked = []
 

@@ -119,7 +119,7 @@ def all_features(output: Any) -> Tensor:
 @pytest.mark.parametrize(
     "sizes", [[(64, 64)], [(37, 113)], [(200, 61)], [(96, 64), (33, 150), (90, 90)]], ids=str
 )
-def test_logits_with_pictures_equal_transformers_and_so_does_decoding(
+def test_logits_with_images_equal_transformers_and_so_does_decoding(
     vl_folder: Path, sizes: list[tuple[int, int]], chunk: int | None
 ) -> None:
     theirs = transformers.Qwen3VLForConditionalGeneration.from_pretrained(vl_folder, dtype=torch.float32)

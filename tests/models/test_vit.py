@@ -53,7 +53,7 @@ def test_grids_that_do_not_fit_are_refused(tower: vit.QwenVision) -> None:
         tower(torch.zeros(0, tower.patch_dim), [])
 
 
-def test_kept_tables_are_bounded_and_least_recently_used_go_first(
+def test_cached_tables_are_bounded_and_evicted_lru(
     tower: vit.QwenVision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower.forget_tables()

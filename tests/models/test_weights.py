@@ -62,7 +62,7 @@ def test_fused_projections_hold_their_parts_in_order(folder: Path) -> None:
     assert torch.equal(parameters["vision.patch_embedding.weight"], patches.flatten(1))
 
 
-def test_parameters_never_ask_for_gradients(folder: Path) -> None:
+def test_parameters_require_no_gradients(folder: Path) -> None:
     model = open_model(folder)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -187,7 +187,7 @@ def test_dummy_weights_need_no_files_and_repeat(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [checkpoints.qwen3_vl, checkpoints.qwen3, checkpoints.llama])
-def test_every_saved_tensor_has_one_place(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_every_saved_tensor_has_one_slot(make: Callable[[Path], Path], tmp_path: Path) -> None:
     folder = make(tmp_path)
     checkpoint = open_checkpoint(str(folder))
     model = open_model(folder)

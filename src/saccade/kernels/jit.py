@@ -48,7 +48,7 @@ __all__ = [
     "constant",
     "hash_triton",
     "jit",
-    "jit_for_any",
+    "jit_unspecialized",
     "power_of_two",
     "prefetch_l2",
     "tl",
@@ -201,10 +201,10 @@ else:
 
 def jit(function: Callable[..., Any]) -> Any:
     """A Triton kernel, or the bare function without Triton (nothing calls it then)."""
-    return jit_for_any()(function)
+    return jit_unspecialized()(function)
 
 
-def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
+def jit_unspecialized(*names: str) -> Callable[[Callable[..., Any]], Any]:
     """A kernel that is not specialised for the values or the alignment of these arguments."""
 
     def make(function: Callable[..., Any]) -> Any:

@@ -1,7 +1,4 @@
-"""The sizes of a network, read from its configuration, typed and checked.
-
-What is not understood is refused by name: a model that loads computes what its authors meant.
-"""
+"""The dims of a network, read from its config.json. Whatever is not supported is refused by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +12,13 @@ ROPE_KINDS = ("default", "linear", "llama3")
 
 @dataclass(frozen=True)
 class RopeDims:
-    """How positions become angles."""
+    """How positions become rotary angles."""
 
     kind: str  # one of ROPE_KINDS
     theta: float
     factor: float = 1.0  # linear and llama3: how much longer the context became
-    low: float = 1.0  # llama3: turns over the original context below which a frequency is divided
-    high: float = 1.0  # llama3: turns above which it is kept
+    low: float = 1.0  # llama3: periods in the original context below which a frequency is divided
+    high: float = 1.0  # llama3: periods above which it is kept
     original: int = 0  # llama3: the original context
     sections: tuple[int, ...] | None = None  # frequencies of (time, row, column), interleaved; None: one axis
 
@@ -59,27 +56,25 @@ class VisionDims:
     out: int
     positions: int  # learned positions along each side
     theta: float
-    deep: tuple[int, ...]  # layers whose output joins the decoder again
+    deep: tuple[int, ...]  # layers whose output is a DeepStack level
 
 
-def whole(config: Config, key: str, default: int | None = None) -> int:
-    """A positive whole number of the configuration."""
+def _required(config: Config, key: str, default: object) -> object:
     value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
+    if value is None and default is None:
         raise CheckpointError(f"config.json lacks {key!r}")
+    return default if value is None else value
+
+
+def positive_int(config: Config, key: str, default: int | None = None) -> int:
+    value = _required(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"config.json: {key!r} is {value!r}; it must be a positive whole number")
     return value
 
 
-def real(config: Config, key: str, default: float | None = None) -> float:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise CheckpointError(f"config.json lacks {key!r}")
+def positive_float(config: Config, key: str, default: float | None = None) -> float:
+    value = _required(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise CheckpointError(f"config.json: {key!r} is {value!r}; it must be a positive number")
     return float(value)
@@ -101,10 +96,10 @@ def read_decoder(
     default_theta: float,
     default_sections: tuple[int, int, int] | None = None,
 ) -> DecoderDims:
-    """The decoder's sizes. The defaults are the family's, for files that leave them out."""
-    hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
-    kv_heads = whole(config, "num_key_value_heads", heads)
-    head_dim = whole(config, "head_dim", default_head_dim or hidden // heads)
+    """The defaults are the family's, for files that omit them."""
+    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
+    kv_heads = positive_int(config, "num_key_value_heads", heads)
+    head_dim = positive_int(config, "head_dim", default_head_dim or hidden // heads)
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} kv heads evenly")
     if head_dim % 2:
@@ -112,17 +107,17 @@ def read_decoder(
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(f"config.json: 'hidden_act' {activation!r} is not supported; 'silu' is")
-    layers = whole(config, "num_hidden_layers")
+    layers = positive_int(config, "num_hidden_layers")
     return DecoderDims(
         layers=layers,
         hidden=hidden,
-        inner=whole(config, "intermediate_size"),
+        inner=positive_int(config, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab=whole(config, "vocab_size"),
-        max_positions=whole(config, "max_position_embeddings"),
-        eps=real(config, "rms_norm_eps", 1e-6),
+        vocab=positive_int(config, "vocab_size"),
+        max_positions=positive_int(config, "max_position_embeddings"),
+        eps=positive_float(config, "rms_norm_eps", 1e-6),
         tied=tied,
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
@@ -144,20 +139,20 @@ def read_rope(
         raise CheckpointError(
             f"config.json: the rotary type {kind!r} is not supported; {', '.join(ROPE_KINDS)} are"
         )
-    theta = real(rope, "rope_theta", real(config, "rope_theta", default_theta))
+    theta = positive_float(rope, "rope_theta", positive_float(config, "rope_theta", default_theta))
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise CheckpointError(f"config.json: 'partial_rotary_factor' {partial!r} is not supported; 1 is")
     sections = _read_sections(rope, head_dim, default_sections)
     if kind == "default":
         return RopeDims(kind, theta, sections=sections)
-    factor = real(rope, "factor")
+    factor = positive_float(rope, "factor")
     if kind == "linear":
         return RopeDims(kind, theta, factor, sections=sections)
-    low, high = real(rope, "low_freq_factor"), real(rope, "high_freq_factor")
+    low, high = positive_float(rope, "low_freq_factor"), positive_float(rope, "high_freq_factor")
     if not low < high:
         raise CheckpointError(f"config.json: 'low_freq_factor' {low} is not below 'high_freq_factor' {high}")
-    original = whole(rope, "original_max_position_embeddings")
+    original = positive_int(rope, "original_max_position_embeddings")
     return RopeDims(kind, theta, factor, low, high, original, sections)
 
 
@@ -178,11 +173,11 @@ def _read_sections(
 
 
 def read_windows(config: Config, layers: int) -> tuple[int | None, ...]:
-    """Which layers attend through a sliding window, and how wide it is."""
+    """The sliding window of each layer; None: full attention."""
     kinds = config.get("layer_types")
     if kinds is None:
         sliding = bool(config.get("use_sliding_window", False))
-        first = whole(config, "max_window_layers", layers) if sliding else layers
+        first = positive_int(config, "max_window_layers", layers) if sliding else layers
         kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
     if len(kinds) != layers:
         raise CheckpointError(f"config.json: 'layer_types' names {len(kinds)} layers of {layers}")
@@ -193,12 +188,12 @@ def read_windows(config: Config, layers: int) -> tuple[int | None, ...]:
                 f"config.json: the layer type {kind!r} is not supported; 'full_attention' and "
                 "'sliding_attention' are"
             )
-        windows.append(whole(config, "sliding_window") if kind == "sliding_attention" else None)
+        windows.append(positive_int(config, "sliding_window") if kind == "sliding_attention" else None)
     return tuple(windows)
 
 
 def read_vision(config: Config, activations: tuple[str, ...]) -> VisionDims:
-    hidden, heads = whole(config, "hidden_size"), whole(config, "num_heads")
+    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_heads")
     if hidden % heads or hidden // heads % 4:
         raise CheckpointError(
             f"config.json: a vision width of {hidden} over {heads} heads leaves no multiple of 4 per head, "
@@ -210,11 +205,11 @@ def read_vision(config: Config, activations: tuple[str, ...]) -> VisionDims:
             f"config.json: the vision 'hidden_act' {activation!r} is not supported; "
             f"{', '.join(activations)} are"
         )
-    count = whole(config, "num_position_embeddings")
+    count = positive_int(config, "num_position_embeddings")
     side = round(count**0.5)
     if side * side != count:
         raise CheckpointError(f"config.json: 'num_position_embeddings' is {count}; it must be a square")
-    depth = whole(config, "depth")
+    depth = positive_int(config, "depth")
     deep = tuple(config.get("deepstack_visual_indexes") or ())
     if len(set(deep)) != len(deep) or any(
         not isinstance(layer, int) or not 0 <= layer < depth for layer in deep
@@ -231,15 +226,15 @@ def read_vision(config: Config, activations: tuple[str, ...]) -> VisionDims:
     return VisionDims(
         depth=depth,
         hidden=hidden,
-        inner=whole(config, "intermediate_size"),
+        inner=positive_int(config, "intermediate_size"),
         heads=heads,
         activation=activation,
-        channels=whole(config, "in_channels", 3),
-        patch=whole(config, "patch_size"),
-        frames=whole(config, "temporal_patch_size"),
-        merge=whole(config, "spatial_merge_size"),
-        out=whole(config, "out_hidden_size"),
+        channels=positive_int(config, "in_channels", 3),
+        patch=positive_int(config, "patch_size"),
+        frames=positive_int(config, "temporal_patch_size"),
+        merge=positive_int(config, "spatial_merge_size"),
+        out=positive_int(config, "out_hidden_size"),
         positions=side,
-        theta=real(rope, "rope_theta", 10000.0),
+        theta=positive_float(rope, "rope_theta", 10000.0),
         deep=deep,
     )

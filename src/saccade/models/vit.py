@@ -1,6 +1,6 @@
-"""The vision tower of Qwen3-VL: patches of views in, features of tokens out.
+"""The vision tower of Qwen3-VL.
 
-A view's patches come in merge order: the merge * merge patches of one token stand together, tokens row by
+A view's patches come in merge order: the merge * merge patches of one token are neighbours, tokens row by
 row. Views are packed one after another; each attends to itself alone.
 """
 
@@ -28,16 +28,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor, KernelMode], Tensor]] = {
     "silu": lambda x, mode: F.silu(x),
 }
 EPS = 1e-6
-# From here on a plan of cuDNN's for the shape pays the first time: 27 layers of attention over 16,384 patches
-# take 0.15 s by flash and 0.09 s by cuDNN (at 229 and 360 TFLOP/s), the plan 0.06 s.
+# From this size on a cuDNN plan pays the first time: 27 layers of attention over 16,384 patches take 0.15 s
+# by flash and 0.09 s by cuDNN (at 229 and 360 TFLOP/s), the plan 0.06 s.
 PLANNED_PATCHES = 16384
-# Of grids whose tables are kept: about 40 MB at 72 channels a head. On a CPU making one is nothing beside the
-# tower.
-KEPT_PATCHES = {"cuda": 1 << 16, "cpu": 1 << 13}  # no other device keeps any
+# Patches of grids whose tables are cached: 40 MB at 72 channels a head. On a CPU making one is cheap.
+KEPT_PATCHES = {"cuda": 1 << 16, "cpu": 1 << 13}
 
 
-class Run(NamedTuple):
-    """Neighbouring views of equal size: attended to in one batch."""
+class ViewRun(NamedTuple):
+    """Neighbouring views of equal size: one batch of attention."""
 
     start: int  # first patch
     views: int
@@ -53,7 +52,7 @@ class GridTable(NamedTuple):
     sin: Tensor
 
 
-CORNERS, WEIGHTS, COS, SIN = range(4)  # their places
+CORNERS, WEIGHTS, COS, SIN = range(4)
 
 
 class VisionAttention(nn.Module):
@@ -65,7 +64,7 @@ class VisionAttention(nn.Module):
         self.qkv = builder.linear("qkv", dims.hidden, (3 * dims.hidden,), bias=True)
         self.out = builder.linear("out", dims.hidden, (dims.hidden,), bias=True)
 
-    def forward(self, x: Tensor, rotary: Rotary, runs: Sequence[Run], mode: KernelMode) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, runs: Sequence[ViewRun], mode: KernelMode) -> Tensor:
         patches, width = x.shape
         qkv = self.qkv.forward(x, mode).view(patches, 3 * self.heads, width // self.heads)
         qk = apply_rotary(qkv[:, : 2 * self.heads], rotary.cos, rotary.sin, mode)
@@ -73,7 +72,7 @@ class VisionAttention(nn.Module):
         seen = [self._attend(q, k, v, run) for run in runs]
         return self.out.forward(seen[0] if len(seen) == 1 else torch.cat(seen), mode)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: ViewRun) -> Tensor:
         stop = run.start + run.views * run.size
         shape = (run.views, run.size, self.heads, -1)
         q, k, v = (part[run.start : stop].reshape(shape).transpose(1, 2) for part in (q, k, v))
@@ -92,10 +91,9 @@ class VisionLayer(nn.Module):
         self._activation = ACTIVATIONS[dims.activation]
 
     def forward(
-        self, x: Tensor, delta: Tensor | None, rotary: Rotary, runs: Sequence[Run], mode: KernelMode
+        self, x: Tensor, delta: Tensor | None, rotary: Rotary, runs: Sequence[ViewRun], mode: KernelMode
     ) -> tuple[Tensor, Tensor]:
-        """Of the stream x and what is still to be added to it; gives both again. The sum is made together
-        with the next layer's norm."""
+        """Takes and gives the residual x and a delta that the next norm adds to it."""
         if delta is None:
             normed = self.attention_norm.forward(x, mode)
         else:
@@ -192,7 +190,7 @@ class QwenVision(VisionTower):
         return total
 
     def tables(self, grid: PatchGrid) -> GridTable:
-        """The grid's indexes, from the few kept ones or made anew. Least recently used go first."""
+        """From the cache, or made anew. The least recently used are evicted first."""
         found = self._tables.get(grid)
         if found is not None:
             self._tables.move_to_end(grid)
@@ -210,12 +208,12 @@ class QwenVision(VisionTower):
         self._kept = 0
 
 
-def _runs(sizes: Sequence[int]) -> tuple[Run, ...]:
+def _runs(sizes: Sequence[int]) -> tuple[ViewRun, ...]:
     runs = []
     start = 0
     for size, group in groupby(sizes):
         views = len(list(group))
-        runs.append(Run(start, views, size))
+        runs.append(ViewRun(start, views, size))
         start += views * size
     return tuple(runs)
 
@@ -225,9 +223,9 @@ def make_table(
 ) -> GridTable:
     height, width = grid
     # Merge order: [token row, token column, row inside, column inside].
-    places = torch.arange(height * width, device=device).view(height // merge, merge, width // merge, merge)
-    places = places.transpose(1, 2).flatten()
-    row, column = places // width, places % width
+    patches = torch.arange(height * width, device=device).view(height // merge, merge, width // merge, merge)
+    patches = patches.transpose(1, 2).flatten()
+    row, column = patches // width, patches % width
     top, bottom, down = _between(row, height, side)
     left, right, across = _between(column, width, side)
     corners = torch.stack(
@@ -236,22 +234,17 @@ def make_table(
     weights = torch.stack(
         ((1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across), dim=1
     )
-    # A quarter of the head turns with the row, a quarter with the column; both repeat for the other half.
+    # A quarter of the head rotates with the row, a quarter with the column; both repeat for the other half.
     exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)
     frequencies = 1.0 / (theta**exponents)
     angles = torch.cat((row[:, None] * frequencies, column[:, None] * frequencies), dim=-1)
     cos, sin = angles.cos(), angles.sin()
     cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    return GridTable(
-        copy_to_own_mapping(corners),
-        copy_to_own_mapping(weights),
-        copy_to_own_mapping(cos),
-        copy_to_own_mapping(sin),
-    )
+    return GridTable(*(copy_to_own_mapping(table) for table in (corners, weights, cos, sin)))
 
 
 def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where `index` of `size` falls among `side` learned positions, ends on ends: before, after, fraction."""
+    """Where `index` of `size` falls among `side` learned positions (ends match): before, after, fraction."""
     exact = index.float() * (side - 1) / max(size - 1, 1)
     before = exact.floor()
     low = before.long().clamp(0, side - 1)

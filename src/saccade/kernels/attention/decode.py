@@ -24,9 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.attention.quantized_kv import Compact, places, pointers, tile_of
+from saccade.kernels.attention.quantized_kv import Compact, kv_offsets, load_kv_tile, pointers
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
-from saccade.kernels.jit import arrives_last, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import arrives_last, jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
 
 PROGRAMS = 256  # about two for each multiprocessor of an H200; twice that where contexts are long
 MOST_SPLITS, FEW_SPLITS = 64, 16  # of long contexts and of short ones
@@ -41,7 +41,7 @@ HELD = 64  # values of splits that a thread of that program asks for at once
 
 
 class DecodeTuning(NamedTuple):
-    """What a chip session may turn; none of it changes the meaning."""
+    """Launch parameters; none changes the result beyond rounding."""
 
     tile: int = 64  # tokens read at once: 32 KiB of K and V at 128 channels in 16 bits
     chunk: int = 64  # fewest tokens of a split
@@ -105,10 +105,10 @@ def _walk(q, k_head, v_head, k_small, v_small, k_scale, v_scale, border, table, 
     for first in range(start, stop, TILE):
         place = first + tl.arange(0, TILE)
         there = place < stop
-        at, small_at, scale_at, is_small = places(block, place, border, KV_HEADS, DIM, BLOCK, KIND)
+        at, small_at, scale_at, is_small = kv_offsets(block, place, border, KV_HEADS, DIM, BLOCK, KIND)
         ahead = place + TILE
         block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)
-        k = tile_of(k_head, k_small, at[None, :] + d[:, None], small_at[None, :] + d[:, None],
+        k = load_kv_tile(k_head, k_small, at[None, :] + d[:, None], small_at[None, :] + d[:, None],
                     is_small[None, :], there[None, :] & (d < DIM)[:, None], KIND)  # fmt: skip
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if KIND:
@@ -120,7 +120,7 @@ def _walk(q, k_head, v_head, k_small, v_small, k_scale, v_scale, border, table, 
         total = total * fade + tl.sum(p, 1)
         if KIND:
             p = p * tl.load(v_scale + scale_at, mask=there & is_small, other=1.0)[None, :]
-        v = tile_of(v_head, v_small, at[:, None] + d[None, :], small_at[:, None] + d[None, :],
+        v = load_kv_tile(v_head, v_small, at[:, None] + d[None, :], small_at[:, None] + d[None, :],
                     is_small[:, None], there[:, None] & (d < DIM)[None, :], KIND)  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = higher
@@ -139,7 +139,7 @@ def _weighed(parts, logs, line, real, splits, used, d, DIM: tl.constexpr, SPLITS
     total = tl.sum(tl.exp2(log - top[:, None]), 1)
     value = tl.zeros([line.shape[0], d.shape[0]], tl.float32)
     for first in range(0, used, STEP):
-        for more in tl.static_range(STEP):  # unrolled: the loads are under way together, the sums in order
+        for more in tl.static_range(STEP):  # unrolled: loads in parallel, sums in order
             here = line * splits + first + more
             inside = real & (here < line * splits + used)
             share = tl.load(logs + here, mask=inside, other=float("-inf"), cache_modifier=".cg")
@@ -150,7 +150,9 @@ def _weighed(parts, logs, line, real, splits, used, d, DIM: tl.constexpr, SPLITS
     return value / tl.where(total > 0, total, 1.0)[:, None]
 
 
-@jit_for_any("border", "tables", "index", "lengths", "logs", "arrivals", "window", "splits", "table_stride")
+@jit_unspecialized(
+    "border", "tables", "index", "lengths", "logs", "arrivals", "window", "splits", "table_stride"
+)
 def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, border, tables, index, lengths,
                   parts, logs, out, arrivals, scale, window, splits, table_stride, q_stride,
                   INDEXED: tl.constexpr, GROUP_UP: tl.constexpr, SPLITS_UP: tl.constexpr, STEP: tl.constexpr,
@@ -202,7 +204,7 @@ def _split_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, borde
                          mask=(one < GROUP)[:, None] & (d < DIM)[None, :])  # fmt: skip
 
 
-@jit_for_any("logs", "lengths", "window", "splits")
+@jit_unspecialized("logs", "lengths", "window", "splits")
 def _combine_kernel(parts, logs, lengths, out, window, splits, HEADS: tl.constexpr, DIM: tl.constexpr,
                     DIM_UP: tl.constexpr, TILE: tl.constexpr, SPLITS_UP: tl.constexpr, CHUNK: tl.constexpr,
                     WINDOW: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
@@ -234,8 +236,7 @@ def decode_attention_triton(
     window: int | None,
     max_context: int,
     tuning: DecodeTuning | None = None,  # None: by the mode
-    index: Tensor
-    | None = None,  # [R] int32: row r reads the table tables[index[r]]; not read where it is 0 long
+    index: Tensor | None = None,  # [R] int32: row r reads tables[index[r]]; not read where it is 0 long
     compact: Compact | None = None,
     mode: KernelMode = DEFAULT_MODE,
 ) -> Tensor:
@@ -249,7 +250,7 @@ def decode_attention_triton(
     out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
     if rows == 0:
         return out
-    parts, logs = out, lengths  # nobody reads or writes them when there is one split
+    parts, logs = out, lengths  # unused with one split
     if splits > 1:
         parts = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
         logs = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
@@ -288,6 +289,19 @@ def _counters(mode: KernelMode, count: int) -> Tensor:
     return counters
 
 
+def check_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
+    if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != q.shape[2]:
+        raise ValueError(
+            f"queries {tuple(q.shape)} over pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)}"
+        )
+    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+        raise ValueError("attention needs contiguous pages: a slot is an offset into them")
+    if q.shape[1] % k_pages.shape[2]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[2]} kv heads evenly")
+    if not q.dtype == k_pages.dtype == v_pages.dtype:
+        raise ValueError(f"queries of {q.dtype} over pages of {k_pages.dtype} and {v_pages.dtype}")
+
+
 def check_paged(
     q: Tensor,
     k_pages: Tensor,
@@ -297,19 +311,10 @@ def check_paged(
     tile: int,
     index: Tensor | None = None,
 ) -> None:
-    """What both attention kernels need beyond the reference's checks: they walk memory by these strides."""
+    """What both attention kernels need beyond `check_pages`: they walk memory by these strides."""
     if q.dim() != 3 or q.stride(2) != 1 or q.stride(1) != q.shape[2]:
         raise ValueError(f"queries are [T, heads, dim] with dense heads, not strides {q.stride()}")
-    if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != q.shape[2]:
-        raise ValueError(
-            f"queries {tuple(q.shape)} over pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)}"
-        )
-    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
-        raise ValueError("pages must be contiguous: a slot is an offset into them")
-    if q.shape[1] % k_pages.shape[2]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[2]} kv heads evenly")
-    if not q.dtype == k_pages.dtype == v_pages.dtype:
-        raise ValueError(f"queries of {q.dtype} over pages of {k_pages.dtype} and {v_pages.dtype}")
+    check_pages(q, k_pages, v_pages)
     if tables.dim() != 2 or tables.dtype != torch.int32 or tables.stride(1) != 1:
         raise ValueError(f"block tables are [rows, width] int32, not {tuple(tables.shape)} {tables.dtype}")
     which = tables[:, 0] if index is None else index

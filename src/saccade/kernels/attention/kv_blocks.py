@@ -12,12 +12,12 @@ from torch import Tensor
 
 from saccade.kernels.attention.quantized_kv import Compact, compact_write
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.jit import jit_for_any, power_of_two, tl, up
+from saccade.kernels.jit import jit_unspecialized, power_of_two, tl, up
 
 STEP = 4096  # values of one program, at most
 
 
-@jit_for_any("source", "target", "blocks")
+@jit_unspecialized("source", "target", "blocks")
 def _copy_kernel(k, v, source, target, blocks, SIZE: tl.constexpr, STEP: tl.constexpr):
     """A part of a block of one layer, of K or of V."""
     part, layer, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -32,8 +32,7 @@ def _copy_kernel(k, v, source, target, blocks, SIZE: tl.constexpr, STEP: tl.cons
 
 
 def copy_block(k: Tensor, v: Tensor, source: int, target: int, mode: KernelMode = DEFAULT_MODE) -> None:
-    """k, v [layers, blocks, ...], dense and alike; other tensors of two, such as the scales of 8-bit blocks,
-    go the same way."""
+    """pages[l, target] = pages[l, source] for k and v [layers, blocks, ...], or other pairs (scales)."""
     if k.shape != v.shape or k.dtype != v.dtype or not (k.is_contiguous() and v.is_contiguous()):
         raise ValueError(
             f"a block is copied in dense tensors that are alike, not {tuple(k.shape)} {k.dtype} of strides "

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from saccade.kernels.attention.decode import decode_attention_triton
+from saccade.kernels.attention.decode import check_pages, decode_attention_triton
 from saccade.kernels.attention.metadata import (
     AttentionMetadata,
     ChunkReads,
@@ -193,18 +193,9 @@ def _check(
 ) -> None:
     if q.dim() != 3 or q.shape[0] != rows.num_tokens:
         raise ValueError(f"queries are [{rows.num_tokens}, heads, dim] for these rows, not {tuple(q.shape)}")
-    if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != q.shape[2]:
-        raise ValueError(
-            f"queries {tuple(q.shape)} over pages {tuple(k_pages.shape)} and {tuple(v_pages.shape)}"
-        )
+    check_pages(q, k_pages, v_pages)
     if k_pages.shape[1] != rows.block_size:
         raise ValueError(f"pages hold {k_pages.shape[1]} tokens a block, the rows say {rows.block_size}")
-    if q.shape[1] % k_pages.shape[2]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[2]} kv heads evenly")
-    if not q.dtype == k_pages.dtype == v_pages.dtype:
-        raise ValueError(f"queries of {q.dtype} over pages of {k_pages.dtype} and {v_pages.dtype}")
-    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
-        raise ValueError("paged_attention needs contiguous pages: a slot is an offset into them")
     if window is not None and window < 1:
         raise ValueError(f"a sliding window of {window} tokens sees nothing; it must be at least 1")
 

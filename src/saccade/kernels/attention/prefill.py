@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.attention.decode import LOG2_E, check_paged
-from saccade.kernels.attention.quantized_kv import Compact, places, pointers, tile_of
-from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, wait_for_previous
+from saccade.kernels.attention.quantized_kv import Compact, kv_offsets, load_kv_tile, pointers
+from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl, wait_for_previous
 
 
 class PrefillTuning(NamedTuple):
-    """What a chip session may turn; none of it changes the meaning."""
+    """Launch parameters; none changes the result beyond rounding."""
 
     lines: int = 64  # (query, head) pairs of a tile; 64 with 4 warps beat 128 with 8 by 1 to 30% on an H200
     tile: int = 64  # keys at once
@@ -64,7 +64,7 @@ def _walk(acc, total, top, q, k_head, v_head, k_small, v_small, k_scale, v_scale
     block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)  # one tile ahead of its use
     for first in range(start, stop, TILE):
         key = first + tl.arange(0, TILE)
-        at, small_at, scale_at, is_small = places(block, key, border, KV_HEADS, DIM, BLOCK, KIND)
+        at, small_at, scale_at, is_small = kv_offsets(block, key, border, KV_HEADS, DIM, BLOCK, KIND)
         ahead = key + TILE
         block = tl.load(table + ahead // BLOCK, mask=ahead < stop, other=0)
         wide, tall = (d < DIM)[:, None], (d < DIM)[None, :]
@@ -73,7 +73,7 @@ def _walk(acc, total, top, q, k_head, v_head, k_small, v_small, k_scale, v_scale
             wide = wide & (key < stop)[None, :]
             tall = tall & (key < stop)[:, None]
             scaled = scaled & (key < stop)
-        k = tile_of(k_head, k_small, at[None, :] + d[:, None], small_at[None, :] + d[:, None],
+        k = load_kv_tile(k_head, k_small, at[None, :] + d[:, None], small_at[None, :] + d[:, None],
                     is_small[None, :], wide, KIND)  # fmt: skip
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if KIND:
@@ -91,14 +91,14 @@ def _walk(acc, total, top, q, k_head, v_head, k_small, v_small, k_scale, v_scale
         total = total * fade + tl.sum(p, 1)
         if KIND:
             p = p * tl.load(v_scale + scale_at, mask=scaled, other=1.0)[None, :]
-        v = tile_of(v_head, v_small, at[:, None] + d[None, :], small_at[:, None] + d[None, :],
+        v = load_kv_tile(v_head, v_small, at[:, None] + d[None, :], small_at[:, None] + d[None, :],
                     is_small[:, None], tall, KIND)  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = higher
     return acc, total, top
 
 
-@jit_for_any("border", "tables", "index", "lengths", "offsets", "window", "rows", "table_stride")
+@jit_unspecialized("border", "tables", "index", "lengths", "offsets", "window", "rows", "table_stride")
 def _prefill_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, border, tables, index, lengths,
                     offsets, out, scale, window, rows, table_stride, q_stride, INDEXED: tl.constexpr,
                     HEADS: tl.constexpr,
@@ -164,8 +164,7 @@ def prefill_attention_triton(
     scale: float,
     window: int | None,
     tuning: PrefillTuning | None = None,  # None: by the width of the dtype and the kinds of blocks
-    index: Tensor
-    | None = None,  # [R] int32: row r reads the table tables[index[r]]; not read without queries
+    index: Tensor | None = None,  # [R] int32: row r reads tables[index[r]]; not read without queries
     compact: Compact | None = None,
 ) -> None:
     """Rows without queries (padding) and queries of no row are left alone."""

@@ -24,7 +24,7 @@ FORMATS: dict[str, torch.dtype] = {"fp8": torch.float8_e4m3fn, "int8": torch.int
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
-# Which blocks a launch meets, so that nobody pays for a kind that is not there.
+# Which kinds of blocks a launch reads, so that it does not pay for one that is absent.
 PLAIN, BOTH, SMALL = 0, 1, 2
 SCALE_BYTES = 4  # a head's scale of one token
 
@@ -60,7 +60,7 @@ def pointers(compact: Compact | None, instead: Tensor) -> Pointers:
 
 
 @jit
-def tile_of(plain, small, at, small_at, is_small, mask, KIND: tl.constexpr):
+def load_kv_tile(plain, small, at, small_at, is_small, mask, KIND: tl.constexpr):
     """A tile of K or V before its scales, in the plain pages' dtype; masked loads move nothing."""
     if KIND == 0:
         return tl.load(plain + at, mask=mask, other=0.0)
@@ -73,7 +73,7 @@ def tile_of(plain, small, at, small_at, is_small, mask, KIND: tl.constexpr):
 
 
 @jit
-def places(block, place, border, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+def kv_offsets(block, place, border, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
            KIND: tl.constexpr):  # fmt: skip
     """Where the tokens at `place` of their sequence, in `block`, have their first kv head: in plain pages, in
     compact ones, its scale; and which tokens are compact."""
@@ -87,7 +87,7 @@ def places(block, place, border, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOC
 
 
 @jit
-def to_small(first, second, FORM: tl.constexpr, WHOLE: tl.constexpr):
+def quantize_halves(first, second, FORM: tl.constexpr, WHOLE: tl.constexpr):
     """Heads as two tiles, their lower and upper halves, in 8 bits (WHOLE: integers); and their scales."""
     low, high = first.to(tl.float32), second.to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))

@@ -11,7 +11,7 @@ gate and the 8 of up that belong to them: both are then in one thread's register
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from saccade.kernels.jit import jit, jit_for_any, prefetch_l2, tl, wait_for_previous
+from saccade.kernels.jit import jit, jit_unspecialized, prefetch_l2, tl, wait_for_previous
 from saccade.kernels.norm_rope.activation import silu
 
 
@@ -78,7 +78,7 @@ def _store(acc, bias, residual, out, first, m, split, rows, columns, residual_st
         tl.store(out + m[None, :] * columns + n[:, None], y.to(kind), mask=inside)
 
 
-@jit_for_any("rows", "steps")
+@jit_unspecialized("rows", "steps")
 def many_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
                 PIECES: tl.constexpr, PIECE: tl.constexpr, LINES: tl.constexpr, DEPTH: tl.constexpr,
                 GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,

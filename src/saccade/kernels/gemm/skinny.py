@@ -39,7 +39,7 @@ MOST_ROWS = 64
 
 
 class SkinnyTuning(NamedTuple):
-    """What a chip session may turn; only `splits` changes the order of the sums."""
+    """Launch parameters; only `splits` changes the order of the sums."""
 
     columns: int = 32  # in one program; "many": rows of W (two for each column of a gated product)
     depth: int = 256
@@ -47,14 +47,14 @@ class SkinnyTuning(NamedTuple):
     warps: int = 4
     stages: int = 4
     mode: str = "dot"  # dot, swap, fma, many
-    ahead: int = 0  # with pdl: weights of each column asked for before the wait
+    ahead: int = 0  # with pdl: weights of each column prefetched to L2 before the wait
     pdl: bool = False
     reduce_block: int = 1024
     lines: int | None = None  # of x in one program, for any number of rows; None: all of them, up to 64
 
     @property
     def name(self) -> str:
-        """What tells candidates apart."""
+        """Distinguishes candidates."""
         return " ".join(map(str, self[:6])) + (f" x{self.lines}" if self.lines else "")
 
 
@@ -98,8 +98,8 @@ LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
 }
 LIMITS = (1, 16, 32, 64, 128, 256)  # of rows, in those tables; 128 speaks for 65 to 128, 256 for the rest
 
-BEST_UNKNOWN = SkinnyTuning()  # of a shape nobody has measured: the kernel, by the rule below
-# Weights per column asked for before the wait, with early launch.
+BEST_UNKNOWN = SkinnyTuning()  # of a shape that is not measured: the kernel, by the rule below
+# Weights per column prefetched with pdl, where a tuning does not say.
 AHEAD = 512  # pdl, 512 ahead: 0.97 of a layer without early launch
 
 
@@ -114,7 +114,7 @@ def default_tuning(
 def partials_tuning(
     rows: int, columns: int, depth: int, mode: KernelMode = DEFAULT_MODE
 ) -> SkinnyTuning | None:
-    """For parts that are left to the next kernel; None: the answer in the usual way."""
+    """For a product whose partial sums the next kernel adds; None: use `skinny_linear`."""
     keys = ((limit, columns, depth) for limit in _limits(rows))
     tuning = next((LEFT[key] for key in keys if key in LEFT), None)
     if tuning is None or not mode.pdl:
@@ -123,7 +123,7 @@ def partials_tuning(
 
 
 def fixed_tuning(columns: int, depth: int) -> SkinnyTuning:
-    """One for a shape: each line's sums are then in one order whatever the other lines are, and how many."""
+    """One per shape: each row's sums are then in one order whatever the batch."""
     splits = max(1, min(8, up(264, up(columns, 64)), depth // 512))
     return SkinnyTuning(64, 128 if depth % 128 == 0 else 64, splits, lines=64)
 
@@ -151,7 +151,7 @@ def skinny_linear(
 def skinny_linear_partials(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, mode: KernelMode = DEFAULT_MODE
 ) -> Tensor | SplitKPartials:
-    """The same for a caller who can add the parts up: he gets them where that was measured to be quicker."""
+    """The same for a caller that can add partial sums: it gets them where that was measured to be faster."""
     rows, depth = x.shape
     tuning = None if mode.deterministic else partials_tuning(rows, weight.shape[0], depth, mode)
     if tuning is None or not rows or not use_triton("skinny_linear", x, mode):
@@ -178,7 +178,7 @@ def skinny_linear_normed(
 
 
 def _by_kernel(x: Tensor, weight: Tensor, mode: KernelMode, *, gated: bool = False) -> bool:
-    """Few rows and no faster library; or any number where the order of a line's sums may not depend on it."""
+    """For few rows where the library is not faster; for any number in the deterministic mode."""
     rows, depth = x.shape
     if not rows or not use_triton("skinny_linear", x, mode):
         return False
@@ -190,7 +190,7 @@ def _by_kernel(x: Tensor, weight: Tensor, mode: KernelMode, *, gated: bool = Fal
 
 
 def _limits(rows: int) -> tuple[int, ...]:
-    """Those whose lines may speak for so many rows, the least first."""
+    """The limits whose table lines apply to so many rows, the least first."""
     above = tuple(limit for limit in LIMITS if rows <= limit)
     return tuple(limit for limit in above if limit <= MOST_ROWS) if rows <= MOST_ROWS else above[:1]
 
@@ -204,7 +204,7 @@ def _measured(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning 
 def linear_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, mode: KernelMode = DEFAULT_MODE
 ) -> Tensor:
-    """x W^T + bias. Where sums must not depend on how many rows there are: always 64 at a time."""
+    """x W^T + bias. In the deterministic mode always 64 rows at a time."""
     rows = x.shape[0]
     if not mode.deterministic or rows == 0:
         return F.linear(x, weight, bias)
@@ -224,7 +224,7 @@ def skinny_triton(
     tuning: SkinnyTuning | None = None,
     mode: KernelMode = DEFAULT_MODE,
 ) -> tuple[Tensor, Tensor]:
-    """The answer, and the sum before the norm (the answer again where there is none)."""
+    """The result, and the sum before the norm (the result again without a norm)."""
     _check(x, weight, bias, residual, gated)
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     t = tuning or default_tuning(rows, columns, depth, gated, mode)
@@ -250,13 +250,13 @@ def skinny_triton(
 
 
 def skinny_partials(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> SplitKPartials:
-    """The product in one launch, its shares of K side by side."""
+    """The product in one launch, its splits of K not added up."""
     _check(x, weight, bias, None, False)
     return SplitKPartials(_parts(x, weight, False, tuning), bias, x.dtype)
 
 
 def _parts(x: Tensor, weight: Tensor, gated: bool, t: SkinnyTuning) -> Tensor:
-    """[splits, rows, rows of W] float32; no share is empty."""
+    """[splits, rows, rows of W] float32; no split is empty."""
     pieces = up(x.shape[1], t.depth)
     splits = up(pieces, up(pieces, t.splits))
     parts = torch.empty(splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
@@ -274,12 +274,12 @@ def _multiply_into(
     gated: bool,
     t: SkinnyTuning,
 ) -> None:
-    """Into the answer [rows, columns], or into its parts: those have three axes."""
+    """Into the result [rows, columns], or into partial sums [splits, rows, rows of W]."""
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     if not 1 <= rows <= (MOST_ROWS if t.lines is None else 1 << 22):
         raise ValueError(f"{rows} rows; the skinny product takes 1 to {MOST_ROWS}")
     if t.mode not in ("dot", "swap", "fma", "many") or (t.mode == "fma" and rows != 1):
-        raise ValueError(f"the way {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
+        raise ValueError(f"the mode {t.mode!r} does not multiply {rows} rows; 'fma' takes one, 'dot' any")
     if t.ahead & (t.ahead - 1):
         raise ValueError(f"{t.ahead} weights ahead; it must be a power of two, or 0")
     if t.mode == "many":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.jit import jit, jit_for_any, prefetch_l2, tl, wait_for_previous
+from saccade.kernels.jit import jit, jit_unspecialized, prefetch_l2, tl, wait_for_previous
 from saccade.kernels.norm_rope.activation import silu
 from saccade.kernels.norm_rope.add_norm import scaled_by_rms
 
@@ -66,7 +66,7 @@ def _settled(acc, MODE: tl.constexpr):
     return sums
 
 
-@jit_for_any("rows", "steps")
+@jit_unspecialized("rows", "steps")
 def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
                   LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
                   GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
@@ -112,7 +112,7 @@ def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stri
         tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], y.to(kind), mask=inside)
 
 
-@jit_for_any("rows")
+@jit_unspecialized("rows")
 def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
                   SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
                   NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.attention.kv_blocks import kv_write_reference
-from saccade.kernels.attention.quantized_kv import Compact, check_compact, pointers, to_small
+from saccade.kernels.attention.quantized_kv import Compact, check_compact, pointers, quantize_halves
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.norm_rope.add_norm import rms_norm_reference
-from saccade.kernels.norm_rope.rope import apply_rotary_reference, turned
+from saccade.kernels.norm_rope.rope import apply_rotary_reference, rotated
 
 
 class HeadNorm(NamedTuple):
@@ -48,7 +48,7 @@ def _store_small(low, high, slot, head, place, k_small, v_small, k_scale, v_scal
                  WHOLE: tl.constexpr):  # fmt: skip
     """The key and value heads among the tile's to the slot of a compact block."""
     HALF: tl.constexpr = DIM // 2
-    low, high, scales = to_small(low, high, k_small.dtype.element_ty, WHOLE)
+    low, high, scales = quantize_halves(low, high, k_small.dtype.element_ty, WHOLE)
     k_to = k_small + (slot * KV_HEADS - HEADS) * DIM + place
     v_to = v_small + (slot * KV_HEADS - HEADS - KV_HEADS) * DIM + place
     tl.store(k_to, low, mask=is_k)
@@ -77,7 +77,7 @@ def _projected(qkv, bias, at, place, step, real, kind: tl.constexpr, SPLITS: tl.
     return tile
 
 
-@jit_for_any("slots", "border", "step")
+@jit_unspecialized("slots", "border", "step")
 def _finish_kernel(qkv, bias, q_weight, k_weight, cos, sin, slots, q, k_pages, v_pages, k_small, v_small,
                    k_scale, v_scale, border, eps, qkv_stride, step, SPLITS: tl.constexpr, BIAS: tl.constexpr,
                    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_UP: tl.constexpr,
@@ -109,7 +109,7 @@ def _finish_kernel(qkv, bias, q_weight, k_weight, cos, sin, slots, q, k_pages, v
         )
         first = ((first * factor).to(kind).to(tl.float32) * w_low.to(tl.float32)).to(kind)
         second = ((second * factor).to(kind).to(tl.float32) * w_high.to(tl.float32)).to(kind)
-    y_low, y_high = turned(first, second, cos + token * DIM, sin + token * DIM, d, kind, DIM)
+    y_low, y_high = rotated(first, second, cos + token * DIM, sin + token * DIM, d, kind, DIM)
 
     is_k = real & ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
     is_v = real & (head >= HEADS + KV_HEADS)[:, None]
@@ -190,7 +190,7 @@ def qk_norm_rope_triton(
     tuning: QkNormRopeTuning | None = None,
     compact: Compact | None = None,
 ) -> Tensor:
-    """As `qk_norm_rope`; a negative slot (a padding token of a captured step) writes nothing."""
+    """As `qk_norm_rope`; a negative slot (padding) writes nothing."""
     kv_heads, dim = k_pages.shape[2:]
     q = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=k_pages.device)
     tuning = tuning or QkNormRopeTuning()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.jit import jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
 
 
 class RotaryTuning(NamedTuple):
@@ -29,7 +29,7 @@ class RotaryTuning(NamedTuple):
 
 
 @jit
-def turned(first, second, cos, sin, d, kind: tl.constexpr, DIM: tl.constexpr):
+def rotated(first, second, cos, sin, d, kind: tl.constexpr, DIM: tl.constexpr):
     """Both halves of heads [lines, half] after rotation by C and S at pointers cos, sin; in `kind`.
 
     Rounds where torch does: products and their sum in the wider of the heads' and the angles' dtypes.
@@ -63,13 +63,13 @@ def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.const
     source = x + token * x_token + head[:, None] * X_HEAD + d[None, :]
     first = tl.load(source, mask=real, other=0.0)
     second = tl.load(source + HALF, mask=real, other=0.0)
-    low, high = turned(first, second, cos + token * DIM, sin + token * DIM, d, x.dtype.element_ty, DIM)
+    low, high = rotated(first, second, cos + token * DIM, sin + token * DIM, d, x.dtype.element_ty, DIM)
     target = out + token * out_token + head[:, None] * OUT_HEAD + d[None, :]
     tl.store(target, low, mask=real)
     tl.store(target + HALF, high, mask=real)
 
 
-@jit_for_any("positions", "tokens", "stride")
+@jit_unspecialized("positions", "tokens", "stride")
 def _angles_kernel(positions, frequencies, axes, cos, sin, tokens, stride, HALF: tl.constexpr,
                    HALF_UP: tl.constexpr, LINES: tl.constexpr, AXES: tl.constexpr,
                    PDL: tl.constexpr):  # fmt: skip

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.jit import compiling, jit_for_any, power_of_two, tl, wait_for_previous
+from saccade.kernels.jit import compiling, jit_unspecialized, power_of_two, tl, wait_for_previous
 
 
 class SlotState(NamedTuple):
@@ -44,7 +44,7 @@ class GatheredSlots(NamedTuple):
     outputs: Tensor  # [n] int64
 
 
-@jit_for_any("step_rows", "n", "stride")
+@jit_unspecialized("step_rows", "n", "stride")
 def _gather_kernel(step_rows, tables, last, lengths, positions, outputs, tokens, places, contexts, slots,
                    rows, counts, n, stride, BLOCK: tl.constexpr, UP: tl.constexpr,
                    PDL: tl.constexpr):  # fmt: skip
@@ -65,7 +65,7 @@ def _gather_kernel(step_rows, tables, last, lengths, positions, outputs, tokens,
     tl.store(counts + i, tl.load(outputs + row, mask=real, other=0).to(tl.int64), mask=inside)
 
 
-@jit_for_any("step_rows", "tokens", "n")
+@jit_unspecialized("step_rows", "tokens", "n")
 def _advance_kernel(step_rows, tokens, last, lengths, positions, outputs, n, UP: tl.constexpr,
                     PDL: tl.constexpr):  # fmt: skip
     i = tl.arange(0, UP)

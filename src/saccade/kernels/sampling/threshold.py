@@ -36,11 +36,11 @@ def mixed(bits):
 
 
 @jit
-def words_of(asked, spot):
-    """The two words of a draw; asked: the line's parameters, spot: its output position."""
+def words_of(parameters, spot):
+    """The two words of a draw; spot: the output position."""
     spot = spot.to(tl.uint32) * 0x9E3779B9
-    first = mixed(tl.load(asked + 7).to(tl.int64).to(tl.uint32) ^ spot)
-    second = mixed(tl.load(asked + 8).to(tl.int64).to(tl.uint32) ^ spot)
+    first = mixed(tl.load(parameters + 7).to(tl.int64).to(tl.uint32) ^ spot)
+    second = mixed(tl.load(parameters + 8).to(tl.int64).to(tl.uint32) ^ spot)
     return mixed(first ^ (second * 0x2C1B3C6D)), mixed(second ^ (first * 0x2C1B3C6D))
 
 
@@ -70,7 +70,7 @@ def log_exponential(token, first, second):
 
 
 @jit
-def around_share(far, weight, left):
+def enclose_top_p(far, weight, left):
     """Two keys: what is left, of the mass of the sample, is beyond the first and not beyond the second."""
     square = weight * weight
     reached = tl.where(far < float("inf"), far, 0.0)
@@ -95,7 +95,7 @@ def around_share(far, weight, left):
 
 
 @jit
-def beyond_rank(far, rank):
+def enclose_top_k(far, rank):
     """A key that at least `rank` of the sampled are below."""
     reached = tl.where(far < float("inf"), far, 0.0)
     end = tl.max(reached, 0)
@@ -124,7 +124,7 @@ def entries(listed, start, count, temperature, BLOCK: tl.constexpr):
 
 
 @jit
-def _heft(key, MASS: tl.constexpr):
+def _weight(key, MASS: tl.constexpr):
     """What a key counts for: one, or its mass."""
     if MASS:
         return (tl.exp(-key.to(tl.float32, bitcast=True)) * UNIT).to(tl.int64)
@@ -133,12 +133,12 @@ def _heft(key, MASS: tl.constexpr):
 
 
 @jit
-def heft_of_list(listed, count, temperature, low, most, MASS: tl.constexpr, BLOCK: tl.constexpr):
+def total_of_list(listed, count, temperature, low, most, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Of all keys from low to most."""
     total = tl.zeros([BLOCK], tl.int64)
     for start in range(0, count, BLOCK):
         key, _ = entries(listed, start, count, temperature, BLOCK)
-        total += tl.where((key >= low) & (key <= most) & (key < ENDLESS), _heft(key, MASS), 0)
+        total += tl.where((key >= low) & (key <= most) & (key < ENDLESS), _weight(key, MASS), 0)
     return tl.sum(total, 0)
 
 
@@ -153,10 +153,10 @@ def _quartered(listed, count, temperature, low, high, least, most, base, target,
     under_three = tl.zeros([BLOCK], tl.int64)
     for start in range(0, count, BLOCK):
         key, _ = entries(listed, start, count, temperature, BLOCK)
-        heft = tl.where((key >= least) & (key <= most), _heft(key, MASS), 0)
-        under_one += tl.where(key < one, heft, 0)
-        under_two += tl.where(key < two, heft, 0)
-        under_three += tl.where(key < three, heft, 0)
+        weight = tl.where((key >= least) & (key <= most), _weight(key, MASS), 0)
+        under_one += tl.where(key < one, weight, 0)
+        under_two += tl.where(key < two, weight, 0)
+        under_three += tl.where(key < three, weight, 0)
     by_one = base + tl.sum(under_one, 0) < target
     by_two = base + tl.sum(under_two, 0) < target
     by_three = base + tl.sum(under_three, 0) < target
@@ -166,7 +166,7 @@ def _quartered(listed, count, temperature, low, high, least, most, base, target,
 
 
 @jit
-def bound_of_list(listed, spare, count, temperature, low, high, base, target, most, MASS: tl.constexpr,
+def threshold_of_list(listed, spare, count, temperature, low, high, base, target, most, MASS: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
     """The greatest key with F(below it) < target, at most `most`; F is `base` below low, and all keys from
     low to high are listed."""
@@ -180,12 +180,12 @@ def bound_of_list(listed, spare, count, temperature, low, high, base, target, mo
         left = tl.sum(few, 0)
     if high - low > 1:
         # No more than a block between them: aside, and into registers.
-        tl.debug_barrier()  # nobody still reads what an earlier search left
+        tl.debug_barrier()  # an earlier search is no longer read
         under = tl.zeros([BLOCK], tl.int64)
         left = count * 0
         for start in range(0, count, BLOCK):
             key, _ = entries(listed, start, count, temperature, BLOCK)
-            under += tl.where((key >= least) & (key < low) & (key <= most), _heft(key, MASS), 0)
+            under += tl.where((key >= least) & (key < low) & (key <= most), _weight(key, MASS), 0)
             wanted = ((key >= low) & (key < high) & (key <= most)).to(tl.int32)
             tl.store(spare + left + tl.cumsum(wanted, 0) - 1, key, mask=wanted > 0)
             left += tl.sum(wanted, 0)
@@ -193,10 +193,10 @@ def bound_of_list(listed, spare, count, temperature, low, high, base, target, mo
         tl.debug_barrier()  # other threads' keys are read next
         place = tl.arange(0, BLOCK)
         key = tl.load(spare + place, mask=place < left, other=ENDLESS)
-        heft = tl.where(place < left, _heft(key, MASS), 0)
+        weight = tl.where(place < left, _weight(key, MASS), 0)
         while high - low > 1:
             middle = low + (high - low) // 2
-            short = base + tl.sum(tl.where(key < middle, heft, 0), 0) < target
+            short = base + tl.sum(tl.where(key < middle, weight, 0), 0) < target
             low = tl.where(short, middle, low)
             high = tl.where(short, high, middle)
     return tl.minimum(low, most)
@@ -206,7 +206,7 @@ def bound_of_list(listed, spare, count, temperature, low, high, base, target, mo
 
 
 @jit
-def far_of(line, token, inside, best, temperature):
+def distance_of(line, token, inside, best, temperature):
     """|x| of a tile of tokens, infinite outside; divided as torch divides."""
     logit = tl.load(line + token, mask=inside, other=float("-inf")).to(tl.float32)
     return tl.abs(tl.div_rn(logit - best, temperature))
@@ -238,7 +238,7 @@ def _tallied(line, vocab, best, temperature, low, high, one, two, three, most, M
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
         inside = token < vocab
-        far = far_of(line, token, inside, best, temperature)
+        far = distance_of(line, token, inside, best, temperature)
         key = far.to(tl.int32, bitcast=True)
         weight = tl.where(inside & (key <= most), 1.0, 0.0)
         if MASS:
@@ -289,7 +289,7 @@ def _search(line, vocab, best, temperature, target, most, MASS: tl.constexpr, BL
 
 
 @jit
-def bound_of_line(line, vocab, best, temperature, k, p, kind, BLOCK: tl.constexpr):
+def threshold_of_row(line, vocab, best, temperature, k, p, kind, BLOCK: tl.constexpr):
     """By kinds as `draw` has them: of top-k (3), of top-p, or both."""
     most = kind * 0 + 0x7F800000
     if kind == 3:

@@ -44,22 +44,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.jit import constant, jit, jit_for_any, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import constant, jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.sampling.greedy import best_of_line
 from saccade.kernels.sampling.threshold import (
     ENDLESS,
     NONE,
     UNIT,
-    around_share,
-    beyond_rank,
-    bound_of_line,
-    bound_of_list,
+    distance_of,
     edge_of,
+    enclose_top_k,
+    enclose_top_p,
     entries,
-    far_of,
     hashed,
-    heft_of_list,
     log_exponential,
+    threshold_of_list,
+    threshold_of_row,
+    total_of_list,
     words_of,
 )
 
@@ -79,7 +79,7 @@ class DrawTuning(NamedTuple):
     pdl: bool = False
 
 
-@jit_for_any("rows")
+@jit_unspecialized("rows")
 def _look_kernel(logits, rows, parameters, values, places, sounds, masses, sample, vocab, stride, pieces,
                  PIECE: tl.constexpr, TILE: tl.constexpr, EVERY: tl.constexpr, MANY: tl.constexpr,
                  PDL: tl.constexpr):  # fmt: skip
@@ -115,7 +115,7 @@ def _look_kernel(logits, rows, parameters, values, places, sounds, masses, sampl
     tl.store(sample + place * FEW + few, value, mask=few < FEW)
 
 
-@jit_for_any("rows", "outputs")
+@jit_unspecialized("rows", "outputs")
 def _guess_kernel(values, places, sounds, masses, sample, rows, parameters, outputs, tokens, sound, frame,
                   numbers, counters, vocab, pieces, UP: tl.constexpr, SAMPLES: tl.constexpr,
                   PIECE: tl.constexpr, EVERY: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
@@ -127,11 +127,11 @@ def _guess_kernel(values, places, sounds, masses, sample, rows, parameters, outp
     best, greedy = best_of_line(values, places, sounds, tokens, sound, row, pieces, vocab, UP)
     best = tl.where(best == 0.0, 0.0, best)  # never -0: from that, 0 would be a negative gap away
     user = tl.load(rows + row)
-    asked = parameters + tl.maximum(user, 0).to(tl.int64) * 9
-    temperature = tl.load(asked).to(tl.float32)
-    k, p = tl.load(asked + 1).to(tl.int32), tl.load(asked + 2).to(tl.float32)
-    farthest = tl.minimum(tl.abs(tl.log(tl.load(asked + 3).to(tl.float32))), HOPELESS)
-    first, second = words_of(asked, tl.load(outputs + row))
+    settings = parameters + tl.maximum(user, 0).to(tl.int64) * 9
+    temperature = tl.load(settings).to(tl.float32)
+    k, p = tl.load(settings + 1).to(tl.int32), tl.load(settings + 2).to(tl.float32)
+    farthest = tl.minimum(tl.abs(tl.log(tl.load(settings + 3).to(tl.float32))), HOPELESS)
+    first, second = words_of(settings, tl.load(outputs + row))
     kind = tl.where((k > 0) & (k < vocab), 3, tl.where(p < 1, 2, 1))
     kind = tl.where((temperature > 0) & (user >= 0), kind, 0)
     tl.store(numbers + row * 10, kind)
@@ -149,10 +149,10 @@ def _guess_kernel(values, places, sounds, masses, sample, rows, parameters, outp
         each = tl.sum((token < vocab).to(tl.float32), 0) / vocab
         low, high = kind * 0 + ENDLESS, kind * 0 + ENDLESS
         if kind == 2:
-            low, high = around_share(far, tl.exp(-far), (1.0 - p) * mass * each)
+            low, high = enclose_top_p(far, tl.exp(-far), (1.0 - p) * mass * each)
         elif kind == 3:
             low = kind * 0  # top-p may look at all that top-k keeps
-            high = beyond_rank(far, k.to(tl.float32) * each)
+            high = enclose_top_k(far, k.to(tl.float32) * each)
         high = tl.minimum(tl.maximum(high, 1), ENDLESS)
         low = tl.maximum(tl.minimum(low, high), 0)
         key = far.to(tl.int32, bitcast=True)
@@ -236,13 +236,13 @@ def _settle_kernel(frame, numbers, counters, below, listed, spares, late, tokens
             if count < target:
                 wrong = count * 0 + 1
             else:
-                most = bound_of_list(
+                most = threshold_of_list(
                     mine, spare, count, temperature, low, high, base, target, most, False, BLOCK
                 )
                 if p < 1:
-                    total = heft_of_list(mine, count, temperature, low, most, True, BLOCK)
+                    total = total_of_list(mine, count, temperature, low, most, True, BLOCK)
                     share = (p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
-                    most = bound_of_list(
+                    most = threshold_of_list(
                         mine, spare, count, temperature, low, high, base, share, most, True, BLOCK
                     )
         elif kind == 2:
@@ -250,11 +250,11 @@ def _settle_kernel(frame, numbers, counters, below, listed, spares, late, tokens
             part = tl.load(below + row * pieces + piece, mask=piece < pieces, other=0.0)
             base = (tl.sum(part, 0) * UNIT).to(tl.int64)
             share = (tl.load(frame + row * 6 + 3) * UNIT).to(tl.int64)
-            total = heft_of_list(mine, count, temperature, low, most, True, BLOCK)
+            total = total_of_list(mine, count, temperature, low, most, True, BLOCK)
             if ((base >= share) & (low > 0)) | (base + total < share):
                 wrong = count * 0 + 1
             else:
-                most = bound_of_list(
+                most = threshold_of_list(
                     mine, spare, count, temperature, low, high, base, share, most, True, BLOCK
                 )
         if wrong == 0:
@@ -287,13 +287,13 @@ def _search_kernel(logits, frame, numbers, late, tokens, vocab, stride, BLOCK: t
     first = tl.load(numbers + row * 10 + 2).to(tl.uint32, bitcast=True)
     second = tl.load(numbers + row * 10 + 3).to(tl.uint32, bitcast=True)
     line = logits + row * stride
-    most = bound_of_line(line, vocab, best, temperature, k, p, kind, BLOCK)
+    most = threshold_of_row(line, vocab, best, temperature, k, p, kind, BLOCK)
     most = tl.minimum(most, tl.load(frame + row * 6 + 5).to(tl.int32, bitcast=True))
     bests = tl.full([BLOCK], float("-inf"), tl.float32)
     at = tl.full([BLOCK], NONE, tl.int32)
     for start in range(0, vocab, BLOCK):
         one = start + tl.arange(0, BLOCK)
-        far = far_of(line, one, one < vocab, best, temperature)
+        far = distance_of(line, one, one < vocab, best, temperature)
         kept = (one < vocab) & (far.to(tl.int32, bitcast=True) <= most)
         score = tl.where(kept, -far - log_exponential(one, first, second), float("-inf"))
         at = tl.where(score > bests, one, at)
@@ -319,8 +319,8 @@ def _check(logits: Tensor, rows: Tensor, parameters: Tensor, outputs: Tensor) ->
 
 def draw_triton(
     logits: Tensor,  # [S, vocab] of any float dtype
-    rows: Tensor,  # [S] int32: lines of the parameters; negative: nobody's, which is as good as greedy
-    parameters: Tensor,  # [any, 9] float64, as `runtime.bars` names them; temperature 0: greedy
+    rows: Tensor,  # [S] int32: lines of the parameters; negative: padding, sampled greedily
+    parameters: Tensor,  # [any, 9] float64, as `sampling.filters` names them; temperature 0: greedy
     outputs: Tensor,  # [S] int64: output positions
     tuning: DrawTuning | None = None,
 ) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.jit import jit_for_any, power_of_two, tl, up
+from saccade.kernels.jit import jit_unspecialized, power_of_two, tl, up
 
 WEIGHT_BITS = 22
 
@@ -27,7 +27,7 @@ class PatchTuning(NamedTuple):
     cut_warps: int = 4
 
 
-@jit_for_any("taps", "length")
+@jit_unspecialized("taps", "length")
 def _resample_kernel(source, first, weights, out, taps, length, width, y_stride, c_stride, x_stride,
                      ALONG_X: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One stretch of one line of one channel; `length` is the source's along the resampled axis."""
@@ -56,7 +56,7 @@ def _resample_kernel(source, first, weights, out, taps, length, width, y_stride,
     tl.store(out + line * width + x, value.to(tl.uint8), mask=inside)
 
 
-@jit_for_any("frames", "columns")
+@jit_unspecialized("frames", "columns")
 def _patchify_kernel(planes, table, out, frames, columns, frame_stride, width, MERGE: tl.constexpr,
                      PATCH: tl.constexpr, TIME: tl.constexpr, SIZE: tl.constexpr,
                      SIZE_UP: tl.constexpr):  # fmt: skip
@@ -116,7 +116,7 @@ def patchify_triton(
     grid: tuple[int, int],
     merge: int,
     patch: int,
-    frames: int,  # of a patch; one picture is repeated over them
+    frames: int,  # of a patch; one image is repeated over them
     dtype: torch.dtype,
     tuning: PatchTuning = PatchTuning(),
 ) -> Tensor:

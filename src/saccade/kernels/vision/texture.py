@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.jit import constant, jit, jit_for_any, tl, up
+from saccade.kernels.jit import constant, jit, jit_unspecialized, tl, up
 
 CHANNELS = 13
 CELL = 4  # pixels along a cell
@@ -60,8 +60,10 @@ def _window(i, have, want):
     return i * have // want, ((i + 1) * have + want - 1) // want
 
 
-@jit_for_any("source_height", "source_width", "height", "width", "long", "y_stride", "x_stride", "c_stride")
-def _shrink_kernel(picture, colour, source_height, source_width, height, width, long, y_stride, x_stride,
+@jit_unspecialized(
+    "source_height", "source_width", "height", "width", "long", "y_stride", "x_stride", "c_stride"
+)
+def _shrink_kernel(image, colour, source_height, source_width, height, width, long, y_stride, x_stride,
                    c_stride, BLOCK: tl.constexpr):  # fmt: skip
     """A stretch of one line of one colour; no window is wider than `long`."""
     y, c = tl.program_id(0), tl.program_id(2)
@@ -70,7 +72,7 @@ def _shrink_kernel(picture, colour, source_height, source_width, height, width, 
     top, below = _window(y, source_height, height)
     left, right = _window(x, source_width, width)
     total = tl.zeros([BLOCK], tl.int32)
-    line = picture + top.to(tl.int64) * y_stride + c * c_stride
+    line = image + top.to(tl.int64) * y_stride + c * c_stride
     for _ in range(top, below):
         for place in range(long):
             real = inside & (left + place < right)
@@ -95,7 +97,7 @@ def _place(i, count):
     )
 
 
-@jit_for_any("height", "width", "steps")
+@jit_unspecialized("height", "width", "steps")
 def _shade_kernel(colour, light, root, out, height, width, steps, XR, XG, XB, YR, YG, YB,
                   BLOCK: tl.constexpr):  # fmt: skip
     """Channels 0 to 4 and 8 to 10 of a stretch of one line."""
@@ -132,7 +134,7 @@ def _by_cell(values, CELLS: tl.constexpr):
     return tl.sum(tl.sum(tl.reshape(values, [_CELL, CELLS, _CELL]), 2), 0)
 
 
-@jit_for_any("height", "width", "cells_down", "cells_across")
+@jit_unspecialized("height", "width", "cells_down", "cells_across")
 def _edge_kernel(texture, small, height, width, cells_down, cells_across, BINS: tl.constexpr,
                  CELLS: tl.constexpr):  # fmt: skip
     """Channels 5 to 7 of one row of cells, and what its cells say: shares of shades, then xx, yy, xy."""
@@ -181,7 +183,7 @@ def _row(values, plane, number):
     return tl.sum(tl.where(plane == number, values, 0.0), 0)
 
 
-@jit_for_any("cells_down", "cells_across")
+@jit_unspecialized("cells_down", "cells_across")
 def _around_kernel(small, found, cells_down, cells_across, scale, faint, WINDOW: tl.constexpr,
                    BINS: tl.constexpr, PLANES: tl.constexpr, CELLS: tl.constexpr):  # fmt: skip
     """Entropy and likeness to text [2, cells] from means over the cells around."""
@@ -219,7 +221,7 @@ def _between(i, have, want):
     return first, tl.minimum(first + 1, have - 1), at - first.to(tl.float32)
 
 
-@jit_for_any("height", "width", "cells_down", "cells_across")
+@jit_unspecialized("height", "width", "cells_down", "cells_across")
 def _spread_kernel(found, out, height, width, cells_down, cells_across, BLOCK: tl.constexpr):
     """Channel 11 or 12 of a stretch of one line."""
     y, which = tl.program_id(0), tl.program_id(2)
@@ -236,7 +238,7 @@ def _spread_kernel(found, out, height, width, cells_down, cells_across, BLOCK: t
     tl.store(out + ((11 + which) * height + y) * width + x, value, mask=inside)
 
 
-@jit_for_any("height", "width", "rows", "columns", "chosen")
+@jit_unspecialized("height", "width", "rows", "columns", "chosen")
 def _means_kernel(texture, out, height, width, rows, columns, chosen, TALL: tl.constexpr,
                   WIDE: tl.constexpr):  # fmt: skip
     """Over one window of one channel; `chosen` has the channels in four bits each."""
@@ -255,17 +257,17 @@ def _means_kernel(texture, out, height, width, rows, columns, chosen, TALL: tl.c
     tl.store(out + (number * rows + row) * columns + column, mean)
 
 
-def shrink_triton(picture: Tensor, size: tuple[int, int], tuning: TextureTuning = TextureTuning()) -> Tensor:
-    """Of a picture uint8 [height, width, 3] of any strides: float32 [3, *size] in 0..1."""
-    if picture.dim() != 3 or picture.shape[2] != 3 or picture.dtype != torch.uint8:
-        raise ValueError(f"a picture is [height, width, 3] uint8, not {tuple(picture.shape)} {picture.dtype}")
-    (height, width), (source_height, source_width) = size, picture.shape[:2]
+def shrink_triton(image: Tensor, size: tuple[int, int], tuning: TextureTuning = TextureTuning()) -> Tensor:
+    """Of a image uint8 [height, width, 3] of any strides: float32 [3, *size] in 0..1."""
+    if image.dim() != 3 or image.shape[2] != 3 or image.dtype != torch.uint8:
+        raise ValueError(f"a image is [height, width, 3] uint8, not {tuple(image.shape)} {image.dtype}")
+    (height, width), (source_height, source_width) = size, image.shape[:2]
     if not (1 <= height <= source_height and 1 <= width <= source_width):
         raise ValueError(f"{source_height} x {source_width} pixels cannot be shrunk to {height} x {width}")
-    colour = torch.empty(3, height, width, dtype=torch.float32, device=picture.device)
+    colour = torch.empty(3, height, width, dtype=torch.float32, device=image.device)
     _shrink_kernel[(height, up(width, tuning.block), 3)](
-        picture, colour, source_height, source_width, height, width, up(source_width, width) + 1,
-        *picture.stride(), BLOCK=tuning.block, num_warps=tuning.warps,
+        image, colour, source_height, source_width, height, width, up(source_width, width) + 1,
+        *image.stride(), BLOCK=tuning.block, num_warps=tuning.warps,
     )  # fmt: skip
     return colour
 
