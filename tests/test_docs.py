@@ -22,6 +22,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _COMMAND = re.compile(r"(?<!from )\bsaccade ([a-z][a-z-]*)")
 _MODULE = re.compile(r"\bpython3? -m ((?:bench|training)[.\w]*)([^`#]*)")
+_PATH = re.compile(r"`((?!tests/)[\w-]+(?:/[\w.-]+)+\.(?:py|md|sh))`(?! \(new\))")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
@@ -103,6 +104,15 @@ def test_programs_exist_and_have_the_options_they_are_shown_with(page: Path) -> 
             known = {*_FLAG.findall(source), *options("bench")}  # programs take the engine's options too
             unknown += [f"{module} {flag}" for flag in _FLAG.findall(given) if flag not in known]
     assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    if "history" in page.parts:
+        pytest.skip("a log of files as they were")
+    folders = (ROOT, ROOT / "src" / "saccade", ROOT / "src", page.parent)
+    paths = _PATH.findall(_FENCE.sub("", page.read_text()))
+    assert not [path for path in paths if not any((folder / path).is_file() for folder in folders)]
 
 
 def test_every_option_named_in_the_serving_guide_exists() -> None:
