@@ -76,7 +76,7 @@ def passes(made: Rooms) -> dict[str, Callable[[], None]]:
     sampler = step._sampler
     graphs = StepGraphCache(step, PlainRecorder(), sampler, ROWS, LONGEST)
 
-    def pictures() -> None:
+    def images() -> None:
         if image is not None and model.vision is not None:
             first._pixels(image, META, torch.bfloat16, (*SIZES, *ODD_SIZES), DEFAULT_MODE)
             first._tower(model.vision, META, torch.bfloat16)
@@ -93,7 +93,7 @@ def passes(made: Rooms) -> dict[str, Callable[[], None]]:
         "steps": lambda: graphs.warm_up(progress=False),
         "workspace again": lambda: _drop(first.run_prompt(model, META, 8192, BLOCK)),
         "short prompt again": lambda: _drop(first.run_prompt(model, META, 70, BLOCK)),
-        "pictures again": pictures,
+        "images again": images,
         "later steps": later,
     }
 

@@ -846,20 +846,20 @@ def pixel_cases() -> Iterator[Case]:
 
 
 def texture_cases() -> Iterator[Case]:
-    """Of a picture, with means of its channels over tokens and over places in them."""
+    """Of an image, with means of its channels over tokens and over places in them."""
     grid, refine = (13, 13), (52, 52)
 
     def make(side: int, device: torch.device, _: int) -> Tensor:
         return torch.zeros(side, side, 3, dtype=torch.uint8, device=device).random_()
 
-    def kernels(picture: Tensor) -> tuple[Tensor, ...]:
-        colour = shrink_triton(picture, working_size(*picture.shape[:2]))
-        made = channels_triton(colour, shades(picture.device))
+    def kernels(image: Tensor) -> tuple[Tensor, ...]:
+        colour = shrink_triton(image, working_size(*image.shape[:2]))
+        made = channels_triton(colour, shades(image.device))
         return means_triton(made, SALIENT, grid), means_triton(made, (ENTROPY, EDGE), refine)
 
-    def reference(picture: Tensor) -> tuple[Tensor, ...]:
+    def reference(image: Tensor) -> tuple[Tensor, ...]:
         mode = KernelMode("torch")
-        made = channels(to_working_size(picture, mode), mode)
+        made = channels(to_working_size(image, mode), mode)
         return pool_channels(made, SALIENT, grid, mode), pool_channels(made, (ENTROPY, EDGE), refine, mode)
 
     for side in (448, 1024, 2048):

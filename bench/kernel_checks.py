@@ -529,15 +529,15 @@ def pixels(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
 
 
 def textures(device: torch.device, dice: random.Random, launch: Launch) -> Iterator[Check]:
-    """A picture shrunk, its channels, their means over a grid of tokens; one after the other."""
+    """An image shrunk, its channels, their means over a grid of tokens; one after the other."""
     for height, width in ((90, 131), (1024, 1024), (767, 1500), (61, 40)):
-        picture = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, device=device)
-        picture[: height // 3] = dice.randint(0, 255)
+        image = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, device=device)
+        image[: height // 3] = dice.randint(0, 255)
         mode = KernelMode("torch")
-        colour = texture.to_working_size(picture, mode).contiguous()
+        colour = texture.to_working_size(image, mode).contiguous()
         wanted = texture.channels(colour, mode)
         means = relevance.pool_channels(wanted, (3, 7, 11), (13, 9), mode)
-        made = launch(shrink_triton, picture, texture.working_size(height, width))
+        made = launch(shrink_triton, image, texture.working_size(height, width))
         yield compared(f"shrink {height} x {width}", made, colour, torch.float32)
         made = launch(channels_triton, colour, texture.shades(device))
         yield compared(f"texture {height} x {width}", made, wanted, torch.float32)

@@ -1,4 +1,4 @@
-"""The texture of a image by kernels, against the reference."""
+"""The texture of an image by kernels, against the reference."""
 
 import pytest
 import torch

@@ -68,7 +68,7 @@ def test_mixed_step_gives_each_sequence_what_it_gets_alone(tmp_path: Path) -> No
     assert relative_error(rest[0], alone[3][5:]) < CLOSE
 
 
-# ---------------------------------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------------------------------- images
 
 
 @pytest.fixture(scope="module", params=["untied", "tied"])
@@ -76,21 +76,21 @@ def vl_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return checkpoints.qwen3_vl(tmp_path_factory.mktemp("vl"), tied=request.param == "tied")
 
 
-def picture(width: int, height: int, seed: int) -> Image.Image:
+def image(width: int, height: int, seed: int) -> Image.Image:
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise)
 
 
 def ask(folder: Path, sizes: list[tuple[int, int]]) -> dict[str, Tensor]:
-    pictures = [picture(width, height, seed) for seed, (width, height) in enumerate(sizes)]
+    images = [image(width, height, seed) for seed, (width, height) in enumerate(sizes)]
     content: list[dict[str, Any]] = [{"type": "text", "text": "Look: "}]
-    for index in range(len(pictures)):
-        content += [{"type": "image"}, {"type": "text", "text": f" picture {index}; "}]
-    return checkpoints.oracle_inputs(folder, [{"role": "user", "content": content}], pictures)
+    for index in range(len(images)):
+        content += [{"type": "image"}, {"type": "text", "text": f" image {index}; "}]
+    return checkpoints.oracle_inputs(folder, [{"role": "user", "content": content}], images)
 
 
 def tell(model: LanguageModel, theirs: Any, inputs: dict[str, Tensor]) -> tuple[Story, int]:
-    """The story of a prompt with pictures, and how far positions run behind places after it."""
+    """The story of a prompt with images, and how far positions run behind places after it."""
     tokens = inputs["input_ids"][0]
     image_token = theirs.config.image_token_id
     visual = tokens == image_token
@@ -110,7 +110,7 @@ def tell(model: LanguageModel, theirs: Any, inputs: dict[str, Tensor]) -> tuple[
 
 
 def all_features(output: Any) -> Tensor:
-    """Main features and levels side by side. Some versions give levels per picture, some joined."""
+    """Main features and levels side by side. Some versions give levels per image, some joined."""
     levels = [torch.cat(level) if isinstance(level, tuple) else level for level in output.deepstack_features]
     return torch.cat([torch.cat(output.pooler_output), *levels], dim=-1)
 

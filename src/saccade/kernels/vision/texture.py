@@ -258,9 +258,9 @@ def _means_kernel(texture, out, height, width, rows, columns, chosen, TALL: tl.c
 
 
 def shrink_triton(image: Tensor, size: tuple[int, int], tuning: TextureTuning = TextureTuning()) -> Tensor:
-    """Of a image uint8 [height, width, 3] of any strides: float32 [3, *size] in 0..1."""
+    """Of an image uint8 [height, width, 3] of any strides: float32 [3, *size] in 0..1."""
     if image.dim() != 3 or image.shape[2] != 3 or image.dtype != torch.uint8:
-        raise ValueError(f"a image is [height, width, 3] uint8, not {tuple(image.shape)} {image.dtype}")
+        raise ValueError(f"an image is [height, width, 3] uint8, not {tuple(image.shape)} {image.dtype}")
     (height, width), (source_height, source_width) = size, image.shape[:2]
     if not (1 <= height <= source_height and 1 <= width <= source_width):
         raise ValueError(f"{source_height} x {source_width} pixels cannot be shrunk to {height} x {width}")
