@@ -11,7 +11,7 @@ from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import VISION_SCOPES, KVCacheOptions, PoolSizes, VisionBlocks
 from saccade.request import Media, Request, View
 from saccade.step_plan import Role, Span
-from tests.scheduler.simulated_device import picture
+from tests.scheduler.simulated_device import image
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tests.scheduler.simulated_device import picture
         (KVCacheOptions(cache_dtype="int8"), PoolSizes(200, 0, 200)),
         (KVCacheOptions(vision_share=0.25), PoolSizes(75, 25, 0)),
         (KVCacheOptions(vision_views="global"), PoolSizes(50, 50, 0)),
-        (KVCacheOptions(vision_dtype="fp8"), PoolSizes(49, 99, 99)),  # one block of each kind is nobody's
+        (KVCacheOptions(vision_dtype="fp8"), PoolSizes(49, 99, 99)),  # one block of each kind is no one's
         (KVCacheOptions(vision_dtype="fp8", vision_share=0.75), PoolSizes(24, 149, 149)),
         (KVCacheOptions(cache_dtype="fp8", vision_share=0.5), PoolSizes(100, 100, 200)),
     ],
@@ -90,9 +90,9 @@ def test_a_vision_block_holds_nothing_but_views_of_the_roles(
 @pytest.mark.parametrize(
     ("media", "role"),
     [
-        (picture(1, 0, 2, 3), "whole"),
-        (picture(1, 0, 2, 3, frame=(2, 3)), "whole"),
-        (picture(1, 0, 2, 3, frame=(4, 6)), "global"),
+        (image(1, 0, 2, 3), "whole"),
+        (image(1, 0, 2, 3, frame=(2, 3)), "whole"),
+        (image(1, 0, 2, 3, frame=(4, 6)), "global"),
     ],
 )
 def test_an_image_at_less_than_full_detail_is_a_global_view(media: Media, role: Role) -> None:
@@ -100,7 +100,7 @@ def test_an_image_at_less_than_full_detail_is_a_global_view(media: Media, role: 
 
 
 def test_a_part_of_an_image_is_a_zoomed_view() -> None:
-    whole = picture(1, 0)
-    part = Media(2, picture(1, 2).view, whole.pixels, origin=0)
+    whole = image(1, 0)
+    part = Media(2, image(1, 2).view, whole.pixels, origin=0)
     layout = lay_out_prompt(Request(id="r", prompt=(0, 1, 0, 1), media=(whole, part)))
     assert [one.role for one in layout.spans] == ["whole", "zoom"]

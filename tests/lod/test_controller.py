@@ -13,7 +13,7 @@ from tests.scheduler.simulated_device import (
     IMAGE_ID,
     Engine,
     answer_alone,
-    picture,
+    image,
     question,
     small_limits,
     work_of,
@@ -25,22 +25,22 @@ ENDLESS: dict[str, Any] = {"stop_token_ids": (), "min_tokens": 0}
 
 
 def looking(name: str, tokens: int = 6, **options: Any) -> Request:
-    pictures = (picture(1, 0, 2, 3),)
+    images = (image(1, 0, 2, 3),)
     return question(
-        name, [*QUESTION, 8, 8], pictures, zooming=zooming(len(QUESTION), (0,), tokens, pictures), **options
+        name, [*QUESTION, 8, 8], images, zooming=zooming(len(QUESTION), (0,), tokens, images), **options
     )
 
 
 def choosing(engine: Engine, *regions: Region) -> None:
     """From now on these are chosen, whatever is seen."""
 
-    def choose(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
+    def choose(images: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
         return (ZoomChoice(regions=regions, relevance=np.zeros((2, 3), dtype=np.float32)),)
 
     engine.lod.chooser = choose
 
 
-def test_a_request_waits_for_its_look_and_nobody_else_does() -> None:
+def test_only_the_request_itself_waits_for_its_relevance_pass() -> None:
     engine = Engine(overlap=True)
     engine.add(looking("a", **ENDLESS))
     engine.add(question("b", [5, 5, 5], max_tokens=9, **ENDLESS))
@@ -53,10 +53,10 @@ def test_a_request_waits_for_its_look_and_nobody_else_does() -> None:
     assert len(plan.scheduled) == 2
     engine.run()
     assert engine.tokens("a") == answer_alone(looking("a", **ENDLESS), 0, engine.limits)
-    assert engine.device.looked == 1
+    assert engine.device.probed == 1
 
 
-def test_blocks_claimed_for_more_than_was_chosen_are_given_back() -> None:
+def test_blocks_reserved_for_views_not_chosen_are_freed() -> None:
     engine = Engine(prefix_caching=False)
     choosing(engine)
     engine.add(looking("a", tokens=20, **ENDLESS))
@@ -76,7 +76,7 @@ def test_blocks_claimed_for_more_than_was_chosen_are_given_back() -> None:
     assert claimed == [-(-(15 + 20 + 2) // 4), 4]
 
 
-def test_what_was_chosen_stays_though_the_request_gives_way() -> None:
+def test_chosen_views_stay_after_preemption() -> None:
     limits = small_limits(max_num_seqs=2, max_step_tokens=64)
     engine = Engine(limits=limits, blocks=13, prefix_caching=False)
     engine.add(question("first", [5] * 6, max_tokens=40, **ENDLESS))
@@ -84,11 +84,11 @@ def test_what_was_chosen_stays_though_the_request_gives_way() -> None:
     engine.add(looking("a", max_tokens=20, **ENDLESS))
     engine.run()
     assert engine.scheduler.stats().preemptions > 0
-    assert engine.device.looked == 1, "it looked again"
+    assert engine.device.probed == 1, "it looked again"
     assert engine.tokens("a") == answer_alone(looking("a", max_tokens=20, **ENDLESS), 0, limits)
 
 
-def test_a_look_that_arrives_after_its_request_gave_way_still_counts() -> None:
+def test_relevance_that_arrives_after_preemption_still_decides() -> None:
     engine = Engine(overlap=True, prefix_caching=False)
     engine.add(looking("a", **ENDLESS))
     engine.step()  # the look is on its way
@@ -101,19 +101,19 @@ def test_a_look_that_arrives_after_its_request_gave_way_still_counts() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_all_choices_see_what_was_chosen_once(overlap: bool) -> None:
+def test_all_sequences_get_the_views_chosen_once(overlap: bool) -> None:
     engine = Engine(overlap=overlap)
     request = looking("a", n=3, seed=1, **ENDLESS)
     engine.add(request)
     engine.run()
-    assert engine.device.looked == 1
+    assert engine.device.probed == 1
     told = [delta.zoomed for delta in engine.deltas["a"] if delta.zoomed]
     assert len(told) == 1
     for index in range(3):
         assert engine.tokens("a", index) == answer_alone(request, index, engine.limits)
 
 
-def test_a_cancelled_request_leaves_nothing_though_its_look_arrives() -> None:
+def test_a_cancelled_request_leaves_nothing_though_its_relevance_arrives() -> None:
     engine = Engine(overlap=True)
     engine.add(looking("a"))
     engine.step()
@@ -135,10 +135,10 @@ def test_a_request_that_may_become_too_long_is_refused_before_it_begins() -> Non
         small.add(looking("c", tokens=20))
 
 
-def test_a_look_that_makes_no_sense_ends_its_request_alone() -> None:
+def test_unusable_relevance_ends_its_request_alone() -> None:
     engine = Engine()
 
-    def refuse(pictures: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
+    def refuse(images: object, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
         raise ValueError("strength of a look is nan")
 
     engine.lod.chooser = refuse
@@ -158,16 +158,16 @@ def test_views_are_never_chosen_beyond_what_was_claimed() -> None:
         engine.run()
 
 
-def test_only_a_look_ends_with_the_maps_and_no_token() -> None:
+def test_a_preview_ends_with_the_maps_and_no_token() -> None:
     engine = Engine()
     request = looking("a")
     assert request.zooming is not None
-    pictures = request.media
+    images = request.media
     only = question(
         "a",
         [*QUESTION, 8, 8],
-        pictures,
-        zooming=zooming(len(QUESTION), (0,), 6, pictures, preview_only=True),
+        images,
+        zooming=zooming(len(QUESTION), (0,), 6, images, preview_only=True),
     )
     engine.add(only)
     engine.run()
@@ -178,18 +178,16 @@ def test_only_a_look_ends_with_the_maps_and_no_token() -> None:
     assert len(told.choices) == 1
 
 
-def test_a_second_question_shares_the_picture_and_the_zooms_that_agree() -> None:
+def test_a_second_question_shares_the_image_and_the_zooms_that_agree() -> None:
     engine = Engine(limits=small_limits(max_step_tokens=64))
     same = Region((0, 0, 1, 1), (1, 2), 1.0)
     choosing(engine, same)
     engine.add(looking("a", **ENDLESS))
     engine.run()
     before = engine.scheduler.stats()
-    pictures = (picture(1, 0, 2, 3),)
+    images = (image(1, 0, 2, 3),)
     other = [IMAGE_ID, 2, 4, 6, 6]
-    engine.add(
-        question("b", [*other, 8], pictures, zooming=zooming(len(other), (0,), 6, pictures), **ENDLESS)
-    )
+    engine.add(question("b", [*other, 8], images, zooming=zooming(len(other), (0,), 6, images), **ENDLESS))
     engine.run()
     after = engine.scheduler.stats()
     assert engine.cached("b") >= 8, "the picture's tokens and those in front of the questions' difference"
@@ -198,25 +196,23 @@ def test_a_second_question_shares_the_picture_and_the_zooms_that_agree() -> None
 
 
 def briefly(**changes: Any) -> Engine:
-    """An engine that has seen the picture, and whose looks may be brief."""
+    """An engine that has seen the image, and whose looks may be brief."""
     engine = Engine(limits=small_limits(early_exit=EarlyExit(8, 0.5)), **changes)
     engine.add(looking("before", max_tokens=1, **ENDLESS))
     engine.run()
-    assert engine.device.brief == 0, "the picture itself was to be computed"
+    assert engine.device.early_exits == 0, "the picture itself was to be computed"
     return engine
 
 
 def another(name: str, end: int = 6, **options: Any) -> Request:
-    """Another question about the same picture: 5 tokens behind it, the first as it was."""
-    pictures = (picture(1, 0, 2, 3),)
+    """Another question about the same image: 5 tokens behind it, the first as it was."""
+    images = (image(1, 0, 2, 3),)
     prompt = [IMAGE_ID, 2, 6, 5, 6, end]
-    return question(
-        name, [*prompt, 8, 8], pictures, zooming=zooming(len(prompt), (0,), 6, pictures), **options
-    )
+    return question(name, [*prompt, 8, 8], images, zooming=zooming(len(prompt), (0,), 6, images), **options)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_brief_look_is_computed_again_with_what_was_chosen(overlap: bool) -> None:
+def test_positions_of_an_early_exit_are_computed_again_with_the_chosen_views(overlap: bool) -> None:
     engine = briefly(overlap=overlap)
     engine.add(another("a", **ENDLESS))
     plan = engine.step()
@@ -238,7 +234,7 @@ def test_a_brief_look_is_computed_again_with_what_was_chosen(overlap: bool) -> N
     assert engine.tokens("b") == answer_alone(another("b", **ENDLESS), 0, engine.limits)
 
 
-def test_a_look_beside_others_or_by_too_many_tokens_is_not_brief() -> None:
+def test_a_relevance_pass_beside_others_or_of_many_tokens_does_not_exit_early() -> None:
     engine = briefly()
     for number, name in enumerate("abc"):  # 4 tokens each, more than 8 together
         engine.add(another(name, 4 + number, **ENDLESS))
@@ -247,17 +243,17 @@ def test_a_look_beside_others_or_by_too_many_tokens_is_not_brief() -> None:
     engine.step()
     engine.add(another("d", 7, **ENDLESS))
     engine.run()
-    assert engine.device.brief == 0
-    assert engine.device.looked == 5
+    assert engine.device.early_exits == 0
+    assert engine.device.probed == 5
     for number, name in enumerate("abcd"):
         assert engine.tokens(name) == answer_alone(another(name, 4 + number, **ENDLESS), 0, engine.limits)
 
 
-def test_a_request_gives_way_between_a_brief_look_and_its_result() -> None:
+def test_a_request_is_preempted_between_an_early_exit_and_its_output() -> None:
     engine = briefly(overlap=True, slots=8)
     engine.add(another("a", n=2, seed=3, **ENDLESS))
     assert engine.step() is not None
-    assert engine.device.brief == 1
+    assert engine.device.early_exits == 1
     (sequence, _) = engine.scheduler._requests["a"].sequences
     engine.scheduler._admission.preempt(sequence)
     engine.scheduler.check()
@@ -268,23 +264,23 @@ def test_a_request_gives_way_between_a_brief_look_and_its_result() -> None:
         )
 
 
-def test_a_request_leaves_nothing_though_its_brief_look_arrives() -> None:
+def test_a_cancelled_request_leaves_nothing_though_its_early_exit_output_arrives() -> None:
     engine = briefly(overlap=True)
     engine.add(another("a"))
     engine.step()
     engine.cancel("a")
     engine.run()
-    assert engine.device.brief == 1
+    assert engine.device.early_exits == 1
     assert engine.finish("a") == "cancelled"
     assert engine.pool.used == 0
 
 
-def test_where_nothing_is_zoomed_a_brief_look_goes_on_as_a_prompt() -> None:
+def test_without_zoomed_views_the_prompt_continues_after_an_early_exit() -> None:
     engine = briefly()
     choosing(engine)
     engine.add(another("a", max_tokens=3, **ENDLESS))
     engine.run()
-    assert engine.device.brief == 1
+    assert engine.device.early_exits == 1
     assert len(engine.tokens("a")) == 3
     (look,), (prompt,) = (plan.scheduled for plan in engine.plans[-4:-2])
     assert (prompt.start, prompt.num_tokens) == (look.start, look.num_tokens + 2), (
@@ -292,7 +288,7 @@ def test_where_nothing_is_zoomed_a_brief_look_goes_on_as_a_prompt() -> None:
     )
 
 
-def test_nothing_is_learnt_from_how_long_a_brief_look_takes() -> None:
+def test_the_cost_model_ignores_early_exit_steps() -> None:
     engine = briefly()
     cost, before = engine.scheduler._cost, engine.scheduler.stats().timed_steps
     engine.add(another("a", max_tokens=1, **ENDLESS))
@@ -303,7 +299,7 @@ def test_nothing_is_learnt_from_how_long_a_brief_look_takes() -> None:
     assert engine.scheduler.stats().timed_steps == before + 1
 
 
-def test_looking_is_told_apart_from_encoding_though_it_is_heard_first() -> None:
+def test_look_time_excludes_encoding_when_relevance_is_applied_early() -> None:
     """What the step's views took is known with its result alone."""
     engine = Engine(overlap=True)
     engine.add(looking("a", **ENDLESS))

@@ -80,8 +80,8 @@ class Cell(NamedTuple):
     value: int
 
 
-def picture(name: int, slot: int, rows: int = 2, columns: int = 2, frame: Grid | None = None) -> Media:
-    """A picture of rows x columns tokens; all its pixels are its name. With a frame: a global view."""
+def image(name: int, slot: int, rows: int = 2, columns: int = 2, frame: Grid | None = None) -> Media:
+    """An image of rows x columns tokens; all its pixels are its name. With a frame: a global view."""
     content = name.to_bytes(16, "little")
     view = View(content, (0, 0, columns, rows), (2 * rows, 2 * columns), 2, b"test")
     return Media(slot, view, np.full((1, rows, columns, 3), name, dtype=np.uint8), frame)
@@ -90,7 +90,7 @@ def picture(name: int, slot: int, rows: int = 2, columns: int = 2, frame: Grid |
 def question(
     name: str,
     prompt: list[int],
-    pictures: tuple[Media, ...] = (),
+    images: tuple[Media, ...] = (),
     *,
     salt: bytes = b"",
     priority: int = 0,
@@ -103,7 +103,7 @@ def question(
     return Request(
         id=name,
         prompt=tuple(prompt),
-        media=pictures,
+        media=images,
         sampling=Sampling(**options),
         salt=salt,
         priority=priority,
@@ -113,14 +113,14 @@ def question(
 
 
 def zooming(
-    at: int, slots: tuple[int, ...], tokens: int, pictures: tuple[Media, ...], *, preview_only: bool = False
+    at: int, slots: tuple[int, ...], tokens: int, images: tuple[Media, ...], *, preview_only: bool = False
 ) -> ZoomRequest:
     """Views of `tokens` together may be chosen at index `at` of the prompt."""
-    looked = sum(one.view.tokens for one in pictures if one.placeholder in slots)
+    probed = sum(one.view.tokens for one in images if one.placeholder in slots)
     return ZoomRequest(
         params=LodParams(),
         placeholders=slots,
-        budget=looked + tokens,
+        budget=probed + tokens,
         most_views=2 * len(slots),
         at=at,
         before=(MARK_ID,),
@@ -137,22 +137,22 @@ def look_of(cells: list[int]) -> RelevanceMaps:
     )
 
 
-def choose_by_hash(pictures: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
-    """Up to two views of one or two tokens of each picture, as the looks have it, within the budget."""
-    return choose_among(1009)(pictures, budget, params, rule)
+def choose_by_hash(images: Any, budget: int, params: LodParams, rule: ViewRule) -> tuple[ZoomChoice, ...]:
+    """Up to two views of one or two tokens of each image, as the looks have it, within the budget."""
+    return choose_among(1009)(images, budget, params, rule)
 
 
 def choose_among(outcomes: int) -> Choose:
-    """The same with few outcomes: questions about one picture often lead to the same views."""
+    """The same with few outcomes: questions about one image often lead to the same views."""
     return partial(_choose, outcomes)
 
 
 def _choose(
-    outcomes: int, pictures: Any, budget: int, params: LodParams, rule: ViewRule
+    outcomes: int, images: Any, budget: int, params: LodParams, rule: ViewRule
 ) -> tuple[ZoomChoice, ...]:
-    left = budget - sum(one.grid[0] * one.grid[1] for one in pictures)
+    left = budget - sum(one.grid[0] * one.grid[1] for one in images)
     choices = []
-    for one in pictures:
+    for one in images:
         number = int(one.look.participatory[0, 0]) % outcomes
         regions: list[Region] = []
         for part in range(number % 3):
@@ -173,7 +173,7 @@ def decided_alone(request: Request, limits: SchedulerConfig, roles: Set[Role], c
     order = sorted(media)
     spans = dict(zip(order, lay_out_prompt(request).spans, strict=True))
     slots = request.zooming.placeholders
-    pictures = [
+    images = [
         ScoredImage(
             look=look_of([cell.value for cell in (*cells[spans[slot].start : spans[slot].stop], cells[-1])]),
             size=media[slot].view.box[2:],
@@ -182,7 +182,7 @@ def decided_alone(request: Request, limits: SchedulerConfig, roles: Set[Role], c
         )
         for slot in slots
     ]
-    choices = chooser(pictures, request.zooming.budget, request.zooming.params, ViewRule())
+    choices = chooser(images, request.zooming.budget, request.zooming.params, ViewRule())
     return insert_zoomed_views(
         request, {slot: choice.regions for slot, choice in zip(slots, choices, strict=True)}
     )
@@ -267,8 +267,8 @@ class Device:
     coming: list[tuple[int, dict[int, Cell]]] = field(default_factory=list)  # (block, cells), still under way
     swapped: int = 0  # blocks that came back
     slices: int = 0  # that did not complete their view
-    looked: int = 0  # rows that looked
-    brief: int = 0  # steps that ended before the last layers
+    probed: int = 0  # rows that looked
+    early_exits: int = 0  # steps that ended before the last layers
     accepted: int = 0  # drafts
     fails: Callable[[EncodeTask], bool] = lambda encode: False
     declines: Callable[[], bool] = lambda: False  # a slice with drafts gives no token at all
@@ -302,7 +302,7 @@ class Device:
         drafts = any(row.num_draft_tokens for row in plan.scheduled)
         looks = tuple(self.looks(row) for row in plan.scheduled if row.relevance_targets)
         if plan.early_exit:
-            self.leave_half(plan)
+            self.leave_incomplete(plan)
         return StepOutput(
             plan.number,
             tokens,
@@ -311,8 +311,8 @@ class Device:
             num_tokens=tuple(map(len, runs)) if drafts else (),
         )
 
-    def leave_half(self, plan: StepPlan) -> None:
-        """What a brief step computes has not passed all layers: whoever reads it breaks the chain."""
+    def leave_incomplete(self, plan: StepPlan) -> None:
+        """What a early-exit step computes has not passed all layers: whoever reads it breaks the chain."""
         assert sum(row.num_tokens for row in plan.scheduled) <= self.limits.early_exit.max_tokens
         for row in plan.scheduled:
             assert row.relevance_targets, "a brief step has a row that does not look"
@@ -320,13 +320,13 @@ class Device:
             assert not row.spans, "a view's tokens would be computed twice"
             for index in range(row.start, row.start + row.num_tokens):
                 self.cells[self.place(row.slot, index)] = Cell(HALF, HALF)
-        self.brief += 1
+        self.early_exits += 1
 
     def looks(self, row: ScheduledSequence) -> tuple[RelevanceMaps, ...]:
         """From the cells of the views, wherever they were computed, and that of the question's end."""
         assert not row.sample, "a row that looks waits for what is chosen"
         last = row.start + row.num_tokens - 1
-        self.looked += 1
+        self.probed += 1
         return tuple(
             look_of(
                 [
@@ -366,7 +366,7 @@ class Device:
         assert len(keys) <= 1 or patches <= self.limits.max_encode_patches
 
     def swap(self, plan: StepPlan) -> None:
-        """What comes in is there for the rows of the next step, unless this one waits for it: nobody may
+        """What comes in is there for the rows of the next step, unless this one waits for it: no one may
         have read it before."""
         for block, cells in self.coming:
             self.fill(block, cells)
@@ -471,11 +471,11 @@ class Engine:
         chooser: Choose = choose_by_hash,
         host_decisions: HostDecisions | None = None,
         drafter: Drafter | None = None,
-        hears: bool = False,  # overlapped: looks are heard before the next step is planned
+        early_relevance: bool = False,  # overlapped: looks are heard before the next step is planned
     ) -> None:
         self.now = 0.0
         self.chooser = chooser
-        self.hears = hears
+        self.early_relevance = early_relevance
         self.truth = CostModel(COSTS, learning=False)
         self.limits = limits or small_limits()
         self.pool = BlockPool(blocks, vision, roles)
@@ -517,7 +517,7 @@ class Engine:
     def step(self) -> StepPlan | None:
         """Plan and launch one step; learn the result of it, or when overlapped of the one before."""
         self.take(self.scheduler.poll())
-        self.hear()
+        self.apply_early_relevance()
         plan = self.scheduler.plan()
         self.scheduler.check()
         self.now += STEP_SECONDS
@@ -539,9 +539,9 @@ class Engine:
             self.take(self.scheduler.apply(oldest, result, took if result.tokens else None))
         return plan
 
-    def hear(self) -> None:
+    def apply_early_relevance(self) -> None:
         """What the step in flight saw, unless it does nothing but look: then its result is as soon there."""
-        if self.in_flight and self.hears:
+        if self.in_flight and self.early_relevance:
             plan, result = self.in_flight[-1]
             if result.relevance and not plan.early_exit:
                 self.take(self.scheduler.apply_relevance(plan, result.relevance))

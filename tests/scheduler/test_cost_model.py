@@ -18,7 +18,7 @@ TRUTH = PRIOR.times((1.6, 4.0, 3.0, 1.4, 5.0, 1.3, 2.5, 6.0, 1.5, 2.0))
 
 
 def some_work(draw: Random) -> Work:
-    """A step as the scheduler makes them: streams, at times a prompt, at times a picture."""
+    """A step as the scheduler makes them: streams, at times a prompt, at times an image."""
     work = Work()
     for _ in range(draw.randrange(1, 120)):
         work.add_row(draw.randrange(100, 3000), 1)
@@ -77,7 +77,7 @@ def test_a_machine_that_slows_down_is_followed() -> None:
     assert mean_error(model, slower) < 0.06
 
 
-def test_a_long_time_of_text_does_not_unlearn_what_pictures_cost() -> None:
+def test_a_long_time_of_text_does_not_unlearn_what_images_cost() -> None:
     model, truth, draw = CostModel(PRIOR), CostModel(TRUTH, learning=False), Random(5)
     teach(model, truth, 500, draw)
     for _ in range(5000):
@@ -88,7 +88,7 @@ def test_a_long_time_of_text_does_not_unlearn_what_pictures_cost() -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1e6)), max_size=60))
-def test_whatever_it_is_told_costs_stay_finite_and_never_negative(told: list[tuple[int, float]]) -> None:
+def test_costs_stay_finite_and_never_negative_whatever_is_observed(told: list[tuple[int, float]]) -> None:
     model = CostModel(PRIOR)
     for seed, milliseconds in told:
         model.observe(model.quantities(some_work(Random(seed))), milliseconds)
@@ -166,7 +166,7 @@ def test_a_large_step_is_bound_by_arithmetic_from_the_ridge_on() -> None:
     assert matrices < model.predict(work) < 1.4 * matrices
 
 
-def test_the_floor_of_a_new_picture_is_about_what_the_chip_allows() -> None:
+def test_the_floor_of_a_new_image_is_about_what_the_chip_allows() -> None:
     """36 ms for 1024 x 1024 and 64 text tokens: 4,096 patches, 1,088 tokens."""
     work = Work(tokens=1088, pairs=pairs(0, 1088))
     work.add_view(4096)

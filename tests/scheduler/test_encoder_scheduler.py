@@ -1,4 +1,4 @@
-"""Views spread over steps: while answers stream, a picture is computed a few layers at a time."""
+"""Views spread over steps: while answers stream, an image is computed a few layers at a time."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from saccade.scheduler.policy import SchedulerConfig
 from saccade.step_plan import EncodeTask, StepPlan
 from saccade.tools.planner.simulator import SimulatedMachine, Simulator, work_of
 from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals
-from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
+from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits
 from tests.scheduler.simulated_device import work_of as work_on_device
 
 ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
@@ -18,7 +18,7 @@ QWEN3_VL_8B = ModelSize(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 115
 
 
 def streaming(target: float = 3.0, **options: Any) -> Engine:
-    """An engine with one endless answer, in which a picture of 64 patches takes 9 ms and the target 3."""
+    """An engine with one endless answer, in which an image of 64 patches takes 9 ms and the target 3."""
     limits = small_limits(
         **{
             "max_model_len": 2000,
@@ -38,8 +38,8 @@ def streaming(target: float = 3.0, **options: Any) -> Engine:
 
 
 def look(name: str, shown: int, prompt: tuple[int, ...] = (), **options: Any) -> Request:
-    """A question about a picture of 4 x 4 tokens, behind some text."""
-    media = (picture(shown, len(prompt), 4, 4),)
+    """A question about an image of 4 x 4 tokens, behind some text."""
+    media = (image(shown, len(prompt), 4, 4),)
     return question(name, [*prompt, IMAGE_ID, 3], media, **{"max_tokens": 2, **ENDLESS, **options})
 
 
@@ -71,7 +71,7 @@ def test_beside_a_stream_a_view_is_spread_over_steps_that_keep_the_target() -> N
     assert (stats.encodes, stats.encode_slices) == (1, len(cut))
 
 
-def test_with_nobody_streaming_a_view_goes_in_one_step() -> None:
+def test_without_streams_a_view_is_encoded_in_one_step() -> None:
     limits = small_limits(itl_target=3.0, encode_layers=LAYERS, max_model_len=100)
     engine = Engine(limits=limits)
     engine.add(look("seen", 1))
@@ -108,17 +108,17 @@ def test_slices_end_where_a_captured_stretch_of_layers_ends() -> None:
     assert all(stop is None or stop % 3 == 0 for _, stop in slices(engine))
 
 
-def test_two_who_want_the_same_view_have_it_computed_once() -> None:
+def test_a_view_needed_by_two_requests_is_encoded_once() -> None:
     engine = streaming()
     for number in range(3):
         engine.add(look(f"seen{number}", 1, prompt=(4,) * (number + 1)))
     until_done(engine, "seen0", "seen1", "seen2")
-    assert engine.device.encoded == [picture(1, 0, 4, 4).view.key]
+    assert engine.device.encoded == [image(1, 0, 4, 4).view.key]
     assert sum(stop is None for _, stop in slices(engine)) == 1
     assert engine.scheduler.stats().encode_slices > 2
 
 
-def test_a_view_begun_stays_for_those_who_wait_when_who_asked_first_is_cancelled() -> None:
+def test_a_partial_view_stays_for_other_requests_when_the_first_is_cancelled() -> None:
     engine = streaming()
     engine.add(look("first", 1))
     engine.add(look("second", 1, prompt=(5, 6)))
@@ -131,7 +131,7 @@ def test_a_view_begun_stays_for_those_who_wait_when_who_asked_first_is_cancelled
     assert [first for first, _ in cut] == [0, *[stop for _, stop in cut[:-1]]]  # never begun again
 
 
-def test_a_view_nobody_wants_any_more_is_freed_at_once() -> None:
+def test_a_partial_view_that_no_request_needs_is_freed_at_once() -> None:
     engine = streaming()
     engine.add(look("first", 1))
     engine.step()
@@ -140,7 +140,7 @@ def test_a_view_nobody_wants_any_more_is_freed_at_once() -> None:
     assert len(engine.unfinished) == 0
 
 
-def test_who_has_passed_the_view_does_not_keep_it_for_others_who_left() -> None:
+def test_a_request_beyond_the_view_does_not_keep_it_partly_encoded() -> None:
     engine = streaming(feature_bytes=0, prefix_caching=False)
     engine.add(look("past", 1, max_tokens=1000))
     engine.run(until=lambda: len(engine.tokens("past")) > 1)
@@ -151,7 +151,7 @@ def test_who_has_passed_the_view_does_not_keep_it_for_others_who_left() -> None:
     assert len(engine.unfinished) == 0
 
 
-def test_a_failed_slice_ends_those_who_waited_for_it_and_nothing_is_left() -> None:
+def test_a_failed_slice_ends_the_requests_that_need_it_and_leaves_nothing() -> None:
     engine = streaming(overlap=True)
     engine.add(look("first", 1))
     engine.add(look("second", 1, prompt=(5, 6)))
@@ -164,8 +164,8 @@ def test_a_failed_slice_ends_those_who_waited_for_it_and_nothing_is_left() -> No
     assert not engine.unfinished.finishing
 
 
-def test_a_view_survives_that_its_sequence_gives_way() -> None:
-    """A stream grows into the blocks of the picture's request, which goes back to the queue half seen."""
+def test_a_partial_view_survives_preemption_of_its_sequence() -> None:
+    """A stream grows into the blocks of the image's request, which goes back to the queue half seen."""
     limits = small_limits(
         itl_target=0.001, min_encode_time=0.0, encode_layers=40, patience=0.0, max_step_tokens=64
     )
@@ -190,7 +190,7 @@ def test_room_for_another_view_is_made_by_giving_up_the_one_left_lying_longest()
     assert len(engine.unfinished) == 2
     engine.add(look("c", 3, priority=1))
     engine.step()
-    a = picture(1, 0, 4, 4).view.key
+    a = image(1, 0, 4, 4).view.key
     assert a not in engine.unfinished.keys
     assert len(engine.unfinished) == 2
     until_done(engine, "a", "b", "c")
@@ -216,7 +216,7 @@ def chip(**changes: Any) -> tuple[Simulator, SimulatedMachine]:
     return Simulator(machine), machine
 
 
-def test_a_picture_of_1024_beside_streams_is_cut_into_steps_of_20_ms() -> None:
+def test_an_image_of_1024_beside_streams_is_cut_into_steps_of_20_ms() -> None:
     """The tower's 11 ms and the prompt's 1,088 tokens, 25 ms: neither view nor prompt fits one step whole."""
     player, machine = chip()
     plans: list[StepPlan] = []
@@ -232,12 +232,12 @@ def test_a_picture_of_1024_beside_streams_is_cut_into_steps_of_20_ms() -> None:
     text = TrafficKind(name="text", rate=1000, prompt=130, output=400)
     image = TrafficKind(name="image", rate=1000, prompt=64, output=8, image=(1024, 1024))
     streams = list(arrivals([text], VisionSizes(), 0, seconds=None, requests=100))
-    pictures = [
+    images = [
         Arrival(1.5, image, made.request)
         for made in arrivals([image], VisionSizes(), 1, seconds=None, requests=300)
         if int(made.request.id) >= 297
     ]
-    outcome = player.run([*streams, *pictures])
+    outcome = player.run([*streams, *images])
     beside = [step for step in plans if step.encodes]
     assert any(encode.stop_layer is not None for step in beside for encode in step.encodes)
     chunks = [row.num_tokens for step in plans for row in step.scheduled if row.spans]
@@ -270,7 +270,7 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def test_a_share_of_a_view_counts_by_its_layers() -> None:
-    encode = EncodeTask(picture(1, 0).view, b"k", picture(1, 0).pixels, 3, 9)
+    encode = EncodeTask(image(1, 0).view, b"k", image(1, 0).pixels, 3, 9)
     assert encode.share(12) == 0.5
     assert EncodeTask(encode.view, b"k", encode.pixels, 3).share(12) == 0.75
 

@@ -1,4 +1,4 @@
-"""A view that cannot be made ends who needs it, and nobody else; the rest of its step goes on."""
+"""A view that cannot be made ends who needs it, and no one else; the rest of its step goes on."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from saccade.errors import ENGINE_ERRORS, EncodingFailed
 from saccade.request import Request
 from saccade.step_plan import EncodeTask
-from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
+from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits
 from tests.scheduler.test_encoder_scheduler import look, streaming
 from tests.scheduler.test_properties import crowd, verify
 
@@ -24,14 +24,14 @@ def told(engine: Engine, name: str) -> tuple[str | None, str]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_only_who_needs_the_view_ends_and_is_told_which(overlap: bool) -> None:
+def test_a_failed_view_ends_only_requests_that_need_it_and_the_error_names_it(overlap: bool) -> None:
     engine = Engine(overlap=overlap, limits=small_limits(max_num_seqs=8, max_step_tokens=64))
     engine.device.fails = cursed(2)
     text = question("text", [3, 4, 5], max_tokens=9, **ENDLESS)
     engine.add(text)
     engine.step()
-    good = question("good", [IMAGE_ID, 3], (picture(1, 0),), max_tokens=3, **ENDLESS)
-    both = (picture(1, 0), picture(2, 2, 2, 3))
+    good = question("good", [IMAGE_ID, 3], (image(1, 0),), max_tokens=3, **ENDLESS)
+    both = (image(1, 0), image(2, 2, 2, 3))
     bad = question("bad", [IMAGE_ID, 4, IMAGE_ID, 3], both, n=2, max_tokens=3, **ENDLESS)
     for request in (good, bad):
         engine.add(request)
@@ -58,7 +58,7 @@ def test_only_who_needs_the_view_ends_and_is_told_which(overlap: bool) -> None:
     assert engine.tokens("again") == answer_alone(again, 0, engine.limits)
 
 
-def test_who_waits_in_the_queue_tries_again_in_its_turn() -> None:
+def test_a_waiting_request_tries_the_failed_view_again() -> None:
     engine = Engine(limits=small_limits(max_num_seqs=1))
     tries: list[bytes] = []
 
@@ -79,7 +79,9 @@ def test_who_waits_in_the_queue_tries_again_in_its_turn() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("failing", [0, 1, 2])
 @pytest.mark.parametrize("prompt", [(), (5, 6)], ids=["waits in the queue", "waits on a row"])
-def test_a_failed_slice_ends_who_waited_for_it(prompt: tuple[int, ...], overlap: bool, failing: int) -> None:
+def test_a_failed_slice_ends_the_request_that_needs_it(
+    prompt: tuple[int, ...], overlap: bool, failing: int
+) -> None:
     """Else it would ask for it for ever."""
     engine = streaming(overlap=overlap)
     slices = iter([False] * failing + [True])

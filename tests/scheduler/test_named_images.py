@@ -11,13 +11,13 @@ from saccade.encoder.cache import prefetch as fetches
 from saccade.errors import ImageNotFound
 from saccade.request import NO_PIXELS, Media, Request
 from tests.encoder.cache.test_store import SlowDisk
-from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
+from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits
 
 TEXT = [2, 3, 4, 5]
 
 
 def shown(name: int, slot: int = 0) -> Media:
-    media = picture(name, slot)
+    media = image(name, slot)
     return msgspec.structs.replace(media, name=f"picture {name}")
 
 
@@ -35,7 +35,7 @@ def by_name(request: Request) -> Request:
 
 def answered(engine: Engine, request: Request) -> None:
     """As if its pixels had come with it."""
-    media = tuple(picture(int(media.view.content[0]), media.placeholder) for media in request.media)
+    media = tuple(image(int(media.view.content[0]), media.placeholder) for media in request.media)
     given_all = msgspec.structs.replace(request, media=media)
     assert engine.tokens(request.id) == answer_alone(given_all, 0, engine.limits)
 
@@ -47,7 +47,7 @@ def the_error(engine: Engine, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_named_picture_is_answered_from_its_features(overlap: bool) -> None:
+def test_a_named_image_is_answered_from_its_features(overlap: bool) -> None:
     engine = Engine(overlap=overlap, prefix_caching=False)
     engine.add(ask("first", shown(7)))
     engine.run()
@@ -58,7 +58,7 @@ def test_a_named_picture_is_answered_from_its_features(overlap: bool) -> None:
     assert engine.scheduler.stats().encodes == 1
 
 
-def test_a_picture_never_seen_is_refused_and_nothing_is_left_of_the_request() -> None:
+def test_an_image_never_seen_is_refused_and_nothing_is_left_of_the_request() -> None:
     engine = Engine()
     with pytest.raises(ImageNotFound, match=r"picture 7.*bytes") as refusal:
         engine.add(by_name(ask("q", shown(7))))
@@ -68,11 +68,11 @@ def test_a_picture_never_seen_is_refused_and_nothing_is_left_of_the_request() ->
     assert engine.scheduler.idle
 
 
-def test_a_picture_whose_features_are_gone_is_answered_where_its_kv_covers_it() -> None:
+def test_an_image_whose_features_are_gone_is_answered_where_its_kv_covers_it() -> None:
     engine = Engine(feature_bytes=0, limits=small_limits(block_size=2))
     engine.add(ask("first", shown(7)))
     engine.run()
-    assert not any(delta.kept for delta in engine.deltas["first"])  # nobody is told to name it
+    assert not any(delta.kept for delta in engine.deltas["first"])  # no one is told to name it
     engine.add(by_name(ask("again", shown(7), [*TEXT, 6])))
     engine.run()
     answered(engine, by_name(ask("again", shown(7), [*TEXT, 6])))
@@ -81,7 +81,7 @@ def test_a_picture_whose_features_are_gone_is_answered_where_its_kv_covers_it() 
         engine.add(other)
 
 
-def test_kv_given_up_before_its_turn_ends_the_request_with_an_error_to_act_upon() -> None:
+def test_kv_evicted_before_the_request_starts_ends_it_with_an_actionable_error() -> None:
     engine = Engine(feature_bytes=0, blocks=12, limits=small_limits(block_size=2, max_num_seqs=1))
     engine.add(ask("first", shown(7), max_tokens=1))
     engine.run()
@@ -125,7 +125,7 @@ def test_a_preempted_request_goes_on_though_it_came_without_pixels() -> None:
     answered(engine, by_name(second))
 
 
-def test_a_picture_given_and_named_in_one_request_needs_no_features() -> None:
+def test_an_image_given_and_named_in_one_request_needs_no_features() -> None:
     engine = Engine(feature_bytes=0, prefix_caching=False)
     both = question("both", [IMAGE_ID, 5, IMAGE_ID, 6], (shown(7), absent(shown(7, 2))), max_tokens=3)
     engine.add(both)
@@ -187,7 +187,7 @@ def test_a_request_waits_for_its_file_while_others_pass_and_nothing_is_encoded()
     assert engine.scheduler.stats().features.disk.hits == 1
 
 
-def test_a_late_or_damaged_file_is_encoded_instead_but_ends_who_has_no_pixels() -> None:
+def test_a_late_or_damaged_file_is_encoded_again_or_ends_a_request_without_pixels() -> None:
     disk = disk_with(7, 8, 9)
     engine = Engine(disk=disk, prefix_caching=False)
     engine.add(ask("late", shown(7)))
@@ -208,7 +208,7 @@ def test_a_late_or_damaged_file_is_encoded_instead_but_ends_who_has_no_pixels() 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), host=st.sampled_from([0, 80]), gpu=st.sampled_from([0, 80]), caching=st.booleans())
-def test_random_names_files_and_deletions_are_answered_or_ended_and_all_is_given_back(
+def test_random_names_files_and_deletions_are_answered_or_ended_and_all_is_freed(
     data: st.DataObject, host: int, gpu: int, caching: bool
 ) -> None:
     disk = disk_with(3)

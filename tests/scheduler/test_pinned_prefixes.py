@@ -1,4 +1,4 @@
-"""Pinned beginnings: whatever else needs their place, they stay; and nobody is locked out by them."""
+"""Pinned beginnings: whatever else needs their place, they stay; and no one is locked out by them."""
 
 from random import Random
 from typing import Any
@@ -32,7 +32,7 @@ def ask(engine: Engine, name: str, *, salt: bytes = b"", words: int = 5) -> int:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_pinned_beginning_outlives_whatever_needs_its_place(overlap: bool) -> None:
+def test_a_pinned_prefix_is_never_evicted(overlap: bool) -> None:
     limits = small_limits(max_model_len=40)
     for pins, kept in ((PinnedPrefixes([SYSTEM], 2), 8), (None, 0)):
         engine = Engine(blocks=12, limits=limits, overlap=overlap, pins=pins)

@@ -1,4 +1,4 @@
-"""What one is computing, others wait for rather than compute it too; nobody waits in vain."""
+"""What one is computing, others wait for rather than compute it too; no one waits in vain."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.scheduler.admission import PrefixWait
 from saccade.scheduler.sequence import Sequence
 from saccade.step_plan import StepPlan
-from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
+from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits
 
 TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]  # 20 tokens: five blocks of four
 
@@ -17,7 +17,7 @@ def starts(plan: StepPlan | None) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_first_of_those_who_begin_alike_computes_the_beginning_for_all(overlap: bool) -> None:
+def test_the_first_of_several_equal_prefixes_is_computed_for_all(overlap: bool) -> None:
     engine = Engine(overlap=overlap, limits=small_limits(wait_tokens=8, max_step_tokens=100))
     asked = [question(name, [*TEXT, number], max_tokens=2) for number, name in enumerate("abc", 2)]
     for one in asked:
@@ -30,15 +30,15 @@ def test_the_first_of_those_who_begin_alike_computes_the_beginning_for_all(overl
         assert engine.tokens(one.id) == answer_alone(one, 0, engine.limits)
 
 
-def test_a_picture_asked_about_several_times_at_once_is_computed_once() -> None:
+def test_an_image_asked_about_several_times_at_once_is_computed_once() -> None:
     engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
     for number, name in enumerate("ab", 2):
-        engine.add(question(name, [IMAGE_ID, number, 3], (picture(1, 0, 4, 4),), max_tokens=1))
+        engine.add(question(name, [IMAGE_ID, number, 3], (image(1, 0, 4, 4),), max_tokens=1))
     assert starts(engine.step()) == {0: 0}
     assert starts(engine.step()) == {1: 16}
 
 
-def test_who_begins_otherwise_passes_those_who_wait() -> None:
+def test_a_sequence_with_another_prefix_overtakes_those_that_wait() -> None:
     engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
     engine.add(question("a", [*TEXT, 2], max_tokens=1))
     engine.add(question("b", [*TEXT, 3], max_tokens=1))
@@ -46,14 +46,14 @@ def test_who_begins_otherwise_passes_those_who_wait() -> None:
     assert starts(engine.step()) == {0: 0, 2: 0}
 
 
-def test_for_little_nobody_waits() -> None:
+def test_a_sequence_does_not_wait_for_few_tokens() -> None:
     engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))
     engine.add(question("a", [*TEXT[:7], 2], max_tokens=1))
     engine.add(question("b", [*TEXT[:7], 3], max_tokens=1))  # one block and three tokens in common
     assert starts(engine.step()) == {0: 0, 1: 0}
 
 
-def test_who_is_waited_for_may_leave() -> None:
+def test_the_sequence_waited_for_may_be_cancelled_or_preempted() -> None:
     engine = Engine(overlap=True, limits=small_limits(wait_tokens=8, max_step_tokens=8))
     engine.add(question("a", [*TEXT, 2], max_tokens=1))
     engine.add(question("b", [*TEXT, 3], max_tokens=1))
@@ -63,7 +63,7 @@ def test_who_is_waited_for_may_leave() -> None:
     engine.run()
 
 
-def test_who_has_waited_goes_on_as_soon_as_the_block_is_there_though_others_share_it_by_then() -> None:
+def test_a_sequence_starts_as_soon_as_its_awaited_block_is_cached() -> None:
     engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=24))
     for number, name in enumerate("abcd", 2):
         engine.add(question(name, [*TEXT, number], max_tokens=3, stop_token_ids=()))
@@ -71,10 +71,10 @@ def test_who_has_waited_goes_on_as_soon_as_the_block_is_there_though_others_shar
     assert set(starts(engine.step())) == {0, 1, 2, 3}
 
 
-def test_who_waits_is_asked_anew_when_little_is_left_and_not_in_every_step(
+def test_a_prefix_wait_is_not_evaluated_in_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thousand questions about one picture would else take longer to ask than a step lasts."""
+    """A thousand questions about one image would else take longer to ask than a step lasts."""
     limits = small_limits(wait_tokens=8, max_step_tokens=100, itl_target=0.001, min_chunk=2)
     engine = Engine(limits=limits)
     engine.add(question("stream", [2, 3], max_tokens=50, stop_token_ids=()))
@@ -96,7 +96,7 @@ def test_who_waits_is_asked_anew_when_little_is_left_and_not_in_every_step(
     assert engine.tokens("b") == answer_alone(question("b", [*TEXT, 3], max_tokens=1), 0, engine.limits)
 
 
-def test_what_is_in_the_cache_already_is_not_gone_through_for_everyone_who_shares_it(
+def test_cached_blocks_are_not_scanned_for_every_sequence_that_shares_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = Engine(limits=small_limits(wait_tokens=8, max_step_tokens=100))

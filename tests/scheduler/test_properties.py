@@ -20,7 +20,7 @@ from tests.scheduler.simulated_device import (
     Engine,
     answer_alone,
     choose_among,
-    picture,
+    image,
     question,
     zooming,
 )
@@ -38,14 +38,14 @@ class World:
     vision: float = 0.0  # share of the blocks that is the vision pool
     scope: str = "all"
     slots: int = 0
-    outcomes: int = 1009  # of looking at a picture
-    hears: bool = False
+    outcomes: int = 1009  # of looking at an image
+    early_relevance: bool = False
 
     def engine(self, drafter: Drafter | None = None) -> Engine:
         return Engine(
             drafter=drafter,
             chooser=choose_among(self.outcomes),
-            hears=self.hears,
+            early_relevance=self.early_relevance,
             vision=int(self.blocks * self.vision),
             roles=VISION_SCOPES[self.scope],
             overlap=self.overlap,
@@ -89,10 +89,10 @@ worlds = st.builds(
     scope=st.sampled_from(["all", "all", "global"]),
     slots=st.sampled_from([0, 3, 8, 40]),
     outcomes=st.sampled_from([1, 2, 5, 1009]),
-    hears=st.booleans(),
+    early_relevance=st.booleans(),
 )
 
-# Prompts are beginnings of few texts, so that they share prefixes; pieces are texts and pictures.
+# Prompts are beginnings of few texts, so that they share prefixes; pieces are texts and images.
 text = st.builds(
     lambda kind, length: [2 + (kind * 7 + i) % 6 for i in range(length)], st.integers(0, 1), st.integers(0, 9)
 )
@@ -104,13 +104,13 @@ look = st.tuples(
 @st.composite
 def requests(draw: st.DrawFn) -> Callable[[str], Request]:
     prompt: list[int] = []
-    pictures: list[Media] = []
+    images: list[Media] = []
     for piece in draw(st.lists(st.one_of(text, look), min_size=1, max_size=4)):
         if isinstance(piece, list):
             prompt += piece
         else:
             name, (rows, columns), frame = piece
-            pictures.append(picture(name, len(prompt), rows, columns, frame))
+            images.append(image(name, len(prompt), rows, columns, frame))
             prompt.append(IMAGE_ID)
     sampling = {
         "max_tokens": draw(st.integers(1, 14)),
@@ -120,20 +120,20 @@ def requests(draw: st.DrawFn) -> Callable[[str], Request]:
         "stop_token_ids": draw(st.sampled_from([(), (1,), (1, 2)])),
     }
     zoom = None
-    if pictures and draw(st.sampled_from([True, True, False])):
+    if images and draw(st.sampled_from([True, True, False])):
         tail = draw(st.integers(0, 3))
         prompt += [7] * tail
         at = len(prompt) - tail
-        slots = tuple(one.placeholder for one in pictures if draw(st.booleans()))
+        slots = tuple(one.placeholder for one in images if draw(st.booleans()))
         tokens = draw(st.sampled_from([0, 1, 2, 4, 4, 4, 6]))
-        zoom = zooming(at, slots, tokens, tuple(pictures)) if slots else None
+        zoom = zooming(at, slots, tokens, tuple(images)) if slots else None
     registered = draw(st.booleans())
     salt = draw(st.sampled_from([b"", b"", b"other"]))
     priority = draw(st.sampled_from([0, 0, 0, -1, 1, 50]))
     return lambda name: question(
         name,
         prompt or [2],
-        tuple(pictures),
+        tuple(images),
         salt=salt,
         priority=priority,
         zooming=zoom,
@@ -158,13 +158,13 @@ actions = st.lists(
 
 
 def _ask(kind: int, length: int, tail: int, most: int, n: int) -> Callable[[str], Request]:
-    one = picture(kind, 0)
+    one = image(kind, 0)
     prompt = [IMAGE_ID, *[2 + (kind + i) % 6 for i in range(length)]]
     zoom = zooming(len(prompt), (0,), 4, (one,))
     return lambda name: question(name, prompt + [7] * tail, (one,), max_tokens=most, n=n, zooming=zoom)
 
 
-# Questions of few kinds about two pictures, in worlds that hold what is chosen.
+# Questions of few kinds about two images, in worlds that hold what is chosen.
 asks = st.builds(
     _ask,
     st.integers(1, 2),
@@ -217,9 +217,9 @@ def play(engine: Engine, script: list[Action]) -> dict[str, Request]:
         elif action == "fail":
             engine.fail()
         elif action == "give way" and isinstance(detail, int):
-            give_way(engine, detail)
+            preempt(engine, detail)
         elif action == "delete" and isinstance(detail, int):
-            engine.scheduler.delete_image(picture(detail, 0).view.content)
+            engine.scheduler.delete_image(image(detail, 0).view.content)
             engine.scheduler.check()
         elif action == "spoil" and isinstance(detail, int):
             slices = iter([False] * detail + [True])  # a slice soon to come fails
@@ -227,7 +227,7 @@ def play(engine: Engine, script: list[Action]) -> dict[str, Request]:
     return accepted
 
 
-def give_way(engine: Engine, place: int) -> None:
+def preempt(engine: Engine, place: int) -> None:
     """One of those that run, as if another needed its blocks."""
     running = list(engine.scheduler._queues.running)
     if running:
@@ -269,7 +269,7 @@ def ends_with(request: Request, output: list[int]) -> str:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(world=worlds, script=actions)
-def test_everyone_gets_what_they_would_get_alone(world: World, script: list[Action]) -> None:
+def test_every_request_gets_the_tokens_it_would_get_alone(world: World, script: list[Action]) -> None:
     engine = world.engine()
     accepted = play(engine, script)
     engine.run(most_steps(accepted, world.limits))
@@ -278,7 +278,9 @@ def test_everyone_gets_what_they_would_get_alone(world: World, script: list[Acti
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(world=roomy_worlds, script=curious)
-def test_everyone_who_looks_gets_what_they_would_get_alone(world: World, script: list[Action]) -> None:
+def test_every_request_with_zoomed_views_gets_the_tokens_it_would_get_alone(
+    world: World, script: list[Action]
+) -> None:
     engine = world.engine()
     accepted = play(engine, script)
     engine.run(most_steps(accepted, world.limits))
@@ -347,7 +349,7 @@ def test_a_stop_token_inside_an_accepted_run_ends_the_sequence_there() -> None:
 def crowd(
     seed: int, *, overlap: bool, prefix_caching: bool, pools: bool = False, luck: float = 1.0
 ) -> tuple[Engine, dict[str, Request]]:
-    """Forty requests about three pictures, some cancelled, in a pool that holds a few of them at a time.
+    """Forty requests about three images, some cancelled, in a pool that holds a few of them at a time.
     `luck`: how often a view, or a slice of one, can be made."""
     draw = Random(seed)
     limits = SchedulerConfig(
@@ -374,16 +376,16 @@ def crowd(
     engine.device.fails = lambda encode: fate.random() > luck
     accepted: dict[str, Request] = {}
     for number in range(40):
-        prompt, pictures = [2, 3, 4, 5, 6, 7][: draw.randrange(7)], []
+        prompt, images = [2, 3, 4, 5, 6, 7][: draw.randrange(7)], []
         for _ in range(draw.randrange(3)):
-            pictures.append(picture(draw.randrange(3), len(prompt), 2, draw.choice([2, 3])))
+            images.append(image(draw.randrange(3), len(prompt), 2, draw.choice([2, 3])))
             prompt += [IMAGE_ID, *[2, 4, 6, 8][: draw.randrange(5)]]
-        at, slots = len(prompt), tuple(one.placeholder for one in pictures if draw.random() < 0.7)
-        zoom = zooming(at, slots, draw.randrange(7), tuple(pictures)) if slots else None
+        at, slots = len(prompt), tuple(one.placeholder for one in images if draw.random() < 0.7)
+        zoom = zooming(at, slots, draw.randrange(7), tuple(images)) if slots else None
         request = question(
             f"r{number}",
             prompt or [3],
-            tuple(pictures),
+            tuple(images),
             salt=draw.choice([b"", b"", b"other"]),
             max_tokens=draw.randrange(1, 26),
             min_tokens=draw.randrange(22),
@@ -431,26 +433,26 @@ def test_a_crowd_in_a_small_pool_gets_what_each_would_get_alone(overlap: bool, p
 
 
 def test_a_crowd_over_two_pools_gets_what_each_would_get_alone() -> None:
-    preemptions = hits = pictures = 0
+    preemptions = hits = images = 0
     for seed in range(36):
         engine, accepted = crowd(seed, overlap=bool(seed % 2), prefix_caching=True, pools=True)
         verify(engine, accepted)
         stats = engine.scheduler.stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hit_tokens
-        pictures += sum(
+        images += sum(
             engine.pool.in_vision(block)
             for plan in engine.plans
             for _, _, block, _ in plan.block_table_updates
         )
     assert preemptions > 30
     assert hits > 200
-    assert pictures > 300
+    assert images > 300
 
 
 def curious_crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[Engine, dict[str, Request]]:
-    """Forty questions about two pictures, all with views to choose, in steps and pools that mostly hold
-    what is chosen; some are cancelled, some steps fail, some pictures are deleted."""
+    """Forty questions about two images, all with views to choose, in steps and pools that mostly hold
+    what is chosen; some are cancelled, some steps fail, some images are deleted."""
     draw = Random(seed)
     limits = SchedulerConfig(
         max_num_seqs=draw.choice([2, 4, 8]),
@@ -471,12 +473,12 @@ def curious_crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[En
         prefix_caching=prefix_caching,
         slots=(60, 0, 5)[seed % 3],
         outcomes=(2, 4, 6)[seed // 3 % 3],
-        hears=seed % 2 > 0,
+        early_relevance=seed % 2 > 0,
     )
     engine = world.engine()
     accepted: dict[str, Request] = {}
     for number in range(40):
-        one = picture(draw.randrange(2), 0, 2, 2)
+        one = image(draw.randrange(2), 0, 2, 2)
         prompt = [IMAGE_ID, *[draw.randrange(2, 8) for _ in range(draw.randrange(6))]]
         request = question(
             f"r{number}",
@@ -499,14 +501,16 @@ def curious_crowd(seed: int, *, overlap: bool, prefix_caching: bool) -> tuple[En
         elif chance < 0.2:
             engine.scheduler.delete_image(one.view.content)
         elif chance < 0.3:
-            give_way(engine, draw.randrange(8))
+            preempt(engine, draw.randrange(8))
     engine.run(most_steps(accepted, limits))
     return engine, accepted
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_crowd_that_looks_gets_what_each_would_get_alone(overlap: bool, prefix_caching: bool) -> None:
+def test_a_crowd_with_zoomed_views_gets_what_each_would_get_alone(
+    overlap: bool, prefix_caching: bool
+) -> None:
     looks = preemptions = 0
     for seed in range(36):
         engine, accepted = curious_crowd(seed, overlap=overlap, prefix_caching=prefix_caching)

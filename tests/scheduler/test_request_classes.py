@@ -18,7 +18,7 @@ from tests.scheduler.simulated_device import (
     STEP_SECONDS,
     Engine,
     answer_alone,
-    picture,
+    image,
     question,
     small_limits,
     work_of,
@@ -29,8 +29,8 @@ ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
 
 
 def seen(name: str, picture_name: int, **options: Any) -> Request:
-    """A question about a picture of 4 x 4 tokens, 64 patches."""
-    return question(name, [IMAGE_ID, 3], (picture(picture_name, 0, 4, 4),), **{**ENDLESS, **options})
+    """A question about an image of 4 x 4 tokens, 64 patches."""
+    return question(name, [IMAGE_ID, 3], (image(picture_name, 0, 4, 4),), **{**ENDLESS, **options})
 
 
 # Priorities
@@ -61,7 +61,7 @@ def test_a_level_of_priority_is_worth_its_patience_and_no_more() -> None:
     assert entering(engine)[1:] == [(4,), (3,), (5,)]
 
 
-def test_the_last_by_rank_gives_way_whoever_came_first() -> None:
+def test_the_last_by_rank_is_preempted() -> None:
     engine = Engine(blocks=9, prefix_caching=False)
     engine.add(question("a", TEXT[:10], max_tokens=14, priority=1, **ENDLESS))
     engine.add(question("b", TEXT[5:15], max_tokens=14, **ENDLESS))
@@ -81,7 +81,7 @@ def test_text_does_not_wait_for_the_encoder() -> None:
     engine.add(question("text", TEXT, max_tokens=2, **ENDLESS))
     plan = engine.step()
     assert plan is not None
-    assert [len(row.tokens) for row in plan.scheduled] == [20, 17]  # the text, and the first picture
+    assert [len(row.tokens) for row in plan.scheduled] == [20, 17]  # the text, and the first image
 
 
 def test_views_seen_before_are_no_work_for_the_encoder() -> None:
@@ -90,7 +90,7 @@ def test_views_seen_before_are_no_work_for_the_encoder() -> None:
     engine.run()
     engine.add(seen("new", 2, max_tokens=2))
     engine.add(seen("new too", 3, max_tokens=2))
-    other = question("known", [4, IMAGE_ID, 3], (picture(1, 1, 4, 4),), max_tokens=2)
+    other = question("known", [4, IMAGE_ID, 3], (image(1, 1, 4, 4),), max_tokens=2)
     engine.add(other)
     stats = engine.scheduler.stats()
     assert (stats.waiting_encode, stats.waiting_other) == (2, 1)
@@ -100,7 +100,7 @@ def test_views_seen_before_are_no_work_for_the_encoder() -> None:
     assert {len(row.tokens) for row in plan.scheduled} == {17, 18}  # a new one, and the known one
 
 
-def test_a_view_given_up_while_its_request_waits_is_work_for_the_encoder_again() -> None:
+def test_a_view_evicted_while_its_request_waits_is_encoded_again() -> None:
     engine = Engine(
         feature_bytes=170, prefix_caching=False, limits=small_limits(max_num_seqs=1, max_model_len=80)
     )
@@ -119,18 +119,18 @@ def test_a_view_given_up_while_its_request_waits_is_work_for_the_encoder_again()
     assert engine.scheduler.stats().encodes == 2
 
 
-def test_one_class_leaves_rows_to_the_other_that_waits() -> None:
+def test_one_class_leaves_slots_to_the_other_that_waits() -> None:
     engine = Engine(blocks=200, limits=small_limits(max_num_seqs=4, max_step_tokens=64, class_slots=0.5))
     for number in range(4):
         engine.add(question(f"t{number}", [2, 3 + number], max_tokens=20, **ENDLESS))
-    engine.add(seen("picture", 1, max_tokens=20))
+    engine.add(seen("image", 1, max_tokens=20))
     engine.step()
     engine.step()
     stats = engine.scheduler.stats()
     assert (stats.running, stats.waiting_other, stats.waiting_encode) == (4, 1, 0)
 
 
-def test_alone_a_class_may_take_all_rows() -> None:
+def test_alone_a_class_may_take_all_slots() -> None:
     engine = Engine(blocks=200, limits=small_limits(max_num_seqs=4, max_step_tokens=64, class_slots=0.5))
     for number in range(4):
         engine.add(question(f"t{number}", [2, 3 + number], max_tokens=20, **ENDLESS))
@@ -139,7 +139,7 @@ def test_alone_a_class_may_take_all_rows() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_pictures_that_do_not_fit_together_come_one_after_the_other(overlap: bool) -> None:
+def test_two_images_that_do_not_fit_together_come_one_after_the_other(overlap: bool) -> None:
     engine = Engine(blocks=6, prefix_caching=False, overlap=overlap)
     requests = [seen(f"p{number}", number, max_tokens=5) for number in range(4)]
     for request in requests:
@@ -150,14 +150,14 @@ def test_two_pictures_that_do_not_fit_together_come_one_after_the_other(overlap:
     assert engine.pool.used == 0
 
 
-def test_a_large_picture_is_not_kept_out_by_small_texts_for_ever() -> None:
+def test_a_large_image_is_not_kept_out_by_small_texts_for_ever() -> None:
     """Texts pass it while it lacks memory, until its patience ends; then the pool empties for it."""
     limits = small_limits(max_num_seqs=8, max_step_tokens=64, patience=1.0)
     engine = Engine(blocks=8, prefix_caching=False, limits=limits)
     for number in range(3):
         engine.add(question(f"t{number}", TEXT[:5], max_tokens=8, **ENDLESS))
     engine.step()
-    engine.add(question("large", [IMAGE_ID], (picture(1, 0, 4, 6),), max_tokens=5, **ENDLESS))
+    engine.add(question("large", [IMAGE_ID], (image(1, 0, 4, 6),), max_tokens=5, **ENDLESS))
     passed = 0
     for number in range(3, 400):
         if engine.finish("large"):
@@ -204,7 +204,7 @@ def test_beside_streams_a_step_has_no_more_prompt_tokens_than_a_captured_one_hol
     engine.run()
 
 
-def test_a_picture_that_lacked_a_row_has_its_share_of_steps_full_of_text_once_there_is_one() -> None:
+def test_an_image_that_lacked_a_slot_has_its_share_of_steps_once_one_is_free() -> None:
     """However patient it is: it does not wait for text to leave it tokens before it is asked again."""
     limits = small_limits(max_step_tokens=64, itl_target=1e4, stream_tokens=8, patience=1e9)
     engine = Engine(limits=limits, blocks=400, prefix_caching=False)
@@ -212,7 +212,7 @@ def test_a_picture_that_lacked_a_row_has_its_share_of_steps_full_of_text_once_th
     for name in "abc":
         engine.add(question(name, TEXT, max_tokens=30, **ENDLESS))
     engine.run(until=lambda: all(map(engine.tokens, "abc")))
-    engine.add(seen("picture", 1, max_tokens=1))
+    engine.add(seen("image", 1, max_tokens=1))
     for number in range(30):
         if number == 10:
             for name in "abc":
@@ -222,11 +222,11 @@ def test_a_picture_that_lacked_a_row_has_its_share_of_steps_full_of_text_once_th
         engine.step()
         if number == 9:
             assert engine.scheduler.bottleneck == "rows"
-    assert engine.finish("picture")
+    assert engine.finish("image")
 
 
 @pytest.mark.parametrize(("texts", "whole"), [(0, True), (1, True), (20, False)])
-def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_come_often(
+def test_without_streams_image_prefill_is_chunked_while_text_traffic_is_frequent(
     texts: int, whole: bool
 ) -> None:
     limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, min_chunk=1)
@@ -235,13 +235,13 @@ def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_c
         engine.add(question(f"text {number}", [2, 3], max_tokens=1))
     engine.run()
     assert engine.now < 0.9
-    engine.add(seen("picture", 1, max_tokens=1))
+    engine.add(seen("image", 1, max_tokens=1))
     plan = engine.step()
     assert plan is not None
     assert plan.encodes[0].stop_layer is None  # its view goes at once in any case
     assert (plan.scheduled[0].num_tokens == 17) == whole
     engine.run()
-    assert engine.finish("picture")
+    assert engine.finish("image")
     engine.now += 1.0  # they come no more
     engine.add(seen("later", 2, max_tokens=1))
     plan = engine.step()
@@ -249,16 +249,16 @@ def test_the_prompt_of_a_picture_that_nobody_streams_beside_is_cut_where_texts_c
     assert plan.scheduled[0].num_tokens == 17
 
 
-def test_a_picture_gets_on_beside_texts_of_one_token_however_long_they_are() -> None:
+def test_an_image_progresses_beside_text_steps_of_one_token() -> None:
     """Nobody streams, and every step is beyond the target with the texts alone."""
     limits = small_limits(max_step_tokens=64, itl_target=4.0, encode_layers=8, max_num_seqs=8, patience=1e9)
     engine = Engine(blocks=400, limits=limits, prefix_caching=False)
     for number in range(20):
         engine.add(question(f"before {number}", [2, 3], max_tokens=1))
     engine.run()
-    engine.add(seen("picture", 1, max_tokens=1))
+    engine.add(seen("image", 1, max_tokens=1))
     steps = 0
-    while not engine.deltas["picture"] and steps < 40:
+    while not engine.deltas["image"] and steps < 40:
         for _ in range(2):
             engine.add(question(f"text {steps} {len(engine.deltas)}", TEXT, max_tokens=1))
         engine.step()
@@ -267,7 +267,7 @@ def test_a_picture_gets_on_beside_texts_of_one_token_however_long_they_are() -> 
 
 
 def layers_beside_a_text(front: list[int], *, often: bool = False, waited: float = 0.0) -> int:
-    """Of a picture that has begun, with so much text before it, in the step of another's prompt; an answer
+    """Of an image that has begun, with so much text before it, in the step of another's prompt; an answer
     streams."""
     limits = small_limits(
         max_step_tokens=64, itl_target=10.0, encode_layers=40, stretch=2.0, stretch_after=(0.5, 1.0)
@@ -277,26 +277,26 @@ def layers_beside_a_text(front: list[int], *, often: bool = False, waited: float
     for number in range(60 if often else 1):
         engine.add(question(f"text {number}", [2, 3], max_tokens=1))
         engine.step()
-    pixels = (picture(1, len(front), 6, 6),)
-    engine.add(question("picture", [*front, IMAGE_ID, 3], pixels, max_tokens=1, **ENDLESS))
+    pixels = (image(1, len(front), 6, 6),)
+    engine.add(question("image", [*front, IMAGE_ID, 3], pixels, max_tokens=1, **ENDLESS))
     engine.step()
     engine.now += waited
     engine.add(question("text", TEXT, max_tokens=1))
     plan = engine.step()
     assert plan is not None
     assert len(TEXT) in [row.num_tokens for row in plan.scheduled]
-    engine.run(until=lambda: bool(engine.finish("picture")))
+    engine.run(until=lambda: bool(engine.finish("image")))
     return sum((encode.stop_layer or 40) - encode.first_layer for encode in plan.encodes)
 
 
 @pytest.mark.parametrize("front", [[], [2, 4]])
-def test_pictures_leave_a_step_to_the_text_in_it_where_texts_are_seldom(front: list[int]) -> None:
+def test_image_prefill_avoids_steps_with_text_prefill_while_text_is_rare(front: list[int]) -> None:
     assert layers_beside_a_text(front) == (1 if front else 0)  # it has a row already, or waits for one
     assert layers_beside_a_text(front, often=True) > 1
     assert layers_beside_a_text(front, waited=0.6) > 4
 
 
-def test_texts_that_nobody_streams_beside_go_at_once_however_often_they_come() -> None:
+def test_without_streams_text_prefill_is_not_chunked() -> None:
     limits = small_limits(max_step_tokens=64, itl_target=4.0, min_chunk=1, max_num_seqs=20)
     engine = Engine(blocks=200, limits=limits, prefix_caching=False)
     for number in range(9):
@@ -327,7 +327,7 @@ def test_steps_grow_while_a_prompt_waits_long_and_no_longer() -> None:
     assert 1 < plan.scheduled[1].num_tokens < longest
 
 
-def test_who_gave_way_does_not_make_steps_longer() -> None:
+def test_a_preempted_sequence_does_not_make_steps_longer() -> None:
     limits = small_limits(
         max_step_tokens=64, itl_target=4.0, min_chunk=1, stretch=2.5, stretch_after=(0.0, 0.01)
     )
@@ -366,10 +366,10 @@ def test_a_second_view_waits_when_the_first_has_used_up_the_time() -> None:
         alone.add(seen(f"p{number}", number, max_tokens=2))
     plan = alone.step()
     assert plan is not None
-    assert len(plan.encodes) == 3  # nobody is kept waiting by a long step
+    assert len(plan.encodes) == 3  # no one is kept waiting by a long step
 
 
-def test_the_batch_does_not_grow_beyond_the_target_until_somebody_has_waited_long() -> None:
+def test_the_batch_does_not_grow_beyond_the_target_until_a_request_has_waited_long() -> None:
     limits = small_limits(max_num_seqs=40, max_step_tokens=64, itl_target=2.0, patience=1.0)
     engine = Engine(blocks=300, limits=limits)
     for number in range(30):
@@ -407,8 +407,8 @@ def test_a_step_with_streams_outlasts_the_target_by_no_more_than_the_least_it_mu
     engine = Engine(blocks=120, limits=limits, overlap=overlap, prefix_caching=False)
     for number, (length, with_picture) in enumerate(sizes):
         prompt = [IMAGE_ID] * with_picture + TEXT[:length]
-        pictures = (picture(number, 0, 3, 3),) if with_picture else ()
-        engine.add(question(f"r{number}", prompt or [2], pictures, max_tokens=6, **ENDLESS))
+        images = (image(number, 0, 3, 3),) if with_picture else ()
+        engine.add(question(f"r{number}", prompt or [2], images, max_tokens=6, **ENDLESS))
         engine.step()
     engine.run()
     bounded = 0
@@ -434,11 +434,11 @@ def test_a_step_with_streams_outlasts_the_target_by_no_more_than_the_least_it_mu
 
 
 def flood(kind: int, number: int) -> Request:
-    """Requests that keep coming: small texts, urgent ones, pictures (always new), several choices."""
+    """Requests that keep coming: small texts, urgent ones, images (always new), several sequences."""
     makers: tuple[Callable[[str], Request], ...] = (
         lambda name: question(name, TEXT[number % 7 :][:4], max_tokens=3, **ENDLESS),
         lambda name: question(name, TEXT[number % 5 :][:3], max_tokens=4, priority=-1, **ENDLESS),
-        lambda name: question(name, [IMAGE_ID], (picture(number % 190, 0, 2, 2),), max_tokens=3, **ENDLESS),
+        lambda name: question(name, [IMAGE_ID], (image(number % 190, 0, 2, 2),), max_tokens=3, **ENDLESS),
         lambda name: question(name, [3, 4 + number % 3], max_tokens=3, n=2, **ENDLESS),
     )
     return makers[kind % len(makers)](f"f{number}")
@@ -453,11 +453,11 @@ def flood(kind: int, number: int) -> Request:
     share=st.sampled_from([0.0, 0.5, 1.0]),
     class_slots=st.sampled_from([0.3, 0.75]),
     kinds=st.lists(st.integers(0, 3), min_size=1, max_size=4),
-    victim=st.sampled_from(["text", "picture", "two pictures"]),
+    victim=st.sampled_from(["text", "image", "two pictures"]),
     priority=st.integers(0, 2),
     overlap=st.booleans(),
 )
-def test_nobody_starves_however_many_others_keep_coming(
+def test_no_request_starves_however_many_others_arrive(
     rows: int,
     step_tokens: int,
     blocks: int,
@@ -484,9 +484,9 @@ def test_nobody_starves_however_many_others_keep_coming(
         min_chunk=2,
     )
     engine = Engine(blocks=blocks, limits=limits, overlap=overlap)
-    pictures = {"text": 0, "picture": 1, "two pictures": 2}[victim]
-    prompt = [IMAGE_ID] * pictures + TEXT[:5]
-    media = tuple(picture(200 + slot, slot, 2, 3) for slot in range(pictures))
+    images = {"text": 0, "image": 1, "two pictures": 2}[victim]
+    prompt = [IMAGE_ID] * images + TEXT[:5]
+    media = tuple(image(200 + slot, slot, 2, 3) for slot in range(images))
     asked = question("victim", prompt, media, max_tokens=4, priority=priority, **ENDLESS)
     steps_of_patience = limits.patience / STEP_SECONDS
     ahead = rows + limits.max_queue + (1 + priority + 1) * steps_of_patience  # one comes in each step
@@ -534,11 +534,11 @@ def test_stats_tell_waits_and_step_times() -> None:
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "seen before"])
 def test_a_full_pool_of_views_holds_no_text_back(known: bool) -> None:
-    """Two pictures do not fit together: the second waits, however long, and text behind it does not, be it in
-    the same line (the picture is known) or in the other."""
+    """Two images do not fit together: the second waits, however long, and text behind it does not, be it in
+    the same line (the image is known) or in the other."""
     limits = small_limits(max_num_seqs=4, block_size=2, patience=0.0)
     engine = Engine(limits=limits, blocks=40, vision=3, prefix_caching=False)
-    looks = {name: (picture(place, 0, 2, 3),) for place, name in enumerate(("first", "second", "third"))}
+    looks = {name: (image(place, 0, 2, 3),) for place, name in enumerate(("first", "second", "third"))}
     for name in looks if known else ():  # three blocks, all of the pool
         engine.add(question(f"{name} before", [IMAGE_ID, 2, 3], looks[name], max_tokens=1))
         engine.run()
@@ -552,17 +552,17 @@ def test_a_full_pool_of_views_holds_no_text_back(known: bool) -> None:
     assert engine.finish("first") is None
     assert not engine.tokens("second")
     engine.run(until=lambda: engine.finish("second") is not None)
-    assert not engine.tokens("third")  # nor does a picture pass another
+    assert not engine.tokens("third")  # nor does an image pass another
     engine.run()
     assert engine.finish("third") == "length"
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "seen before"])
-def test_text_leaves_a_waiting_picture_its_row_and_the_blocks_of_its_text(known: bool) -> None:
-    """However many come: as soon as its pool has room, the picture enters."""
+def test_text_leaves_a_waiting_image_its_slot_and_text_blocks(known: bool) -> None:
+    """However many come: as soon as its pool has room, the image enters."""
     limits = small_limits(max_num_seqs=4, block_size=2, patience=0.0, max_queue=1000)
     engine = Engine(limits=limits, blocks=23, vision=3, prefix_caching=False)
-    looks = (picture(1, 0, 2, 3),), (picture(2, 0, 2, 3),)
+    looks = (image(1, 0, 2, 3),), (image(2, 0, 2, 3),)
     if known:
         for name, look in zip("ab", looks, strict=True):
             engine.add(question(f"{name} before", [IMAGE_ID, 2], look, max_tokens=1))
@@ -597,7 +597,7 @@ def test_text_leaves_a_waiting_picture_its_row_and_the_blocks_of_its_text(known:
     known=st.booleans(),
     overlap=st.booleans(),
 )
-def test_a_picture_does_not_starve_for_its_pool_however_many_texts_pass_it(
+def test_an_image_does_not_starve_for_vision_blocks_however_many_texts_overtake_it(
     rows: int,
     step_tokens: int,
     text: int,
@@ -621,7 +621,7 @@ def test_a_picture_does_not_starve_for_its_pool_however_many_texts_pass_it(
     engine = Engine(
         blocks=text + vision, vision=vision, limits=limits, overlap=overlap, feature_bytes=1 << 20
     )
-    media = (picture(200, 0, 2, 4),)  # two blocks
+    media = (image(200, 0, 2, 4),)  # two blocks
     if known:
         engine.add(question("before", [IMAGE_ID, 2], media, max_tokens=1, salt=b"other"))
         engine.run()

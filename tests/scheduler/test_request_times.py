@@ -1,4 +1,4 @@
-"""What the engine tells of a request's time: queue, pictures, first token, giving way."""
+"""What the engine tells of a request's time: queue, images, first token, giving way."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.scheduler.simulated_device import (
     IMAGE_ID,
     STEP_SECONDS,
     Engine,
-    picture,
+    image,
     question,
     small_limits,
     zooming,
@@ -38,7 +38,7 @@ def test_times_come_with_the_first_token_and_the_end_alone(overlap: bool) -> Non
     assert first.first == last.first == pytest.approx(5.0 + (1 + overlap) * STEP_SECONDS)
 
 
-def test_waiting_for_a_row_is_queueing() -> None:
+def test_waiting_for_a_slot_is_queueing() -> None:
     engine = Engine(limits=small_limits(max_num_seqs=1))
     engine.add(question("a", TEXT, max_tokens=3, **ENDLESS))
     engine.add(question("b", TEXT, max_tokens=1))
@@ -49,12 +49,12 @@ def test_waiting_for_a_row_is_queueing() -> None:
     assert times.started == pytest.approx(3 * STEP_SECONDS)
 
 
-def test_a_view_is_charged_to_whom_it_was_encoded_for() -> None:
+def test_encoding_time_is_charged_to_the_requests_that_needed_the_view() -> None:
     engine = Engine()
-    engine.add(question("seen", [IMAGE_ID, *TEXT], (picture(1, 0),), max_tokens=1))
+    engine.add(question("seen", [IMAGE_ID, *TEXT], (image(1, 0),), max_tokens=1))
     engine.add(question("text", TEXT[:5], max_tokens=1))
     engine.run()
-    engine.add(question("again", [IMAGE_ID, *TEXT[::-1]], (picture(1, 0),), max_tokens=1))
+    engine.add(question("again", [IMAGE_ID, *TEXT[::-1]], (image(1, 0),), max_tokens=1))
     engine.run()
     charged = {name: times.encode for name in engine.deltas for times in told(engine, name) if times}
     expected = (COSTS.encoding + COSTS.patch * 16 + COSTS.patch_pair * 256) / 1e3
@@ -64,7 +64,7 @@ def test_a_view_is_charged_to_whom_it_was_encoded_for() -> None:
 
 def test_a_view_in_a_step_without_a_token_is_charged_as_predicted() -> None:
     engine = Engine(limits=small_limits(max_step_tokens=8))
-    engine.add(question("a", [IMAGE_ID, *TEXT], (picture(1, 0),), max_tokens=1))
+    engine.add(question("a", [IMAGE_ID, *TEXT], (image(1, 0),), max_tokens=1))
     engine.run()
     (times,) = told(engine, "a")
     expected = (COSTS.encoding + COSTS.patch * 16 + COSTS.patch_pair * 256) / 1e3
@@ -72,7 +72,7 @@ def test_a_view_in_a_step_without_a_token_is_charged_as_predicted() -> None:
     assert times.encode == pytest.approx(expected)
 
 
-def test_giving_way_is_counted() -> None:
+def test_preemptions_are_counted() -> None:
     engine = Engine(blocks=12, prefix_caching=False)
     for name in "ab":
         engine.add(question(name, TEXT[:12], max_tokens=20, **ENDLESS))
@@ -83,10 +83,10 @@ def test_giving_way_is_counted() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_look_is_what_went_before_the_choice_of_views(overlap: bool) -> None:
-    """Its own clock: the picture's encoding is told apart, and what follows the choice is not looking."""
+def test_look_time_is_what_precedes_the_choice_of_views(overlap: bool) -> None:
+    """Its own clock: the image's encoding is told apart, and what follows the choice is not looking."""
     engine = Engine(overlap=overlap)
-    shown, asked = (picture(1, 0, 2, 3),), [IMAGE_ID, 2, 4, 5]
+    shown, asked = (image(1, 0, 2, 3),), [IMAGE_ID, 2, 4, 5]
     engine.add(question("a", [*asked, 8], shown, max_tokens=1, zooming=zooming(len(asked), (0,), 6, shown)))
     engine.add(question("b", TEXT, max_tokens=1))
     engine.run()

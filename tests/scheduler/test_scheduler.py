@@ -9,7 +9,7 @@ from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.scheduler.policy import prefill_budgets
 from saccade.scheduler.sequence import RequestState, Sequence, derive_seed, text_position
 from saccade.step_plan import StepOutput, StepPlan
-from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
+from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits
 
 TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]  # 20 tokens: five blocks of four
 ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
@@ -42,12 +42,12 @@ def test_a_long_prompt_leaves_every_running_stream_its_next_token() -> None:
     assert rows(engine.step()) == [(0, 3, 1), (1, 3, 1), (2, 5, 5)]
 
 
-def test_a_long_prompt_leaves_the_next_token_also_to_those_who_came_later() -> None:
+def test_a_long_prompt_does_not_delay_decoding_of_later_requests() -> None:
     engine = Engine(limits=small_limits(max_step_tokens=7, max_encode_patches=1))
-    pictures = (picture(1, 0), picture(2, 1))
-    engine.add(question("long", [IMAGE_ID, IMAGE_ID, *TEXT], pictures, max_tokens=1))
+    images = (image(1, 0), image(2, 1))
+    engine.add(question("long", [IMAGE_ID, IMAGE_ID, *TEXT], images, max_tokens=1))
     engine.add(question("b", [4, 3], max_tokens=9, **ENDLESS))
-    assert rows(engine.step()) == [(0, 0, 4), (1, 0, 2)]  # the second picture has to wait for the next step
+    assert rows(engine.step()) == [(0, 0, 4), (1, 0, 2)]  # the second image has to wait for the next step
     assert rows(engine.step()) == [(0, 4, 6), (1, 2, 1)]
 
 
@@ -82,7 +82,7 @@ def test_a_single_token_goes_to_the_classes_in_turn() -> None:
     ]
 
 
-def test_single_token_rows_come_first_in_a_plan() -> None:
+def test_single_token_slices_come_first_in_a_plan() -> None:
     engine = Engine(limits=small_limits(max_step_tokens=8))
     engine.add(question("long", TEXT, max_tokens=1))
     engine.add(question("b", [2], max_tokens=5, **ENDLESS))
@@ -93,7 +93,7 @@ def test_single_token_rows_come_first_in_a_plan() -> None:
         assert counts == sorted(counts, key=lambda count: count != 1)
 
 
-def test_the_device_is_told_of_a_block_once() -> None:
+def test_a_block_table_entry_is_sent_once() -> None:
     engine = Engine()
     engine.add(question("a", TEXT[:6], max_tokens=8, **ENDLESS))
     engine.run()
@@ -151,7 +151,7 @@ def test_an_empty_prompt_and_a_name_in_use_are_refused() -> None:
         engine.add(question("a", TEXT))
 
 
-def test_a_full_queue_refuses_and_a_row_taken_makes_room_in_it() -> None:
+def test_a_full_queue_refuses_and_a_started_request_makes_room() -> None:
     engine = Engine(limits=small_limits(max_queue=2, max_num_seqs=1))
     engine.add(question("a", TEXT, n=3))
     engine.add(question("b", TEXT))
@@ -162,15 +162,15 @@ def test_a_full_queue_refuses_and_a_row_taken_makes_room_in_it() -> None:
     assert (engine.scheduler.stats().running, engine.scheduler.stats().waiting) == (1, 2)
 
 
-def test_pictures_that_wait_have_a_budget_and_give_it_back() -> None:
-    engine = Engine(limits=small_limits(max_queue_bytes=30))  # a picture of the device has 12 bytes
+def test_pixels_of_unanswered_requests_have_a_budget() -> None:
+    engine = Engine(limits=small_limits(max_queue_bytes=30))  # an image of the device has 12 bytes
     for name in ("a", "b"):
-        engine.add(question(name, [IMAGE_ID, *TEXT], (picture(ord(name), 0),)))
+        engine.add(question(name, [IMAGE_ID, *TEXT], (image(ord(name), 0),)))
     with pytest.raises(Overloaded, match="24 bytes"):
-        engine.add(question("c", [IMAGE_ID, *TEXT], (picture(99, 0),)))
+        engine.add(question("c", [IMAGE_ID, *TEXT], (image(99, 0),)))
     engine.add(question("text", TEXT))
     engine.run()
-    engine.add(question("c", [IMAGE_ID, *TEXT], (picture(99, 0),)))
+    engine.add(question("c", [IMAGE_ID, *TEXT], (image(99, 0),)))
     engine.run()
 
 
@@ -211,7 +211,7 @@ def test_the_context_and_max_tokens_end_and_nothing_is_computed_beyond(overlap: 
 # Overlap
 
 
-def test_planned_ahead_a_row_lacks_the_id_that_only_the_device_knows() -> None:
+def test_planned_ahead_a_slice_lacks_the_id_that_only_the_device_knows() -> None:
     engine = Engine(overlap=True)
     engine.add(question("a", TEXT, max_tokens=4, **ENDLESS))
     engine.step()
@@ -221,7 +221,7 @@ def test_planned_ahead_a_row_lacks_the_id_that_only_the_device_knows() -> None:
     assert (row.start, row.num_tokens, row.tokens, row.output_position) == (20, 1, (), 1)
 
 
-def test_a_stop_found_late_wastes_one_row_and_its_token_is_not_reported() -> None:
+def test_a_stop_found_late_wastes_one_slice_and_its_token_is_not_reported() -> None:
     stops = tuple(range(9))
     engine = Engine(overlap=True)
     engine.add(question("a", TEXT, max_tokens=9, stop_token_ids=stops))
@@ -294,11 +294,11 @@ def test_without_room_for_a_copy_a_block_shared_in_part_is_computed() -> None:
     engine.run()
 
 
-def test_another_question_about_a_picture_needs_no_features_of_it() -> None:
-    """The picture's last tokens share a block with the question: copied, they need not be computed."""
+def test_another_question_about_an_image_needs_no_features_of_it() -> None:
+    """The image's last tokens share a block with the question: copied, they need not be computed."""
     engine = Engine(feature_bytes=0, limits=small_limits(copy_tokens=4))
     for name, words in (("a", [2, 3, 4, 5, 6, 7]), ("b", [3, 4, 5, 6, 7, 8])):
-        request = question(name, [8, IMAGE_ID, *words], (picture(1, 1, 2, 3),), max_tokens=3, **ENDLESS)
+        request = question(name, [8, IMAGE_ID, *words], (image(1, 1, 2, 3),), max_tokens=3, **ENDLESS)
         engine.add(request)
         engine.run()
         assert engine.tokens(name) == answer_alone(request, 0, engine.limits)
@@ -323,7 +323,7 @@ def test_when_everything_is_cached_the_last_token_is_computed_in_a_copy() -> Non
     )
 
 
-def test_the_copy_is_given_up_once_it_equals_the_original() -> None:
+def test_the_copy_is_released_once_it_equals_the_original() -> None:
     engine = Engine()
     engine.add(question("a", TEXT, max_tokens=1))
     engine.run()
@@ -345,7 +345,7 @@ def test_without_room_for_a_copy_the_last_block_is_computed_again() -> None:
     assert not plan.block_copies
 
 
-def test_two_who_compute_the_same_at_once_end_up_sharing_it() -> None:
+def test_two_sequences_that_compute_the_same_block_end_up_sharing_it() -> None:
     engine = Engine(limits=small_limits(max_step_tokens=64))
     engine.add(question("a", TEXT, max_tokens=8, **ENDLESS))
     engine.add(question("b", TEXT, max_tokens=8, **ENDLESS))
@@ -355,8 +355,8 @@ def test_two_who_compute_the_same_at_once_end_up_sharing_it() -> None:
     assert engine.tokens("b") == answer_alone(question("b", TEXT, max_tokens=8, **ENDLESS), 0, engine.limits)
 
 
-def test_choices_move_over_together_to_what_was_there_before() -> None:
-    """Later choices share the first one's blocks before their content is known to be somebody else's."""
+def test_sequences_of_a_request_move_together_to_a_block_cached_before() -> None:
+    """Later sequences share the first one's blocks before their content is known to be somebody else's."""
     engine = Engine(overlap=True, limits=small_limits(max_step_tokens=64))
     engine.add(question("b", TEXT[:9], max_tokens=8, **ENDLESS))
     request = question("a", TEXT, max_tokens=8, n=3, **ENDLESS)
@@ -387,38 +387,38 @@ def test_the_answer_too_is_found_by_the_next_turn() -> None:
 # Pictures
 
 
-def test_a_chunk_may_end_in_the_middle_of_a_picture_which_is_encoded_once() -> None:
+def test_a_chunk_may_end_in_the_middle_of_an_image_which_is_encoded_once() -> None:
     engine = Engine(feature_bytes=0, limits=small_limits(max_step_tokens=4))
-    engine.add(question("a", [2, 3, IMAGE_ID, 4], (picture(1, 2, 2, 3),), max_tokens=1))
+    engine.add(question("a", [2, 3, IMAGE_ID, 4], (image(1, 2, 2, 3),), max_tokens=1))
     engine.run()
     assert [rows(plan)[0][1:] for plan in engine.plans] == [(0, 4), (4, 4), (8, 1)]
     assert [len(plan.encodes) for plan in engine.plans] == [1, 0, 0]
     assert not engine.store.stats.gpu.entries  # nothing is kept beyond its use in a budget of 0
 
 
-def test_equal_prefixes_with_different_pictures_share_exactly_what_is_before_the_picture() -> None:
+def test_equal_prefixes_with_different_images_share_exactly_what_is_before_the_image() -> None:
     engine = Engine()
     prompt = [*TEXT[:6], IMAGE_ID, *TEXT]
     for name, content in (("cat", 1), ("dog", 2), ("cat again", 1)):
-        engine.add(question(name, prompt, (picture(content, 6, 2, 3),), max_tokens=1))
+        engine.add(question(name, prompt, (image(content, 6, 2, 3),), max_tokens=1))
         engine.run()
     assert [engine.cached(name) for name in ("cat", "dog", "cat again")] == [0, 6, 31]
     assert len(engine.device.encoded) == 2
 
 
-def test_a_picture_inside_the_cached_prefix_is_not_encoded_again() -> None:
+def test_an_image_inside_the_cached_prefix_is_not_encoded_again() -> None:
     engine = Engine(feature_bytes=0)
     for name in "ab":
-        engine.add(question(name, [IMAGE_ID, *TEXT], (picture(1, 0),), max_tokens=1))
+        engine.add(question(name, [IMAGE_ID, *TEXT], (image(1, 0),), max_tokens=1))
         engine.run()
     assert engine.cached("b") == 23
     assert len(engine.device.encoded) == 1
 
 
-def test_the_same_picture_behind_different_text_is_encoded_once() -> None:
+def test_the_same_image_behind_different_text_is_encoded_once() -> None:
     engine = Engine()
-    engine.add(question("a", [2, 3, IMAGE_ID, 4], (picture(1, 2),), max_tokens=1))
-    engine.add(question("b", [5, IMAGE_ID, 4], (picture(1, 1),), max_tokens=1))
+    engine.add(question("a", [2, 3, IMAGE_ID, 4], (image(1, 2),), max_tokens=1))
+    engine.add(question("b", [5, IMAGE_ID, 4], (image(1, 1),), max_tokens=1))
     engine.run()
     stats = engine.scheduler.stats()
     assert (stats.encodes, stats.features.misses, stats.features.hits) == (1, 1, 1)
@@ -427,21 +427,21 @@ def test_the_same_picture_behind_different_text_is_encoded_once() -> None:
 
 def test_a_step_encodes_no_more_patches_than_it_may_but_always_one_view() -> None:
     engine = Engine(limits=small_limits(max_encode_patches=40))
-    pictures = tuple(picture(name, name, 2, 3) for name in range(3))  # 24 patches each
-    engine.add(question("a", [IMAGE_ID] * 3, pictures, max_tokens=1))
-    engine.add(question("huge", [IMAGE_ID], (picture(7, 0, 4, 4),), max_tokens=1))  # 64 patches
+    images = tuple(image(name, name, 2, 3) for name in range(3))  # 24 patches each
+    engine.add(question("a", [IMAGE_ID] * 3, images, max_tokens=1))
+    engine.add(question("huge", [IMAGE_ID], (image(7, 0, 4, 4),), max_tokens=1))  # 64 patches
     engine.run()
     assert [len(plan.encodes) for plan in engine.plans] == [1, 1, 1, 1]
     assert engine.finish("huge")
 
 
-# Several choices
+# Several sequences
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("length", [18, 20])
-def test_choices_share_the_prompt_and_copy_before_they_write(
+def test_sequences_share_the_prompt_and_copy_before_write(
     prefix_caching: bool, overlap: bool, length: int
 ) -> None:
     engine = Engine(prefix_caching=prefix_caching, overlap=overlap)
@@ -456,7 +456,7 @@ def test_choices_share_the_prompt_and_copy_before_they_write(
     assert len({tuple(engine.tokens("a", index)) for index in range(3)}) == 3
 
 
-def test_choices_without_rows_wait_and_come_in_later() -> None:
+def test_sequences_without_slots_wait_and_start_later() -> None:
     engine = Engine(prefix_caching=False, limits=small_limits(max_num_seqs=1))
     request = question("a", TEXT, max_tokens=3, n=3, **ENDLESS)
     engine.add(request)
@@ -466,7 +466,7 @@ def test_choices_without_rows_wait_and_come_in_later() -> None:
         assert engine.tokens("a", index) == answer_alone(request, index, engine.limits)
 
 
-def test_cached_tokens_are_told_once_per_request() -> None:
+def test_cached_tokens_are_reported_once_per_request() -> None:
     engine = Engine()
     for name in "ab":
         engine.add(question(name, TEXT, max_tokens=2, n=2, **ENDLESS))
@@ -498,7 +498,7 @@ def tight(overlap: bool, prefix_caching: bool = False) -> Engine:
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_latest_gives_way_and_goes_on_where_it_was(overlap: bool, prefix_caching: bool) -> None:
+def test_the_latest_is_preempted_and_resumes_where_it_was(overlap: bool, prefix_caching: bool) -> None:
     engine = tight(overlap, prefix_caching)
     engine.run()
     assert engine.scheduler.stats().preemptions >= 1
@@ -513,7 +513,7 @@ def test_the_latest_gives_way_and_goes_on_where_it_was(overlap: bool, prefix_cac
         assert engine.tokens(name) == answer_alone(request, 0, engine.limits)
 
 
-def test_the_one_who_gave_way_is_before_all_new_arrivals() -> None:
+def test_a_preempted_sequence_is_before_all_new_arrivals() -> None:
     engine = tight(overlap=False)
     engine.add(question("c", TEXT, max_tokens=2, **ENDLESS))
     engine.run()
@@ -521,7 +521,7 @@ def test_the_one_who_gave_way_is_before_all_new_arrivals() -> None:
     assert entered.index(tuple(TEXT)) > 2
 
 
-def test_a_token_on_its_way_to_one_who_gives_way_is_neither_lost_nor_doubled() -> None:
+def test_a_pending_token_of_a_preempted_sequence_is_neither_lost_nor_doubled() -> None:
     engine = tight(overlap=True)
     engine.run(until=lambda: engine.scheduler.stats().preemptions > 0)
     before = len(engine.tokens("b"))
@@ -532,10 +532,10 @@ def test_a_token_on_its_way_to_one_who_gives_way_is_neither_lost_nor_doubled() -
     assert engine.tokens("b") == answer_alone(request, 0, engine.limits)
 
 
-def test_features_of_one_who_gives_way_are_unpinned() -> None:
+def test_features_of_a_preempted_sequence_are_unpinned() -> None:
     engine = Engine(feature_bytes=0, blocks=8, prefix_caching=False, limits=small_limits(max_step_tokens=5))
     engine.add(question("a", TEXT[:7], max_tokens=20, **ENDLESS))
-    engine.add(question("b", [2, IMAGE_ID], (picture(1, 1, 3, 4),), max_tokens=12, **ENDLESS))
+    engine.add(question("b", [2, IMAGE_ID], (image(1, 1, 3, 4),), max_tokens=12, **ENDLESS))
     engine.run()
     assert engine.scheduler.stats().preemptions >= 1
     assert not engine.store.pins
@@ -548,7 +548,7 @@ def test_features_of_one_who_gives_way_are_unpinned() -> None:
 @pytest.mark.parametrize("steps", range(6))
 def test_cancelling_at_any_step_frees_everything_at_once(overlap: bool, steps: int) -> None:
     engine = Engine(overlap=overlap, limits=small_limits(max_step_tokens=7))
-    engine.add(question("a", [*TEXT, IMAGE_ID], (picture(1, 20),), max_tokens=9, n=2, **ENDLESS))
+    engine.add(question("a", [*TEXT, IMAGE_ID], (image(1, 20),), max_tokens=9, n=2, **ENDLESS))
     for _ in range(steps):
         engine.step()
     engine.cancel("a")
@@ -557,7 +557,7 @@ def test_cancelling_at_any_step_frees_everything_at_once(overlap: bool, steps: i
     assert {delta.index: delta.finish for delta in engine.deltas["a"]} == {0: "cancelled", 1: "cancelled"}
     told = len(engine.deltas["a"])
     engine.run()
-    assert len(engine.deltas["a"]) == told  # a result that comes later is nobody's news
+    assert len(engine.deltas["a"]) == told  # a result that comes later is no one's news
     assert engine.scheduler.cancel("a") == []
 
 
@@ -588,7 +588,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(overlap: bo
     assert engine.tokens("b") == answer_alone(request, 0, engine.limits)
 
 
-def test_a_sequence_whose_last_token_is_on_its_way_takes_no_row() -> None:
+def test_a_sequence_with_a_pending_token_does_not_start() -> None:
     request = question("a", TEXT)
     group = RequestState(request, lay_out_prompt(request), {})
     sequence = Sequence(0, group, 0, seed=0, max_tokens=30, chain=None, tokens=list(TEXT))

@@ -6,14 +6,14 @@ import pytest
 
 from saccade.request import Request
 from saccade.step_plan import StepPlan
-from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, picture, question, small_limits
+from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits
 
 TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]
 ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
 
 
 def two(**options: Any) -> tuple[Engine, dict[str, Request]]:
-    """Two streams whose prompts fit together, and whose answers do not: the second gives way."""
+    """Two streams whose prompts fit together, and whose answers do not: the second is preempted."""
     engine = Engine(**{"blocks": 9, "slots": 20, "prefix_caching": False, **options})
     asked = {
         "a": question("a", TEXT[:10], max_tokens=14, **ENDLESS),
@@ -25,7 +25,7 @@ def two(**options: Any) -> tuple[Engine, dict[str, Request]]:
 
 
 def three(**options: Any) -> tuple[Engine, dict[str, Request]]:
-    """The last gives way and comes back when the first has ended, beside the second."""
+    """The last is preempted and comes back when the first has ended, beside the second."""
     engine = Engine(blocks=12, slots=20, prefix_caching=False, **options)
     asked = {
         "a": question("a", TEXT[:10], max_tokens=10, **ENDLESS),
@@ -55,7 +55,7 @@ def swapping(engine: Engine) -> list[StepPlan]:
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_who_comes_back_computes_nothing_twice(overlap: bool, prefix_caching: bool) -> None:
+def test_a_swapped_in_sequence_computes_nothing_twice(overlap: bool, prefix_caching: bool) -> None:
     engine, asked = two(overlap=overlap, prefix_caching=prefix_caching)
     engine.run()
     assert engine.scheduler.stats().preemptions == 1
@@ -73,7 +73,7 @@ def test_it_computes_again_where_copying_takes_longer() -> None:
     verify(engine, asked)
 
 
-def test_the_dearer_way_is_not_taken_at_the_border() -> None:
+def test_the_cheaper_of_swap_and_recompute_is_taken_at_the_border() -> None:
     """Five or six blocks against 20 tokens or so, at 0.2 to 0.3 ms each and something for attention."""
     for milliseconds, swaps in ((0.6, True), (2.0, False)):
         engine, _ = two(slot_milliseconds=milliseconds)
@@ -90,7 +90,7 @@ def test_blocks_the_prefix_cache_still_has_are_not_copied() -> None:
     assert 0 < found.swap_out_blocks < copied.swap_out_blocks
     assert copied.swap_out_blocks == copied.swap_in_blocks  # without a prefix cache, all of them at once
     outs = [len(plan.swap_outs) for plan in engine.plans if plan.swap_outs]
-    assert max(outs) <= 2  # those given up in the step, and the one nobody could find again
+    assert max(outs) <= 2  # those given up in the step, and the one no one could find again
     verify(engine, asked)
 
 
@@ -121,7 +121,7 @@ def test_alone_it_runs_at_once_and_the_step_waits_for_its_blocks() -> None:
     verify(engine, asked)
 
 
-def test_who_is_cancelled_while_away_leaves_its_slots() -> None:
+def test_a_request_cancelled_while_swapped_out_frees_its_host_blocks() -> None:
     engine, asked = two()
     engine.run(until=lambda: engine.scheduler.stats().preemptions > 0)
     assert engine.scheduler.stats().swap_slots_used > 0
@@ -146,7 +146,7 @@ def test_when_the_step_that_copies_fails_it_computes_again() -> None:
     verify(engine, asked)
 
 
-def test_when_the_step_that_brings_it_back_fails_it_ends_though_it_had_no_row() -> None:
+def test_a_failed_swap_in_step_ends_the_sequence_it_restores() -> None:
     engine, asked = three(overlap=True)
     engine.run(until=lambda: bool(swapping(engine)))
     plan = engine.plans[-1]
@@ -169,11 +169,11 @@ def test_without_room_for_its_slots_it_computes_again() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_a_picture_that_comes_back_is_not_encoded_again(overlap: bool, prefix_caching: bool) -> None:
+def test_an_image_that_is_swapped_in_is_not_encoded_again(overlap: bool, prefix_caching: bool) -> None:
     engine = Engine(overlap=overlap, blocks=10, slots=30, prefix_caching=prefix_caching, feature_bytes=0)
     asked = {
         "a": question("a", TEXT[:10], max_tokens=16, **ENDLESS),
-        "b": question("b", [3, IMAGE_ID, 4], (picture(1, 1, 2, 5),), max_tokens=16, **ENDLESS),
+        "b": question("b", [3, IMAGE_ID, 4], (image(1, 1, 2, 5),), max_tokens=16, **ENDLESS),
     }
     for request in asked.values():
         engine.add(request)
@@ -184,8 +184,8 @@ def test_a_picture_that_comes_back_is_not_encoded_again(overlap: bool, prefix_ca
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_choices_away_share_what_they_shared(overlap: bool) -> None:
-    """The prompt of three choices is given up once all of them are away, and kept in the host once."""
+def test_swapped_out_sequences_share_what_they_shared(overlap: bool) -> None:
+    """The prompt of three sequences is given up once all of them are away, and kept in the host once."""
     engine = Engine(overlap=overlap, blocks=13, slots=30, limits=small_limits(max_num_seqs=5))
     asked = {
         "first": question("first", TEXT[:6], max_tokens=40, **ENDLESS),

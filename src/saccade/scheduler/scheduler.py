@@ -144,9 +144,13 @@ class Scheduler:
         plan = step.build(self._stats.steps, self._config.early_exit)
         self._kv.release_copied(step)
         for sequence, _, item in planned:
-            sequence.num_computed_tokens += item.num_tokens * (not plan.early_exit)
-            sequence.pending += item.sample + item.num_draft_tokens
-            sequence.awaits_output = plan.early_exit or item.num_draft_tokens > 0
+            if plan.early_exit:
+                sequence.awaits_output = True
+                continue
+            sequence.num_computed_tokens += item.num_tokens
+            if item.sample:
+                sequence.pending += 1 + item.num_draft_tokens
+                sequence.awaits_output = item.num_draft_tokens > 0
         self._kv.encoder.drop_unneeded()
         self._in_flight[plan.number] = step
         self._stats.count_step(plan)
@@ -173,50 +177,52 @@ class Scheduler:
         samples = step.samples(output)
         ended = [] if step.resolved else self._resolve_step(step, output.relevance)
         ended += self._fail_requests(dict.fromkeys(step.nonfinite_requests(output), NONFINITE))
-        deltas = []
         relevance = iter(output.relevance)
+        special = step.early_exit or bool(step.deciding) or bool(output.num_tokens)
+        block_size, generated = self._config.block_size, 0
+        deltas = []
         for sequence, epoch, item in step.planned:
             tokens, logprobs = next(samples) if item.sample else NOTHING
             maps = next(relevance) if item.relevance_targets else ()
             if sequence.finished:
                 continue  # stopped or cancelled meanwhile
-            # A sequence preempted meanwhile gets its tokens too, and resumes after them.
-            accepted, finish = self._append(sequence, item, tokens) if item.sample else (0, None)
+            accepted, finish = 0, None
+            if item.sample:  # a sequence preempted meanwhile gets its tokens too, and resumes after them
+                sequence.pending -= 1 + item.num_draft_tokens
+                accepted, finish = sequence.append(tokens)
             if sequence.epoch == epoch:
-                self._settle(sequence, step, item, accepted)
+                computed = item.start + item.num_tokens
+                if special:
+                    computed = self._roll_back(sequence, step, item, accepted)
+                if sequence.pins or computed // block_size > sequence.num_cached_blocks:
+                    self._kv.cache_blocks(sequence, computed)
             if accepted:
+                if accepted < len(tokens):
+                    tokens, logprobs = tokens[:accepted], logprobs[:accepted]
                 kept = self._kv.encoder.named.kept(sequence.state)
-                new = tokens[:accepted], logprobs[:accepted]
-                deltas.append(make_delta(sequence, *new, finish, kept, self._clock))
-                self._stats.generated_tokens += accepted
+                deltas.append(make_delta(sequence, tokens, logprobs, finish, kept, self._clock))
+                generated += accepted
                 if finish:
                     self._end(sequence)
             elif item.seq_id in step.deciding and item.seq_id not in step.resolved_early:
                 ended += self._resolve(sequence.state, maps)
+        self._stats.generated_tokens += generated
         return deltas + ended
 
-    def _append(
-        self, sequence: Sequence, item: ScheduledSequence, tokens: tuple[int, ...]
-    ) -> tuple[int, FinishReason | None]:
-        if not tokens and not item.num_draft_tokens:
-            raise RuntimeError(f"sequence {sequence.seq_id} was to sample a token, but none came back")
-        sequence.pending -= 1 + item.num_draft_tokens
-        return sequence.append(tokens)
-
-    def _settle(self, sequence: Sequence, step: StepBuilder, item: ScheduledSequence, accepted: int) -> None:
-        """Roll back what the step did not compute for good, and cache the blocks it filled."""
-        computed = item.start + item.num_tokens
+    def _roll_back(
+        self, sequence: Sequence, step: StepBuilder, item: ScheduledSequence, accepted: int
+    ) -> int:
+        """Take back positions that must be computed again; gives how many are computed for good."""
         if step.early_exit:
-            computed = item.start
             sequence.awaits_output = False
-        elif item.num_draft_tokens:  # rejected drafts are overwritten
-            computed = sequence.num_computed_tokens = item.start + accepted
+            return item.start
+        if item.num_draft_tokens:  # rejected drafts are overwritten
             sequence.awaits_output = False
+            sequence.num_computed_tokens = item.start + accepted
             self._kv.trim(sequence)
-        elif item.seq_id in step.deciding:
-            computed -= 1  # the last position may be computed again, to sample
-        if sequence.pins or computed // self._config.block_size > sequence.num_cached_blocks:
-            self._kv.cache_blocks(sequence, computed)
+            return item.start + accepted
+        # At a host decision the last position may be computed again, to sample.
+        return item.start + item.num_tokens - (item.seq_id in step.deciding)
 
     # Host decisions
 

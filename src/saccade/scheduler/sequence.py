@@ -170,17 +170,17 @@ class Sequence:
 
     def next_slice(self, count: int) -> ScheduledSequence:
         """Its next `count` positions; the last one samples when no known token follows it."""
-        start, stop, prompt = self.num_computed_tokens, self.num_computed_tokens + count, self.prompt_length
-        last, state = stop == len(self.tokens) + self.pending, self.state
+        start, prompt, state = self.num_computed_tokens, self.prompt_length, self.state
+        stop = start + count
+        last = stop == len(self.tokens) + self.pending
+        slot = self._slot()
         if count == 1 and start >= prompt and state.decision is None:  # decode: most slices of most steps
             known = (self.tokens[start],) if start < len(self.tokens) else ()
             column = text_position(start + state.layout.delta)
-            return ScheduledSequence(
-                self.seq_id, self._slot(), start, 1, known, column, (), last, stop - prompt
-            )
+            return ScheduledSequence(self.seq_id, slot, start, 1, known, column, (), last, stop - prompt)
         return ScheduledSequence(
             self.seq_id,
-            self._slot(),
+            slot,
             start,
             count,
             tuple(self.tokens[start:stop]),
@@ -219,6 +219,9 @@ class Sequence:
 
     def append(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
         """Add sampled tokens up to the first that finishes the sequence; gives how many were added."""
+        if len(tokens) == 1:
+            self.tokens.append(tokens[0])
+            return 1, self.finish_reason()
         for count, token in enumerate(tokens, 1):
             self.tokens.append(token)
             if finish := self.finish_reason():
@@ -265,7 +268,7 @@ def make_delta(
         request_id=state.request.id,
         index=sequence.index,
         tokens=tokens,
-        logprobs=tuple([one for one in logprobs if one]),
+        logprobs=tuple(filter(None, logprobs)),
         finish=finish,
         cached_tokens=cached,
         times=state.times(clock, last=finish is not None),

@@ -86,11 +86,12 @@ class StepBuilder:
             ]
             sequence.dirty_blocks = []
         (self.singles if item.num_tokens == 1 else self.longer).append((sequence, sequence.epoch, item))
-        if sequence.state.decision is not None and item.start + item.num_tokens == len(sequence.tokens):
-            self.deciding.add(item.seq_id)
         self.tokens_left -= item.num_tokens
-        self.num_sampling += item.sample
-        self.num_probing += bool(item.relevance_targets)
+        if item.sample:
+            self.num_sampling += 1
+        elif sequence.state.decision is not None and item.start + item.num_tokens == len(sequence.tokens):
+            self.deciding.add(item.seq_id)
+            self.num_probing += bool(item.relevance_targets)
         self.work.add_row(item.start, item.num_tokens)
 
     def build(self, number: int, early_exit: EarlyExit) -> StepPlan:
@@ -137,7 +138,8 @@ class StepBuilder:
         """Tokens and logprobs of every slice that samples, in order. Raises if they are not the plan's."""
         counts = output.num_tokens or (1,) * len(output.tokens)
         complete = self.num_sampling == len(counts) and sum(counts) == len(output.tokens)
-        if not complete or len(output.logprobs) != len(output.tokens):
+        empty = 0 in counts and not any(item.num_draft_tokens for _, _, item in self.planned)
+        if not complete or empty or len(output.logprobs) != len(output.tokens):
             raise RuntimeError(
                 f"step {output.number} samples {self.num_sampling} sequences, but {len(output.tokens)} "
                 f"tokens of {len(counts)} came back"
@@ -148,7 +150,7 @@ class StepBuilder:
                 f"{len(output.relevance)} came back"
             )
         if not output.num_tokens:
-            return (((token,), (one,)) for token, one in zip(output.tokens, output.logprobs, strict=True))
+            return zip(zip(output.tokens, strict=True), zip(output.logprobs, strict=True), strict=True)
         return _split(output, counts)
 
     def nonfinite_requests(self, output: StepOutput) -> list[str]:
