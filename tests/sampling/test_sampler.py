@@ -275,22 +275,22 @@ def test_whoever_had_the_row_before_it_does_what_it_was_told_last(
     fresh = sampler(*last.values(), rows=3)
     assert torch.equal(made._parameters[:, 0], fresh._parameters[:, 0])
     rows = sorted(last)
-    asked = [row for row in rows if made._uses[row] != SamplingNeeds()]  # the others are read no further
+    asked = [row for row in rows if made._needs[row] != SamplingNeeds()]  # the others are read no further
     assert torch.equal(made._parameters[asked], fresh._parameters[asked])
     lines = logits_of(3, lines=len(rows)) if rows else logits_of(3, lines=1)[:0]
     places = [4] * len(rows)
     assert step(made, lines, rows, places)[0] == step(fresh, lines, rows, places)[0]
 
 
-def test_a_row_that_is_told_its_prompt_again_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_that_a_slot_has_are_not_uploaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made = sampler(enter(0, GREEDY, 5), enter(1, PENALTIES[0], 5))
     sent: list[int] = []
-    monkeypatch.setattr(made, "_note", lambda entry: sent.append(entry.slot))
+    monkeypatch.setattr(made, "_set_slot", lambda entry: sent.append(entry.slot))
     made.enter(enter(0, GREEDY, 5, prompt=[1, 2]), enter(1, PENALTIES[0], 5, prompt=[1, 2]))
     assert sent == [1], "its penalties are of another prompt now"
 
 
-def test_a_greedy_row_that_was_greedy_before_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_greedy_slot_that_was_greedy_before_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = sampler(enter(0, GREEDY, 5), enter(1, Sampling(temperature=0.5), 5))
     sent: list[Tensor] = []
 

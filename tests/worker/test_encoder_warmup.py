@@ -24,7 +24,7 @@ from saccade.worker.encoder_warmup import (
 )
 from tests import checkpoints
 from tests.encoder.test_encoder_graphs import CPU, Counting, graphs, patches, through
-from tests.engine.test_workspace import PROCESSING
+from tests.engine.test_memory import PROCESSING
 
 RULE = ViewRule(unit=32)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from msgspec.structs import replace
 
 from saccade.checkpoint import open_checkpoint
@@ -15,7 +16,7 @@ from saccade.engine.builder import build_engine
 from saccade.engine.ipc import EngineInfo
 from saccade.engine.pacing import StepPacer
 from saccade.engine.step_log import StepLog
-from saccade.engine.step_timer import CudaTimerEvent, DeviceStepTimer, HostStepTimer, StepTimer
+from saccade.engine.step_timer import DeviceStepTimer, HostStepTimer, StepTimer, TimerEvent
 from saccade.executor.executor import Executor, StepFuture
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request
@@ -24,6 +25,18 @@ from saccade.scheduler.scheduler import Scheduler
 from saccade.step_plan import StepOutput, StepPlan
 
 log = logging.getLogger(__name__)
+
+
+class CudaTimerEvent:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def seconds_until(self, later: TimerEvent) -> float:
+        if not isinstance(later, CudaTimerEvent):
+            raise TypeError(f"a {type(later).__name__} is not a CUDA event")
+        later._event.synchronize()
+        return float(self._event.elapsed_time(later._event)) / 1e3
 
 
 class StepMonitor:

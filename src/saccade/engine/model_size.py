@@ -1,9 +1,4 @@
-"""The sizes of a network from its config.json, without building it: what it weighs, what a token of it costs.
-
-takes   a configuration, as a checkpoint folder has it
-gives   a `Network` (scheduler/cost_prior.py)
-never   imports torch: the planner (saccade.tools.planner) answers for models this machine could not hold
-"""
+"""The size of a model from its config.json, without building it. No torch: the planner sizes any model."""
 
 from collections.abc import Mapping
 from typing import Any

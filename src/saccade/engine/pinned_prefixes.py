@@ -1,9 +1,4 @@
-"""System prompts as the tokens every conversation with them begins with.
-
-takes   a checkpoint, texts
-gives   token ids
-never   loads torch
-"""
+"""System prompts as the tokens that every conversation with them begins with. No torch."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -15,7 +10,7 @@ from saccade.inputs.tokenizer import Tokenizer
 
 
 def pinned_tokens(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
-    """What two conversations with the same system prompt have in common before the users' first words."""
+    """The common prefix of two conversations with the same system prompt."""
     if not texts:
         return []
     if checkpoint.chat_template is None:

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 
 class StepTimer(Protocol):
     def launch_started(self) -> None: ...
@@ -66,18 +64,6 @@ class TimerEvent(Protocol):
 
     def seconds_until(self, later: "TimerEvent") -> float:
         """Waits for the later one."""
-
-
-class CudaTimerEvent:
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._event.record()
-
-    def seconds_until(self, later: TimerEvent) -> float:
-        if not isinstance(later, CudaTimerEvent):
-            raise TypeError(f"a {type(later).__name__} is not a CUDA event")
-        later._event.synchronize()
-        return float(self._event.elapsed_time(later._event)) / 1e3
 
 
 class DeviceStepTimer:

@@ -1,25 +1,20 @@
-"""Which tokens may be drawn: top-k, top-p and min-p, each as the least logit it keeps.
-
-takes   logits and the sampling parameters of their lines
-gives   scaled logits, barred ones at minus infinity
-never   holds state
-"""
+"""Top-k, top-p and min-p, each as the least logit it keeps."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# Columns of the parameter table, [max_rows, 9] float64 (the 32-bit key halves are exact in it).
+# Columns of the parameter table, [slots, 9] float64 (the 32-bit key halves are exact in it).
 TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, KEY_LOW, KEY_HIGH = range(9)
-GREEDY_BELOW = 1e-5  # temperatures under this are greedy: dividing by them says nothing else
-_CANDIDATES = 1024  # on the CPU, top-p looks at so many tokens before it sorts them all
+GREEDY_BELOW = 1e-5  # a temperature under this is greedy
+_CANDIDATES = 1024  # on the CPU, top-p tries so many tokens before it sorts all
 
 
 def scale_and_mask(logits: Tensor, parameters: Tensor, kind: str, largest_k: int) -> Tensor:
-    """[n, V] logits over the temperature, less the best (which stands at 0), -inf where barred; in place."""
+    """[n, V] logits minus the largest, over the temperature; -inf where masked; in place."""
     line = parameters.float().unsqueeze(-1)  # [n, 9, 1]
     scaled = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(line[:, TEMPERATURE])
-    least = line[:, MIN_P].log()  # a share of the best one's probability is a distance from it
+    least = line[:, MIN_P].log()  # relative to the largest, which is 0
     if kind == "top_k":
         k = parameters[:, TOP_K].long()
         least = torch.maximum(least, top_k_least(scaled, k, line[:, TOP_P], largest_k))
@@ -29,9 +24,9 @@ def scale_and_mask(logits: Tensor, parameters: Tensor, kind: str, largest_k: int
 
 
 def top_k_least(logits: Tensor, k: Tensor, top_p: Tensor, largest_k: int) -> Tensor:
-    """The k-th best logit of each row (ties stay in), or the least that top-p keeps of those, if more.
+    """The k-th largest logit of each line (ties stay in), or the least that top-p keeps of those, if larger.
 
-    logits [n, V]; k [n], all at most largest_k; top_p [n, 1]. The best stands at 0.
+    logits [n, V], the largest 0; k [n], all at most largest_k; top_p [n, 1].
     """
     best = logits.topk(largest_k, dim=-1).values  # descending
     least = best.gather(1, k.unsqueeze(1) - 1)

@@ -1,9 +1,5 @@
-"""Counter-based noise: a pure function of (seed, output position, token id).
-
-takes   the halves of a 64-bit seed, positions, mixed token ids
-gives   the same bits on every device and beside any neighbours
-never   holds state
-"""
+"""Counter-based random numbers: a pure function of seed, output position and token id, alike on every
+device."""
 
 import torch
 from torch import Tensor

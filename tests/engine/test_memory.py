@@ -8,7 +8,7 @@ import torch
 from saccade.checkpoint import open_checkpoint
 from saccade.encoder.encoder_graphs import EncoderGraphs
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
-from saccade.engine.workspace import largest_grid, partial_view_bytes
+from saccade.engine.memory import largest_grid, partial_view_bytes
 from saccade.inputs.image_processor import plain_view
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.kernels.cuda_graph import PlainRecorder
