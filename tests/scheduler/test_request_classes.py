@@ -23,6 +23,9 @@ from tests.scheduler.simulated_device import (
     small_limits,
     work_of,
 )
+from tests.scheduler.simulated_device import (
+    image as picture,
+)
 
 TEXT = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6, 8, 3, 5, 7, 2, 5, 8, 3, 6, 2]
 ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
@@ -597,7 +600,7 @@ def test_text_leaves_a_waiting_image_its_slot_and_text_blocks(known: bool) -> No
     known=st.booleans(),
     overlap=st.booleans(),
 )
-def test_an_image_does_not_starve_for_vision_blocks_however_many_texts_overtake_it(
+def test_a_picture_does_not_starve_for_its_pool_however_many_texts_pass_it(
     rows: int,
     step_tokens: int,
     text: int,
@@ -621,7 +624,7 @@ def test_an_image_does_not_starve_for_vision_blocks_however_many_texts_overtake_
     engine = Engine(
         blocks=text + vision, vision=vision, limits=limits, overlap=overlap, feature_bytes=1 << 20
     )
-    media = (image(200, 0, 2, 4),)  # two blocks
+    media = (picture(200, 0, 2, 4),)  # two blocks
     if known:
         engine.add(question("before", [IMAGE_ID, 2], media, max_tokens=1, salt=b"other"))
         engine.run()
