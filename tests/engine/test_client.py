@@ -58,7 +58,7 @@ async def until_empty(client: EngineClient) -> None:
     raise AssertionError(client.stats())
 
 
-async def test_first_tokens_are_handed_on_before_those_of_running_answers() -> None:
+async def test_first_tokens_are_delivered_before_those_of_running_streams() -> None:
     client = EngineClient(EngineConfig(model="m"))
     client._error = None
     heard: list[tuple[str, int]] = []
@@ -85,7 +85,7 @@ async def test_first_tokens_are_handed_on_before_those_of_running_answers() -> N
         task.cancel()
 
 
-async def test_texts_do_not_wait_for_the_pixels_of_others_and_cancellations_do(
+async def test_text_requests_do_not_wait_for_pixels_and_cancellations_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine's end of the channel is read here; a picture's pixels are copied when we say so."""
@@ -124,7 +124,7 @@ async def test_texts_do_not_wait_for_the_pixels_of_others_and_cancellations_do(
         thread.join()
 
 
-async def test_an_engine_process_lives_answers_and_dies(vl_folder: Path) -> None:
+async def test_an_engine_process_starts_answers_and_reports_its_death(vl_folder: Path) -> None:
     client = EngineClient(config(vl_folder))
     await client.start()
     assert client.info.num_blocks == 64
@@ -157,17 +157,17 @@ async def test_an_engine_process_lives_answers_and_dies(vl_folder: Path) -> None
     await client.stop()
 
 
-async def test_a_start_that_fails_says_why(vl_folder: Path, tmp_path: Path) -> None:
+async def test_a_failed_start_raises_the_reason(vl_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len is 99999"):
         await EngineClient(config(vl_folder, max_model_len=99999)).start()
 
 
-async def test_a_start_whose_options_cannot_be_packed_says_so(vl_folder: Path) -> None:
+async def test_options_that_cannot_be_encoded_fail_the_start(vl_folder: Path) -> None:
     with pytest.raises(ConfigError, match="options could not be sent"):
         await EngineClient(config(vl_folder, seed=1 << 100)).start()
 
 
-async def test_an_engine_process_writes_the_step_log_asked_for(vl_folder: Path, tmp_path: Path) -> None:
+async def test_an_engine_process_writes_the_step_log(vl_folder: Path, tmp_path: Path) -> None:
     client = EngineClient(config(vl_folder, step_log=str(tmp_path / "steps.jsonl")))
     await client.start()
     await collect(client, question("logged"))
@@ -189,7 +189,9 @@ class SlowChannel:
         self.sent.append(message)
 
 
-async def test_a_slow_engine_holds_up_nobody_and_a_cancellation_never_overtakes(vl_folder: Path) -> None:
+async def test_a_slow_engine_does_not_block_the_event_loop_and_a_cancellation_never_overtakes(
+    vl_folder: Path,
+) -> None:
     client, channel = EngineClient(config(vl_folder)), SlowChannel()
     client._error = None
     loop = asyncio.get_running_loop()
@@ -205,7 +207,7 @@ async def test_a_slow_engine_holds_up_nobody_and_a_cancellation_never_overtakes(
     assert [type(message) for message in channel.sent] == [Submit, Cancel]
 
 
-async def test_a_message_that_cannot_be_packed_is_told_to_its_sender_alone(vl_folder: Path) -> None:
+async def test_a_message_that_cannot_be_encoded_fails_only_its_sender(vl_folder: Path) -> None:
     client = EngineClient(config(vl_folder))
     await client.start()
     try:
@@ -217,7 +219,7 @@ async def test_a_message_that_cannot_be_packed_is_told_to_its_sender_alone(vl_fo
         await client.stop()
 
 
-async def test_an_engine_that_cannot_read_a_message_ends_and_says_so(vl_folder: Path) -> None:
+async def test_an_engine_that_cannot_read_a_message_reports_it_and_stops(vl_folder: Path) -> None:
     client = EngineClient(config(vl_folder))
     await client.start()
     try:
@@ -229,7 +231,7 @@ async def test_an_engine_that_cannot_read_a_message_ends_and_says_so(vl_folder: 
         await client.stop()
 
 
-async def test_the_numbers_are_there_from_the_start(vl_folder: Path) -> None:
+async def test_stats_are_available_after_the_start(vl_folder: Path) -> None:
     client = EngineClient(config(vl_folder))
     await client.start()
     try:
@@ -238,7 +240,7 @@ async def test_the_numbers_are_there_from_the_start(vl_folder: Path) -> None:
         await client.stop()
 
 
-async def test_the_engine_has_few_questions_about_pictures_at_a_time(vl_folder: Path) -> None:
+async def test_image_queries_in_flight_are_limited(vl_folder: Path) -> None:
     client = EngineClient(config(vl_folder))
     client._error = None
     asking = [asyncio.create_task(client.image_tiers(b"%d" % number, delete=True)) for number in range(40)]
@@ -302,7 +304,7 @@ class FakeEngine:
         return EngineStats()
 
 
-def test_a_deletion_is_answered_when_the_files_are_gone_and_holds_up_no_step() -> None:
+def test_a_deletion_is_answered_after_the_files_are_deleted_and_delays_no_step() -> None:
     ours, theirs = (Channel(end) for end in socket.socketpair())
     inbox, engine = Inbox(theirs), FakeEngine()
     ours.send(ImageQuery(1, b"x", True))
@@ -323,7 +325,7 @@ def test_a_deletion_is_answered_when_the_files_are_gone_and_holds_up_no_step() -
     engine.then[0]()  # nobody is there any more: no harm
 
 
-def test_a_request_that_breaks_something_is_refused_alone() -> None:
+def test_an_unexpected_error_rejects_only_its_request() -> None:
     ours, theirs = (Channel(end) for end in socket.socketpair())
     engine = FakeEngine()
     for message in (Submit(question("odd")), Submit(question("good")), Stop()):
@@ -336,7 +338,7 @@ def test_a_request_that_breaks_something_is_refused_alone() -> None:
     theirs.close()
 
 
-def test_what_comes_while_the_device_is_busy_goes_with_the_next_step() -> None:
+def test_requests_that_arrive_during_the_planning_delay_join_the_next_step() -> None:
     ours, theirs = (Channel(end) for end in socket.socketpair())
     engine = FakeEngine()
     engine.idle, engine.naps_until = False, 2
@@ -352,7 +354,7 @@ def test_what_comes_while_the_device_is_busy_goes_with_the_next_step() -> None:
     ours.close()
 
 
-def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_trims_its_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
     trimmer = HeapTrimmer(0.05)
     monkeypatch.setattr(trimmer, "_trim", trims.append)
@@ -376,7 +378,7 @@ def test_a_quiet_engine_gives_back_its_heap_once(monkeypatch: pytest.MonkeyPatch
     ours.close()
 
 
-async def test_an_idle_engine_tells_when_nothing_is_left_to_prepare(vl_folder: Path) -> None:
+async def test_an_idle_engine_reports_the_end_of_warmup(vl_folder: Path) -> None:
     client = EngineClient(config(vl_folder, graphs="on", max_model_len=64, max_num_seqs=2))
     await client.start()
     try:

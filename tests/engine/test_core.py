@@ -26,7 +26,7 @@ __all__ = ["bench"]  # the fixture
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("failing", [0, 3], ids=["the first step", "a later step"])
-def test_a_step_that_cannot_be_launched_is_told_before_the_engine_is_idle(
+def test_the_error_of_a_failed_launch_is_returned_before_the_engine_is_idle(
     vl_folder: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool, failing: int
 ) -> None:
     engine = Engine(
@@ -57,7 +57,7 @@ def test_a_step_that_cannot_be_launched_is_told_before_the_engine_is_idle(
     [{}, {"itl_target": 0.001}, {"graphs": "on"}, {"num_blocks": 90, "block_size": 4}],
     ids=["whole", "in slices", "captured", "few blocks"],
 )
-def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(
+def test_an_image_that_cannot_be_encoded_fails_only_its_request(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], overlap: bool
 ) -> None:
     """The others, in the same step and the same call of the tower, are answered as transformers does."""
@@ -108,7 +108,7 @@ def run_out(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
-def test_the_time_in_which_nobody_asked_for_anything_is_no_steps(vl_folder: Path, overlap: bool) -> None:
+def test_idle_time_counts_to_no_step(vl_folder: Path, overlap: bool) -> None:
     """A prompt is cancelled after a step that sampled nothing, whose time is part of the next one's."""
     config = EngineConfig(
         model=str(vl_folder), device="cpu", num_blocks=64, max_num_batched_tokens=16, overlap=overlap

@@ -56,14 +56,14 @@ def test_received_pixels_may_be_written_without_reaching_the_sender() -> None:
     assert np.array_equal(pixels, original)
 
 
-def test_non_contiguous_pixels_cross() -> None:
+def test_non_contiguous_pixels_arrive() -> None:
     front, engine = pair()
     pixels = picture(16, 16)[:, ::2, ::-1]
     front.send(Submit(request_with(pixels)))
     assert np.array_equal(engine.receive(ToEngine).request.media[0].pixels, pixels)
 
 
-def test_pictures_without_pixels_cross_beside_others() -> None:
+def test_images_without_pixels_arrive_beside_others() -> None:
     front, engine = pair()
     sent = request_with(NO_PIXELS, picture(8, 8), NO_PIXELS)
     front.send(Submit(sent))
@@ -72,7 +72,7 @@ def test_pictures_without_pixels_cross_beside_others() -> None:
     assert np.array_equal(got[1], sent.media[1].pixels)
 
 
-def test_pixels_that_are_words_arrive_as_words_wherever_they_lie() -> None:
+def test_rgbx_pixels_arrive_as_rgbx_at_any_offset() -> None:
     front, engine = pair()
     words = np.random.default_rng(2).integers(0, 1 << 32, (5, 7), dtype=np.uint32) | OPAQUE
     sent = request_with(
@@ -91,7 +91,7 @@ def test_pixels_that_are_words_arrive_as_words_wherever_they_lie() -> None:
 @pytest.mark.parametrize(
     "has_content", [{"offset": 64}, {"offset": -16}, {"shape": [1, 9, 9, 3]}, {"offset": 1}]
 )
-def test_pixels_that_did_not_come_are_not_read(
+def test_pixels_outside_the_shared_memory_are_rejected(
     has_content: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front, engine = pair()
@@ -125,7 +125,7 @@ def test_messages_keep_their_order_and_boundaries_across_threads() -> None:
     sender.join()
 
 
-def test_news_with_logprobs_arrives() -> None:
+def test_step_outputs_with_logprobs_arrive() -> None:
     front, engine = pair()
     logprobs = (TokenLogprobs(-0.5, ((3, -0.5), (4, -1.5))),)
     news = StepOutputs(
@@ -135,7 +135,7 @@ def test_news_with_logprobs_arrives() -> None:
     assert front.receive(ToFrontend) == news
 
 
-def test_the_end_is_none_for_the_reader_and_an_error_for_the_writer() -> None:
+def test_a_closed_channel_gives_none_to_the_reader_and_an_error_to_the_writer() -> None:
     front, engine = pair()
     engine.close()
     assert front.receive(ToFrontend) is None
@@ -155,7 +155,7 @@ def test_close_wakes_a_blocked_reader() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_shared_memory_is_given_back_at_once() -> None:
+def test_shared_memory_is_released_at_once() -> None:
     front, engine = pair()
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -167,7 +167,7 @@ def test_shared_memory_is_given_back_at_once() -> None:
     assert "saccade-pixels" not in Path("/proc/self/maps").read_text()
 
 
-def test_looks_arrive_with_what_their_pictures_say_by_themselves() -> None:
+def test_relevance_arrives_with_its_image_maps() -> None:
     front, engine = pair()
     maps = np.random.default_rng(0).random((5, 3, 4), dtype=np.float32)
     fine = np.random.default_rng(1).random((12, 16), dtype=np.float32)

@@ -39,7 +39,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
 
 
 @pytest.mark.parametrize("size", [(4096, 4096), (9000, 7000), (500, 30_000), (4095, 4097)])
-def test_no_picture_becomes_larger_than_what_is_measured(tower: VisionTower, size: tuple[int, int]) -> None:
+def test_no_view_is_larger_than_the_measured_one(tower: VisionTower, size: tuple[int, int]) -> None:
     rows, columns = largest_grid(tower, [PROCESSING], 1 << 20)
     assert (rows, columns) == (256, 256)
     grid = plain_view(bytes(16), size, PROCESSING).grid
@@ -53,7 +53,7 @@ def test_a_view_that_no_context_could_hold_is_not_measured(tower: VisionTower) -
     assert largest_grid(tower, [replace(PROCESSING, max_pixels=1)], 1000) == (2, 2)
 
 
-def test_what_is_set_aside_for_a_view_half_way_is_what_it_takes(tower: VisionTower) -> None:
+def test_partial_views_take_the_budgeted_bytes(tower: VisionTower) -> None:
     grid = (8, 12)
     with torch.inference_mode():
         layout = tower.layout([grid])
@@ -64,7 +64,7 @@ def test_what_is_set_aside_for_a_view_half_way_is_what_it_takes(tower: VisionTow
     assert partial_view_bytes(tower, torch.float32, 96) == taken
 
 
-def test_common_sizes_are_captured_whole_before_the_first_request(tower: VisionTower) -> None:
+def test_common_image_sizes_are_captured_before_the_first_request(tower: VisionTower) -> None:
     """With a processor that makes everything small: the sizes of a real one are a chip's business."""
     processing = replace(PROCESSING, min_pixels=1024, max_pixels=16_384)
     graphs = EncoderGraphs(tower, PlainRecorder(), CPU, torch.float32)

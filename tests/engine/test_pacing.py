@@ -47,7 +47,7 @@ def step(pacer: StepPacer, clock: Clock, expected: float, host: float = 0.0) -> 
     pacer.launched(expected)
 
 
-def test_the_next_step_is_planned_shortly_before_the_end_of_the_one_that_runs(clock: Clock) -> None:
+def test_the_next_step_is_planned_shortly_before_the_end_of_the_running_one(clock: Clock) -> None:
     pacer = StepPacer(clock)
     pacer.launched(13.0)
     assert sleep_until_due(pacer, clock) == pytest.approx(0.013 - LEAD, abs=5e-5)
@@ -58,7 +58,7 @@ def test_the_next_step_is_planned_shortly_before_the_end_of_the_one_that_runs(cl
     assert sleep_until_due(pacer, clock) == pytest.approx(0.020 - LEAD, abs=5e-5)
 
 
-def test_beside_short_steps_nothing_is_put_off(clock: Clock) -> None:
+def test_short_steps_are_not_paced(clock: Clock) -> None:
     pacer = StepPacer(clock)
     pacer.launched(1e3 * MIN_STEP * LEAD - 0.1)
     assert pacer.delay == 0
@@ -67,7 +67,7 @@ def test_beside_short_steps_nothing_is_put_off(clock: Clock) -> None:
     assert pacer.delay > 0
 
 
-def test_a_device_that_was_kept_waiting_gets_its_next_step_earlier(clock: Clock) -> None:
+def test_the_lead_grows_after_a_late_step(clock: Clock) -> None:
     pacer = StepPacer(clock)
     for _ in range(1000):
         step(pacer, clock, 50.0)
@@ -91,7 +91,7 @@ def test_a_device_that_was_kept_waiting_gets_its_next_step_earlier(clock: Clock)
     assert pacer.lead == pytest.approx(MAX_LEAD)
 
 
-def test_a_result_nobody_was_put_off_for_is_never_late(clock: Clock) -> None:
+def test_a_step_without_delay_is_never_late(clock: Clock) -> None:
     pacer = StepPacer(clock)
     step(pacer, clock, 2.0)
     for _ in range(5):
@@ -101,7 +101,7 @@ def test_a_result_nobody_was_put_off_for_is_never_late(clock: Clock) -> None:
     assert pacer.lead <= LEAD
 
 
-def test_planning_that_takes_longer_is_begun_earlier_and_the_other_way_round(clock: Clock) -> None:
+def test_the_lead_follows_the_planning_time(clock: Clock) -> None:
     """Whether or not steps are long enough to be put off: else a lead once grown would stay."""
     pacer = StepPacer(clock)
     for host in (6e-3, 0.8e-3):
@@ -140,14 +140,14 @@ def played(*, paced: bool, milliseconds: float, steps: int = 6_000) -> tuple[flo
 
 
 @pytest.mark.parametrize(("milliseconds", "gain"), [(4.3, 2e-3), (13.0, 9e-3)])
-def test_texts_wait_less_and_the_device_never(milliseconds: float, gain: float) -> None:
+def test_pacing_shortens_the_wait_and_keeps_the_device_busy(milliseconds: float, gain: float) -> None:
     at_once, _ = played(paced=False, milliseconds=milliseconds)
     put_off, idle = played(paced=True, milliseconds=milliseconds)
     assert at_once - put_off > gain
     assert idle < 0.001
 
 
-def test_where_the_end_of_a_step_was_not_seen_the_next_is_planned_at_once(clock: Clock) -> None:
+def test_without_a_seen_end_the_next_step_is_planned_at_once(clock: Clock) -> None:
     pacer = StepPacer(clock)
     pacer.launched(50.0)
     pacer.launched(50.0)

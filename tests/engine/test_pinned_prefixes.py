@@ -33,7 +33,7 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-def test_the_tokens_are_those_every_conversation_begins_with(folder: Path) -> None:
+def test_pinned_tokens_are_the_common_prefix_of_conversations(folder: Path) -> None:
     (tokens,) = pinned_tokens(open_checkpoint(str(folder)), [SYSTEM])
     front = InputProcessor(open_checkpoint(str(folder)), 4096)
     for words in ("Where is the boat?", "x", "9"):
@@ -42,7 +42,7 @@ def test_the_tokens_are_those_every_conversation_begins_with(folder: Path) -> No
     assert len(tokens) > len(front.tokenizer.encode(SYSTEM))
 
 
-def test_its_blocks_stay_while_others_take_everything_else(folder: Path) -> None:
+def test_pinned_blocks_are_never_evicted(folder: Path) -> None:
     front = InputProcessor(open_checkpoint(str(folder)), 4096)
     for pinned in ((SYSTEM,), ()):
         engine = Engine(
@@ -80,9 +80,7 @@ def test_its_blocks_stay_while_others_take_everything_else(folder: Path) -> None
         ({"prefix_caching": False}, "needs prefix_caching"),
     ],
 )
-def test_what_does_not_fit_is_refused_when_the_engine_starts(
-    folder: Path, options: dict[str, Any], message: str
-) -> None:
+def test_prefixes_that_do_not_fit_fail_the_start(folder: Path, options: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"block_size": 4, "num_blocks": 60, "max_model_len": 140, **options}
     with pytest.raises(ConfigError, match=message):
         Engine(EngineConfig(model=str(folder), device="cpu", pin_prefix=(SYSTEM,), **given), progress=False)

@@ -45,7 +45,7 @@ def test_a_full_disk_ends_the_log_and_nothing_else(vl_folder: Path, caplog: pyte
     assert len([line for line in caplog.messages if "/dev/full" in line]) == 1
 
 
-def test_steps_whose_result_never_came_are_forgotten(tmp_path: Path) -> None:
+def test_failed_steps_are_dropped_from_the_log(tmp_path: Path) -> None:
     log = StepLog(tmp_path / "steps.jsonl")
     for number in range(3):
         log.launched(StepPlan(number, (), (), (), (), ()), captured=False)

@@ -16,7 +16,7 @@ class Clock:
         self.now += seconds
 
 
-def test_one_after_the_other_a_step_lasts_from_its_launch_to_its_result() -> None:
+def test_a_serial_step_lasts_from_launch_to_output() -> None:
     clock = Clock()
     timer = HostStepTimer(clock)
     for seconds in (2.0, 3.0):
@@ -26,7 +26,7 @@ def test_one_after_the_other_a_step_lasts_from_its_launch_to_its_result() -> Non
         assert timer.finished(waited=True) == seconds
 
 
-def test_overlapped_a_step_lasts_from_the_result_before_it() -> None:
+def test_an_overlapped_step_lasts_from_the_previous_output() -> None:
     clock = Clock()
     timer = HostStepTimer(clock)
     timer.launch_started()
@@ -41,7 +41,7 @@ def test_overlapped_a_step_lasts_from_the_result_before_it() -> None:
     assert timer.finished(waited=True) == 2
 
 
-def test_a_step_without_samples_lends_its_time_to_the_next() -> None:
+def test_the_time_of_a_step_without_samples_counts_to_the_next() -> None:
     clock = Clock()
     timer = HostStepTimer(clock)
     timer.launch_started()
@@ -52,7 +52,7 @@ def test_a_step_without_samples_lends_its_time_to_the_next() -> None:
     assert timer.finished(waited=True) == 5
 
 
-def test_after_a_failure_it_starts_anew() -> None:
+def test_a_failure_resets_the_timer() -> None:
     clock = Clock()
     timer = HostStepTimer(clock)
     timer.launch_started()
@@ -90,7 +90,7 @@ class Device:
         self.busy_until = max(begin + device, self.now)
 
 
-def test_by_the_device_a_slow_launch_is_not_the_time_of_the_step_before() -> None:
+def test_device_timer_does_not_count_a_slow_launch_to_the_previous_step() -> None:
     device = Device()
     timer = DeviceStepTimer(device.mark)
     took: list[float | None] = []
@@ -105,7 +105,7 @@ def test_by_the_device_a_slow_launch_is_not_the_time_of_the_step_before() -> Non
     assert took == pytest.approx([5.0, 45.1, 5.0])
 
 
-def test_by_the_device_a_step_nobody_waits_for_is_part_of_the_next() -> None:
+def test_device_timer_counts_a_step_without_wait_to_the_next() -> None:
     device = Device()
     timer = DeviceStepTimer(device.mark)
     for work in (3.0, 4.0, 5.0):
@@ -117,7 +117,7 @@ def test_by_the_device_a_step_nobody_waits_for_is_part_of_the_next() -> None:
     assert timer.finished(waited=True) == 5.0
 
 
-def test_by_the_device_a_step_that_fails_takes_its_time_with_it() -> None:
+def test_device_timer_discards_the_time_of_a_failed_step() -> None:
     device = Device()
     timer = DeviceStepTimer(device.mark)
     timer.launch_started()
@@ -135,7 +135,7 @@ def test_by_the_device_a_step_that_fails_takes_its_time_with_it() -> None:
     assert timer.finished(waited=True) == 2.0
 
 
-def test_what_was_never_waited_for_is_forgotten_when_nobody_asks_for_more() -> None:
+def test_idle_discards_time_that_was_not_accounted_for() -> None:
     clock, device = Clock(), Device()
     timer, by_device = HostStepTimer(clock), DeviceStepTimer(device.mark)
     timer.launch_started()

@@ -58,7 +58,7 @@ def looks(folder: Path, graphs: Literal["on", "off"]) -> tuple[list[tuple[list[i
     return found, engine.graph_replays
 
 
-def test_captured_looks_choose_as_ordinary_ones(tmp_path: Path) -> None:
+def test_graph_steps_choose_the_views_of_eager_ones(tmp_path: Path) -> None:
     """In the deterministic mode, where padding changes no bit. The pictures are of one size, so the maps of
     all but the first come from a captured call. Captured towers take another attention than those that are
     not, so features differ by rounding: most windows are the same, and one may move by half a token, which is

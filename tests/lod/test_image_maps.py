@@ -29,9 +29,7 @@ def _seeded(seed: int) -> torch.Generator:
 @pytest.mark.parametrize(
     ("size", "grid"), [((96, 64), (3, 2)), ((800, 1000), (7, 9)), ((1, 1), (1, 1)), ((10, 900), (1, 16))]
 )
-def test_captured_maps_are_those_of_the_texture_bit_for_bit(
-    size: tuple[int, int], grid: tuple[int, int]
-) -> None:
+def test_maps_of_a_graph_are_bit_exact(size: tuple[int, int], grid: tuple[int, int]) -> None:
     recorder = Counting()
     stills = ImageMapRunner(CPU, recorder)
     for seed in range(4):
@@ -41,14 +39,14 @@ def test_captured_maps_are_those_of_the_texture_bit_for_bit(
     assert (recorder.recorded, recorder.replayed) == (1, 2)  # the second sighting captures
 
 
-def test_what_was_given_outlives_the_next_picture() -> None:
+def test_maps_outlive_the_next_image() -> None:
     stills = ImageMapRunner(CPU, Counting(), min_uses=1)
     given = [stills.maps(page(64, 64, seed), (2, 2)) for seed in range(3)]
     assert not torch.equal(given[1], given[2])
     assert torch.equal(given[1], image_maps(texture(page(64, 64, 1)), (2, 2)))
 
 
-def test_pictures_of_one_form_share_a_call_however_large() -> None:
+def test_images_of_one_aspect_ratio_share_a_graph() -> None:
     stills = ImageMapRunner(CPU, Counting(), min_uses=1)
     for side in (LONGEST, 800, 1600):
         stills.maps(page(side, side // 2), (4, 2))
@@ -58,7 +56,7 @@ def test_pictures_of_one_form_share_a_call_however_large() -> None:
     assert len(stills) == 3
 
 
-def test_least_recently_used_shapes_go_when_there_are_too_many() -> None:
+def test_least_recently_used_shapes_are_evicted() -> None:
     recorder = Counting()
     stills = ImageMapRunner(CPU, recorder, min_uses=1, max_shapes=2)
     for width in (16, 32, 16, 48):
@@ -71,7 +69,7 @@ def test_least_recently_used_shapes_go_when_there_are_too_many() -> None:
     assert recorder.recorded == 4
 
 
-def test_a_capture_that_fails_is_told_once_and_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_capture_is_logged_once_and_not_retried(caplog: pytest.LogCaptureFixture) -> None:
     stills = ImageMapRunner(CPU, Counting(fail_at=0), min_uses=1)
     with caplog.at_level(logging.WARNING):
         for seed in range(3):
@@ -83,7 +81,7 @@ def test_a_capture_that_fails_is_told_once_and_not_tried_again(caplog: pytest.Lo
     assert "stream is capturing" in caplog.text
 
 
-def test_whatever_a_capture_raises_the_maps_are_there() -> None:
+def test_maps_are_computed_whatever_a_capture_raises() -> None:
     class CompilationError(Exception):
         pass
 
@@ -97,7 +95,7 @@ def test_whatever_a_capture_raises_the_maps_are_there() -> None:
     )
 
 
-def test_nothing_is_captured_where_graphs_are_off() -> None:
+def test_nothing_is_captured_without_graphs() -> None:
     stills = build_image_map_runner(CPU, graphs=False)
     for _ in range(3):
         stills.maps(page(64, 64), (2, 2))

@@ -140,7 +140,7 @@ def test_a_head_of_another_shape_is_refused(bench: Callable[[str], Bench], tmp_p
         Engine(EngineConfig(model=str(broken), device="cpu", num_blocks=64), progress=False)
 
 
-def test_what_a_deleted_picture_says_by_itself_is_forgotten(bench: Callable[[str], Bench]) -> None:
+def test_image_maps_of_a_deleted_image_are_dropped(bench: Callable[[str], Bench]) -> None:
     """Whether it is deleted after it was looked at, or while a request that will look at it waits."""
     peers = bench("registered")
     engine = peers.engine()
@@ -163,7 +163,7 @@ def test_what_a_deleted_picture_says_by_itself_is_forgotten(bench: Callable[[str
     assert kept == [[len(contents), 0], [0, 0]]
 
 
-def test_what_a_picture_says_by_itself_comes_to_the_host_once(
+def test_image_maps_are_copied_to_the_host_once(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later looks refer to it; another view of the picture has its own; what was deleted comes anew, and so
@@ -223,7 +223,7 @@ def test_what_a_picture_says_by_itself_comes_to_the_host_once(
     assert keeping.relevance._cached_tokens == seen.tokens
 
 
-def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
+def test_targets_of_one_step_share_the_image_maps() -> None:
     maps = torch.rand(NUM_IMAGE_MAPS, 2, 3)
     still, other = ImageMapsTransfer(b"one", (2, 3), maps), ImageMapsTransfer(b"other", (2, 3), maps + 1)
     numbers = [[float(number)] * 6 + [number + 0.5] for number in range(3)]
@@ -244,7 +244,7 @@ def test_looks_of_one_step_bring_what_their_picture_says_once() -> None:
         assert np.array_equal(look.lost, raw[2].numpy())
 
 
-def test_views_are_on_their_way_before_anybody_hears_of_the_look(
+def test_zoomed_views_are_launched_before_the_relevance_step_is_updated(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lone question: its look is heard before the rest of its step is learnt, and the views are launched in

@@ -1,4 +1,4 @@
-"""Looks that a captured step tells the host of: each gets its own, and nothing of a picture outlives it."""
+"""Relevance of a step: each request gets its own, failures stay with their request."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def one_behind_the_other(peers: Bench, graphs: str, *, met: bool) -> dict[str, A
 
 
 @pytest.mark.parametrize("met", [True, False], ids=["sizes met before", "sizes captured now"])
-def test_nobody_is_told_what_another_sees(
+def test_requests_get_their_own_relevance(
     bench: Callable[[str], Bench], met: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red when a step, or the capture of one, writes over looks that nobody has read yet."""
@@ -55,7 +55,7 @@ def test_nobody_is_told_what_another_sees(
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])
-def test_what_a_deleted_picture_says_is_computed_once(
+def test_image_maps_of_a_deleted_image_are_computed_once(
     bench: Callable[[str], Bench], graphs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = bench("stock")
@@ -76,7 +76,7 @@ def test_what_a_deleted_picture_says_is_computed_once(
     assert len(computed) == 1
 
 
-def test_a_picture_that_cannot_go_up_ends_its_own_request_alone(
+def test_an_image_that_cannot_be_uploaded_fails_only_its_request(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = bench("stock")
@@ -106,7 +106,7 @@ def test_a_picture_that_cannot_go_up_ends_its_own_request_alone(
     assert tokens == 11
 
 
-def test_maps_that_fail_before_a_step_are_made_by_the_look_and_nobody_ends(
+def test_image_maps_that_fail_early_are_computed_with_the_relevance(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is raised: what a compiler says of a kernel is no RuntimeError."""

@@ -39,7 +39,7 @@ def bench(family_folder: Callable[[str], Path]) -> Callable[[str], Bench]:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_captured_steps_equal_transformers(
+def test_graph_steps_equal_transformers(
     bench: Callable[[str], Bench], situation: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = bench("qwen3_vl")
@@ -62,7 +62,7 @@ def test_captured_steps_equal_transformers(
     peers.check(engine, questions[::-1])  # again, in rows that others had
 
 
-def test_a_captured_step_has_a_counter_for_every_row_and_kv_head(
+def test_a_graph_step_has_a_counter_for_every_line_and_kv_head(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What attention in one launch counts in; an ordinary step has none, as nothing orders two of them."""
@@ -86,7 +86,7 @@ def test_a_captured_step_has_a_counter_for_every_row_and_kv_head(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_long_captured_output_equals_transformers(bench: Callable[[str], Bench], family: str) -> None:
+def test_a_long_output_of_graph_steps_equals_transformers(bench: Callable[[str], Bench], family: str) -> None:
     peers = bench(family)
     engine = peers.engine(overlap=True, graphs="on")
     peers.check(engine, [LONG, TEXTS[0]])

@@ -332,7 +332,7 @@ def test_chosen_zooms_equal_transformers(
 
 @pytest.mark.parametrize("mode", ["stock", "registered"])
 @pytest.mark.parametrize("situation", ["roomy", "small chunks", "few rows"])
-def test_captured_steps_choose_and_answer_alike(
+def test_graph_steps_choose_and_answer_alike(
     bench: Callable[[str], Bench], mode: str, situation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red when a view computed in a captured step leaves nothing for a head to look at, and when a question
@@ -350,7 +350,7 @@ def test_captured_steps_choose_and_answer_alike(
 
 @pytest.mark.parametrize("graphs", ["off", "on"])
 @pytest.mark.parametrize("mode", ["stock", "registered"])
-def test_brief_looks_choose_and_answer_alike(
+def test_early_exit_steps_choose_and_answer_alike(
     bench: Callable[[str], Bench], mode: str, graphs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look that ends before the last layers sees the same, and leaves nothing to go on from: red when what
@@ -369,7 +369,7 @@ def test_brief_looks_choose_and_answer_alike(
     assert [boxes(one) for one in together] == [boxes(one) for one in plain]
 
 
-def test_a_picture_goes_up_while_a_brief_look_runs(
+def test_an_image_is_uploaded_during_an_early_exit_step(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red when its pixels are sent for every question, or, where there is no copy any more, only once the
@@ -400,7 +400,7 @@ def test_a_picture_goes_up_while_a_brief_look_runs(
         uploads._copies.clear()  # as if other pictures had come
 
 
-def test_who_has_looked_briefly_samples_as_it_asked(
+def test_sampling_parameters_hold_after_an_early_exit_step(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that only looks is told to the sampler behind the step: red when it goes on with what its row's
@@ -422,7 +422,7 @@ def test_who_has_looked_briefly_samples_as_it_asked(
 
 
 @pytest.mark.parametrize("situation", ["few blocks, small chunks", "few rows"])
-def test_brief_looks_give_way_and_are_cut_like_all_others(
+def test_early_exit_steps_are_preempted_and_chunked_like_others(
     bench: Callable[[str], Bench], situation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = bench("stock")
@@ -440,7 +440,7 @@ def test_brief_looks_give_way_and_are_cut_like_all_others(
         assert engine.stats().preemptions > 0
 
 
-def test_questions_may_look_in_the_captured_steps_of_other_prompts(
+def test_relevance_is_computed_after_graph_steps_of_other_prompts(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The relevance is computed from what the step keeps."""
@@ -457,7 +457,7 @@ def test_questions_may_look_in_the_captured_steps_of_other_prompts(
     assert all(looking)
 
 
-def test_many_questions_at_once_look_in_one_captured_step(
+def test_many_questions_share_one_graph_step(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More prompts than the smaller captured steps hold: each gets its own look and its own answer."""
@@ -511,7 +511,7 @@ def boxes(chosen: ZoomResult) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("mode", ["stock", "registered"])
-def test_ten_questions_see_a_picture_once(bench: Callable[[str], Bench], mode: str) -> None:
+def test_ten_questions_encode_an_image_once(bench: Callable[[str], Bench], mode: str) -> None:
     """The global view is encoded and computed once; equal zooms are encoded once; every answer is right."""
     peers = bench(mode)
     engine = peers.engine(block_size=4)

@@ -90,7 +90,7 @@ def logits_of(seed: int, lines: int = 1, vocab: int = VOCAB, scale: float = 2.0)
 # greedy and temperature
 
 
-def test_greedy_rows_take_the_best_token() -> None:
+def test_greedy_takes_the_largest_logit() -> None:
     logits = logits_of(0, lines=8)
     made = sampler(*(enter(row, GREEDY) for row in range(8)))
     assert step(made, logits, range(8), [0] * 8)[0] == logits.argmax(-1).tolist()
@@ -202,7 +202,7 @@ def test_a_shorter_bias_list_leaves_nothing_of_the_one_before() -> None:
     assert step(made, logits, [0], [0])[0] == [8]
 
 
-def test_end_tokens_are_barred_until_min_tokens_are_out() -> None:
+def test_stop_tokens_are_masked_below_min_tokens() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 5], logits[0, 6], logits[0, 7] = 30.0, 20.0, 10.0
     sampling = Sampling(temperature=0.0, min_tokens=3, stop_token_ids=(5, 6, VOCAB + 9))
@@ -242,7 +242,7 @@ def test_penalties_follow_prompt_and_output(sampling: Sampling) -> None:
     assert len(set(output)) < len(output)  # something was repeated, so counts mattered
 
 
-def test_a_row_entered_again_after_preemption_continues_as_if_it_had_stayed() -> None:
+def test_a_preempted_sequence_samples_as_if_it_had_stayed() -> None:
     sampling = Sampling(repetition_penalty=1.3, frequency_penalty=0.5, temperature=0.8)
     lines = logits_of(7, lines=40)
     stayed = sampler(enter(3, sampling, 99, prompt=[4, 5]))
@@ -263,7 +263,7 @@ ASKED = (GREEDY, Sampling(temperature=0.7, top_k=3), Sampling(logit_bias={3: 9.0
         max_size=8,
     )
 )
-def test_whoever_had_the_row_before_it_does_what_it_was_told_last(
+def test_a_slot_follows_its_last_parameters(
     calls: list[list[tuple[int, Sampling, int]]],
 ) -> None:
     """What a row was told is not told again: red when that is asked of another row, seed or holder."""
@@ -307,7 +307,7 @@ def test_a_greedy_slot_that_was_greedy_before_uploads_nothing(monkeypatch: pytes
     assert len(sent) == 2
 
 
-def test_what_could_not_be_sent_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_whose_upload_failed_are_uploaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = sampler(), enter(0, Sampling(temperature=0.5), 5)
     with monkeypatch.context() as broken:
         broken.setattr(sampler_room, "send", None)
@@ -317,14 +317,14 @@ def test_what_could_not_be_sent_is_sent_again(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(made._parameters, sampler(asked)._parameters)
 
 
-def test_counts_are_held_only_once_a_row_has_penalties() -> None:
+def test_token_counts_are_allocated_with_the_first_penalties() -> None:
     made = sampler(enter(0, Sampling()), enter(1, GREEDY))
     before = made.nbytes
     made.enter(enter(2, Sampling(presence_penalty=0.5)))
     assert made.nbytes > before
 
 
-def test_prompt_ids_beyond_the_head_are_no_matter() -> None:
+def test_prompt_ids_beyond_the_vocabulary_are_ignored() -> None:
     made = sampler(enter(0, PENALTIES[0], prompt=[VOCAB, VOCAB + 100, -1], output=[VOCAB]))
     logits = logits_of(8)
     assert step(made, logits, [0], [1])[0] == [int(logits.argmax())]
@@ -365,7 +365,7 @@ def test_a_request_draws_the_same_tokens_alone_and_among_others() -> None:
         assert drawn == outputs[i], sampling
 
 
-def test_greedy_rows_stay_exact_beside_random_ones() -> None:
+def test_greedy_lines_stay_exact_beside_random_ones() -> None:
     lines = logits_of(11, lines=40)
     made = sampler(enter(0, GREEDY), enter(1, Sampling(temperature=5.0)))
     rows = [0, 1] * 20
@@ -374,7 +374,7 @@ def test_greedy_rows_stay_exact_beside_random_ones() -> None:
     assert tokens[1::2] != lines[1::2].argmax(-1).tolist()
 
 
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunking_does_not_change_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = logits_of(12, lines=60)
     entries = [enter(i, MIXED[i % len(MIXED)], seed=i) for i in range(60)]
     whole = step(sampler(*entries), lines, range(60), [2] * 60)
@@ -393,7 +393,7 @@ def test_seeds_and_positions_draw_differently() -> None:
 # log-probabilities
 
 
-def test_logprobs_are_of_the_untouched_logits() -> None:
+def test_logprobs_are_of_the_raw_logits() -> None:
     lines = logits_of(13, lines=4)
     expected = lines.log_softmax(-1)
     made = sampler(

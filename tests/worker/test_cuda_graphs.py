@@ -65,7 +65,7 @@ def row(number: int, start: int, count: int = 1, *, sample: bool = True, **other
     st.lists(st.tuples(st.integers(0, 300), st.integers(2, 40) | st.integers(2, 300)), max_size=40),
     st.integers(1, 600),
 )
-def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
+def test_a_shape_holds_its_batch_and_has_bucket_sizes(
     starts: list[int], prompts: list[tuple[int, int]], most: int
 ) -> None:
     rows = [row(i, start) for i, start in enumerate(starts)]
@@ -86,7 +86,7 @@ def test_a_shape_holds_its_rows_and_is_of_the_known_sizes(
     assert prompts or shape.decodes in DECODES
 
 
-def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
+def test_batches_that_no_graph_step_supports_are_not_split() -> None:
     view = View(content=b"c" * 32, box=(0, 0, 8, 8), grid=(2, 2), merge=2, processing=b"p" * 32)
     assert split_batch([row(0, 5), row(1, 3, 4, tokens=(1, 2, 3))]) is None  # its last token is on the device
     looking = split_batch([row(0, 5, relevance_targets=(1,)), row(1, 5)])
@@ -106,7 +106,7 @@ def test_what_no_captured_step_has_takes_the_ordinary_way() -> None:
     assert [one.slot for one in split.prefills] == [0, 1]
 
 
-def test_short_questions_look_in_smaller_steps() -> None:
+def test_early_exit_steps_have_smaller_shapes() -> None:
     def sizes(ending: str, *counts: int) -> tuple[int, int]:
         split = split_batch(
             [row(number, 70, count, relevance_targets=(1,)) for number, count in enumerate(counts)]
@@ -125,7 +125,7 @@ def test_short_questions_look_in_smaller_steps() -> None:
     assert not any(shape.ending == "early_exit" for shape in later_shapes(64, 900, visual=True))
 
 
-def test_first_shapes_come_largest_first_and_end_at_the_rows_there_are() -> None:
+def test_first_shapes_come_largest_first_and_end_at_max_seqs() -> None:
     decodes = [shape for shape in first_shapes(20, 9000) if not shape.prefills]
     assert [shape.decodes for shape in decodes] == [24, 16, 8, 4, 2, 1]
     prefills = [shape.prefill_tokens for shape in first_shapes(20, 9000) if shape.prefills]
@@ -177,7 +177,7 @@ def graphs(script: Script, **options: int) -> StepGraphCache:
     return StepGraphCache(script, script, script, 64, 4096, **options)  # type: ignore[arg-type]
 
 
-def test_a_capture_without_memory_does_not_poison_its_shape(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_capture_without_memory_is_retried_later(caplog: pytest.LogCaptureFixture) -> None:
     script = Script(torch.OutOfMemoryError("no room"), torch.OutOfMemoryError("still none"))
     made = graphs(script)
     assert made.find((row(0, 5),)) is None
@@ -201,7 +201,7 @@ def test_a_shape_that_never_captures_is_given_up() -> None:
     assert script.calls == MAX_FAILURES
 
 
-def test_prompts_are_captured_when_their_shape_has_come_often_enough() -> None:
+def test_prefill_shapes_are_captured_after_min_uses() -> None:
     script = Script()
     made = graphs(script, min_uses=3)
     prompt = (row(0, 0, 20),)
@@ -209,7 +209,7 @@ def test_prompts_are_captured_when_their_shape_has_come_often_enough() -> None:
     assert script.calls == len(made) == 1
 
 
-def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
+def test_an_idle_engine_captures_one_shape_at_a_time() -> None:
     script = Script(RuntimeError("no"))
     made = graphs(script)
     made.warm_up(progress=False)
@@ -222,7 +222,7 @@ def test_an_idle_engine_captures_what_may_come_one_at_a_time() -> None:
     assert script.calls == warm + sum(captured)
 
 
-def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
+def test_relevance_steps_use_the_graphs_of_other_prefills() -> None:
     """Those of other prompts."""
     script = Script()
     made = graphs(script, min_uses=3)
@@ -240,7 +240,7 @@ def test_questions_that_look_find_a_captured_step_from_the_first_on() -> None:
     assert made.find(several) is None, "more prompts than are captured before they come"
 
 
-def test_only_an_idle_engine_prepares(vl_folder: Path) -> None:
+def test_only_an_idle_engine_warms_up(vl_folder: Path) -> None:
     engine = Engine(EngineConfig(model=str(vl_folder), device="cpu", graphs="on", num_blocks=64))
     front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     params = SamplingParams(max_tokens=4, temperature=0)
@@ -261,7 +261,7 @@ def drain(engine: Engine) -> list[int]:
     return tokens
 
 
-def test_the_host_counts_along_with_the_device() -> None:
+def test_the_host_knows_the_state_of_slots() -> None:
     slots = Slots(4, 8, CPU)
     assert not slots.is_current(row(1, 9))
     slots.advance(row(1, 5, 4), uploaded=True)
@@ -310,7 +310,7 @@ def config(**options: Any) -> EngineConfig:
     return EngineConfig(model="m", **options)
 
 
-def test_ways_that_lead_nowhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_execution_modes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ExecutionMode(KernelMode("auto"), False, False)
     assert resolve_execution_mode(config(), CPU, torch.float32) == plain
     assert resolve_execution_mode(config(graphs="on"), CPU, torch.float32).graphs
@@ -321,7 +321,7 @@ def test_ways_that_lead_nowhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         resolve_execution_mode(config(kernels="triton"), CPU, torch.float32)
 
 
-def test_early_launch_needs_a_chip_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pdl_needs_compute_capability_9(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way, "TRITON", True)
     monkeypatch.setattr(way, "_capturable", lambda mode, device, dtype: mode.kernels == "triton")
     cuda = torch.device("cuda")
@@ -338,7 +338,7 @@ def test_early_launch_needs_a_chip_that_has_it(monkeypatch: pytest.MonkeyPatch) 
         resolve_execution_mode(config(graphs="on"), cuda, torch.bfloat16)
 
 
-def test_captured_steps_of_long_contexts_are_budgeted(vl_folder: Path) -> None:
+def test_graphs_of_long_contexts_are_budgeted(vl_folder: Path) -> None:
     model = load_model(open_checkpoint(str(vl_folder)), "cpu", torch.float32)
     short, long = (graph_bytes(model, 256, length, torch.bfloat16) for length in (4096, 262_144))
     assert long > short

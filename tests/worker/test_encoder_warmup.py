@@ -37,7 +37,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> VisionTower:
     return vision
 
 
-def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: VisionTower) -> None:
+def test_ladder_global_views_and_common_windows_come_first_and_fit(tower: VisionTower) -> None:
     made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_tower_shapes(PROCESSING, RULE, made, 4096)
     assert len(set(shapes)) == len(shapes)
@@ -58,7 +58,7 @@ def test_the_ladder_looks_and_the_commonest_windows_come_first_and_fit(tower: Vi
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_window_of_any_size_is_thought_of(tower: VisionTower, alone: bool) -> None:
+def test_window_shapes_of_any_size_are_listed(tower: VisionTower, alone: bool) -> None:
     """Of every budget and picture for which the allocator has one; `alone` there is a place for each."""
     made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_tower_shapes(PROCESSING, RULE, made, 4096, alone=alone)
@@ -92,7 +92,7 @@ def replace_rule(**changes: object) -> ViewRule:
     return ViewRule(**{"unit": 32, **changes})  # type: ignore[arg-type]
 
 
-def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTower) -> None:
+def test_each_call_captures_one_shape_until_none_is_left(tower: VisionTower) -> None:
     recorder = Counting()
     made = graphs(tower, recorder)
     shapes = [TowerShape(16, 1), TowerShape(12, 2), TowerShape(16, 1)]
@@ -112,7 +112,7 @@ def test_one_shape_a_call_each_captured_whole_until_none_is_left(tower: VisionTo
     assert recorder.replayed == before + 2 + tower.depth
 
 
-def test_no_shape_leaves_for_one_that_has_not_come(tower: VisionTower) -> None:
+def test_warmup_evicts_no_shape(tower: VisionTower) -> None:
     made = graphs(tower, Counting(), max_shapes=SPARE + 1)
     ahead = TowerWarmup(made, [TowerShape(size, 1) for size in (4, 8, 12)])
     assert ahead.capture_next()
@@ -120,7 +120,7 @@ def test_no_shape_leaves_for_one_that_has_not_come(tower: VisionTower) -> None:
     assert made.shapes == (TowerShape(4, 1),)
 
 
-def test_what_comes_often_fits_beside_what_is_there_from_the_start(tower: VisionTower) -> None:
+def test_frequent_shapes_fit_beside_the_first_ones(tower: VisionTower) -> None:
     made = EncoderGraphs(tower, Counting(), CPU, torch.float32)
     shapes = likely_tower_shapes(PROCESSING, RULE, made, 4096)
     sizes = [4 * plain_view(bytes(16), size, PROCESSING).tokens for size in SIZES]
@@ -144,7 +144,7 @@ def test_a_shape_begun_by_requests_is_completed(tower: VisionTower) -> None:
 
 
 @pytest.mark.parametrize("fail_at", [0, 2])
-def test_a_capture_that_fails_ends_nothing(tower: VisionTower, fail_at: int) -> None:
+def test_a_failed_capture_fails_nothing(tower: VisionTower, fail_at: int) -> None:
     made = graphs(tower, Counting(fail_at=fail_at))
     ahead = TowerWarmup(made, [TowerShape(16, 1), TowerShape(16, 1)])
     assert ahead.capture_next()
@@ -153,7 +153,7 @@ def test_a_capture_that_fails_ends_nothing(tower: VisionTower, fail_at: int) -> 
     made.check()
 
 
-def test_want_of_memory_ends_nothing(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_without_memory_fails_nothing(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
     made, shape = graphs(tower, Counting()), TowerShape(16, 1)
 
     def short(*_: object) -> None:

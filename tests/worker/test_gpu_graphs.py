@@ -45,7 +45,7 @@ def answers(folder: Path, asked: list[dict[str, Any]], **options: Any) -> tuple[
 
 @pytest.mark.parametrize("early", ["off", "auto"])
 @pytest.mark.parametrize("asked", [ASKED[:1], ASKED[:3], ASKED], ids=["greedy", "sampled", "more"])
-def test_captured_steps_give_the_bits_of_ordinary_ones(
+def test_graph_steps_give_the_bits_of_eager_ones(
     tmp_path: Path, asked: list[dict[str, Any]], early: str
 ) -> None:
     """In the deterministic mode, where the number of rows a step is padded to changes no bit."""
@@ -59,7 +59,7 @@ def test_captured_steps_give_the_bits_of_ordinary_ones(
     assert captured == ordinary
 
 
-def test_most_tokens_are_the_twins_without_the_mode(tmp_path: Path) -> None:
+def test_most_tokens_are_those_of_the_reference_without_the_mode(tmp_path: Path) -> None:
     """Rounding alone differs: a random model in 16 bits ties often, so some answers may part at a tie."""
     folder = checkpoints.qwen3(tmp_path / "checkpoint")
     twins, _ = answers(folder, ASKED[:1], kernels="torch", graphs="off")

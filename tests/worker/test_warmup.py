@@ -48,7 +48,7 @@ def test_an_idle_engine_compiles_one_step_at_a_time(llm: LLM, monkeypatch: pytes
     assert calls == 2
 
 
-def test_a_step_that_cannot_be_compiled_ahead_ends_nothing(
+def test_a_step_that_cannot_be_compiled_fails_nothing(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(runner: ModelRunner, scheduled: object) -> None:
@@ -63,7 +63,7 @@ def test_a_step_that_cannot_be_compiled_ahead_ends_nothing(
     assert len(answer[0].outputs[0].token_ids) == 2
 
 
-def test_random_tokens_are_compiled_by_an_idle_engine_and_not_before_the_first_request(
+def test_random_sampling_is_compiled_when_idle_and_not_at_start(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take longest; red when a start waits for them, or when the first who draws does."""

@@ -247,7 +247,7 @@ class EngineBuilder:
                 checkpoint.image, self._views.rule, graphs, length, alone=mode.deterministic
             )
             warmup = TowerWarmup(graphs, shapes)
-        self._times.note("pictures")
+        self._times.note("images")
         return VisionParts(encoder, self._encoder_cache, relevance, model.vision.depth_levels), warmup
 
     def _load_head(self) -> RelevanceHeadWeights | None:

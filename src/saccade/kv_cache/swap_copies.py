@@ -78,6 +78,11 @@ class HostPages:
     def slot_bytes(self) -> int:
         return self._slots.shape[1]
 
+    @property
+    def pending(self) -> bool:
+        """Whether the next step must wait for blocks that the last one swapped in."""
+        return self._on_cuda and self._swapped_in is not None
+
     def swap(self, out: Pairs, back: Pairs, *, wait: bool) -> None:
         """A step's swaps, (block, slot) out and (slot, block) in, before anything else it does. With `wait`
         the step reads the blocks that come in."""

@@ -93,8 +93,9 @@ class ModelRunner:
     def encode(self, plan: StepPlan) -> dict[bytes, str]:
         """The plan's swaps and encodes, which come before its sequences. Returns the reason of failure by
         view key."""
-        if self._host_pages is not None:
-            self._host_pages.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
+        host = self._host_pages
+        if host is not None and (plan.swap_outs or plan.swap_ins or host.pending):
+            host.swap(plan.swap_outs, plan.swap_ins, wait=plan.await_swaps)
         if self._vision is None:
             return {}
         if any(one.relevance_targets for one in plan.scheduled):
