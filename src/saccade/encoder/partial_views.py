@@ -30,16 +30,16 @@ class _PartialView(Generic[T]):
 class PartialViews(Generic[T]):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity  # patches of all views together; a single larger view is allowed alone
-        self._views: OrderedDict[bytes, _PartialView[T]] = OrderedDict()  # least recently advanced first
+        self.views: OrderedDict[bytes, _PartialView[T]] = OrderedDict()  # least recently advanced first
         self._finishing: dict[bytes, _PartialView[T]] = {}  # the last slice is planned, but not launched yet
         self._patches = 0
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self.views)
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        return tuple(self._views)
+        return tuple(self.views)
 
     @property
     def finishing(self) -> tuple[bytes, ...]:
@@ -51,7 +51,7 @@ class PartialViews(Generic[T]):
 
     def layers(self, key: bytes) -> int:
         """Planned layers of the view; 0 if it has not begun."""
-        return self._views[key].planned if key in self._views else 0
+        return self.views[key].planned if key in self.views else 0
 
     # The scheduler's side
 
@@ -59,22 +59,22 @@ class PartialViews(Generic[T]):
         """A slice up to layer `stop` is planned, not the last."""
         if stop <= self.layers(key):
             raise RuntimeError(f"view {key.hex()[:12]} is planned up to layer {self.layers(key)}, not {stop}")
-        if key not in self._views:
-            self._views[key] = _PartialView(patches)
+        if key not in self.views:
+            self.views[key] = _PartialView(patches)
             self._patches += patches
-        self._views[key].planned = stop
-        self._views.move_to_end(key)
+        self.views[key].planned = stop
+        self.views.move_to_end(key)
 
     def finish(self, key: bytes) -> None:
         """The last slice is planned."""
-        view = self._views.pop(key)
+        view = self.views.pop(key)
         self._patches -= view.patches
         self._finishing[key] = view
 
     def drop(self, key: bytes) -> None:
         """No request wants the view, or a slice failed; no effect on an unknown key."""
         self._finishing.pop(key, None)
-        view = self._views.pop(key, None)
+        view = self.views.pop(key, None)
         if view is not None:
             self._patches -= view.patches
 
@@ -82,7 +82,7 @@ class PartialViews(Generic[T]):
 
     def take(self, key: bytes) -> T:
         """The state left by the slice before; the caller owns it."""
-        view = self._finishing.pop(key, None) or self._views.get(key)
+        view = self._finishing.pop(key, None) or self.views.get(key)
         if view is None or view.state is None:
             raise RuntimeError(f"view {key.hex()[:12]} is to continue, but it has no state")
         state, view.state = view.state, None
@@ -90,27 +90,27 @@ class PartialViews(Generic[T]):
 
     def put_back(self, key: bytes, state: T) -> None:
         """The slice that took the state failed and is tried again."""
-        view = self._views.get(key)
+        view = self.views.get(key)
         if view is None:
             view = self._finishing[key] = _PartialView(0)
         view.state = state
 
     def keep(self, key: bytes, state: T) -> None:
         """Store the state for the next slice."""
-        if key not in self._views:
+        if key not in self.views:
             raise RuntimeError(f"view {key.hex()[:12]} has a state to keep, but no next slice is planned")
-        self._views[key].state = state
+        self.views[key].state = state
 
     def check(self) -> None:
         """Raise unless the numbers agree."""
         faults = []
-        if self._patches != sum(view.patches for view in self._views.values()):
+        if self._patches != sum(view.patches for view in self.views.values()):
             faults.append("the patches do not add up")
-        if self._patches > self.capacity and len(self._views) > 1:
-            faults.append(f"{len(self._views)} views have {self._patches} patches of {self.capacity}")
-        if any(view.planned < 1 for view in self._views.values()):
+        if self._patches > self.capacity and len(self.views) > 1:
+            faults.append(f"{len(self.views)} views have {self._patches} patches of {self.capacity}")
+        if any(view.planned < 1 for view in self.views.values()):
             faults.append("a view has no planned layer")
-        if set(self._finishing) & set(self._views):
+        if set(self._finishing) & set(self.views):
             faults.append("a view is finishing and continuing")
         if faults:
             raise RuntimeError("partial views: " + "; ".join(faults))

@@ -12,6 +12,9 @@ from saccade.lod.types import Region
 from saccade.request import NO_PIXELS, Media, Request, View
 from saccade.step_plan import PromptLayout, Role, Span
 
+# Marks KV of a full-detail image that also has relevance vectors, which KV of plain requests lacks.
+TARGET = b"relevance target"
+
 
 def lay_out_prompt(request: Request) -> PromptLayout:
     """Expand the placeholders and give every token its positions on three axes (time, row, column).
@@ -41,6 +44,7 @@ def _continue(begun: PromptLayout, done: int, request: Request, prompt: tuple[in
     """The layout of a prompt whose first `done` ids have the layout `begun`."""
     media = _sorted_media(request, len(prompt) - 1)
     known = len(begun.spans)
+    targets = request.zooming.placeholders if request.zooming is not None else ()
     wholes: dict[int, tuple[Media, int]] = {}  # by placeholder: whole images and their first positions
     for item, span in zip(media[:known], begun.spans, strict=True):
         _whole_image(item, wholes, int(begun.positions[0, span.start]))
@@ -63,7 +67,10 @@ def _continue(begun: PromptLayout, done: int, request: Request, prompt: tuple[in
             following = position + (max(whole.full) if whole is item else 1)
         else:
             grid = _grid_positions(*view.token_grid) + position
-        spans.append(Span(len(tokens), view, view.key, place, _role(item)))
+        role = _role(item)
+        if role == "whole" and item.placeholder in targets:  # a preview at full detail
+            role, place = "global", place + TARGET
+        spans.append(Span(len(tokens), view, view.key, place, role))
         positions[:, len(tokens) : len(tokens) + view.tokens] = grid
         tokens += [prompt[item.placeholder]] * view.tokens
         position = following

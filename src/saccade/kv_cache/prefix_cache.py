@@ -263,7 +263,7 @@ class PrefixCache:
         entry = _CachedBlock(key, chain.parent_key(index), index == 0, chain.contents[index])
         self._entries[block] = entry
         insort(self._children.setdefault(entry.parent, []), (entry.content, block))
-        if self.pinned.pin(key, block):
+        if self.pinned.prefixes and self.pinned.pin(key, block):
             self._pool.acquire(block)
         return block
 

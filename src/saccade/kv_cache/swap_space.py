@@ -49,6 +49,7 @@ class SwapSpace:
         self._read: list[int] = []  # slots read by the step being planned, free behind it
         self._reading: set[int] = set()  # those, and slots it reads that are still wanted
         self._out = self._in = self._dropped = 0
+        self.in_use = False  # a sequence is swapped out, or the next step has copies
 
     @property
     def stats(self) -> SwapStats:
@@ -64,6 +65,7 @@ class SwapSpace:
             raise RuntimeError(f"sequence {handle} is swapped out already")
         if not self._make_room(len(blocks), rank):
             return False
+        self.in_use = True
         sequence = SwappedSequence(rank, computed, tuple(keys))
         self._swapped[handle] = sequence
         for key in sequence.keys:
@@ -149,6 +151,7 @@ class SwapSpace:
         self._read = []
         self._reading.clear()
         self._out += len(used)
+        self.in_use = bool(self._swapped)
         return tuple((block, slot) for slot, block in used.items())
 
     def fail(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -31,7 +31,7 @@ from saccade.lod.relevance_transfer import HostCopy, ImageMapsTransfer, Relevanc
 from saccade.lod.scorers import from_attention, from_head
 from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.request import Pixels, View
-from saccade.step_plan import RelevanceTarget, ScheduledSequence
+from saccade.step_plan import RelevanceTarget, ScheduledSequence, Span
 
 MAX_CACHED_TOKENS = 1 << 18  # of views with image maps: 19 maps each, 40 MB of host memory
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
@@ -147,16 +147,22 @@ class RelevancePass:
 
     def concerns(self, scheduled: Sequence[ScheduledSequence]) -> bool:
         """Whether an eager step of these sequences needs `tap` and `after_forward`."""
-        return any(one.relevance_targets or (one.spans and self._head is not None) for one in scheduled)
+        if self._head is None:
+            return any(one.relevance_targets for one in scheduled)
+        return any(one.relevance_targets or any(map(_is_global, one.spans)) for one in scheduled)
 
     def tap(self, scheduled: Sequence[ScheduledSequence]) -> HiddenStateTap:
-        """The hidden states that the forward pass must keep: of view tokens (with a head), then of the last
-        token of each question."""
+        """The hidden states that the forward pass must keep: of global views (with a head), then of the
+        last token of each question."""
         ends = accumulate(one.num_tokens for one in scheduled)
         last = [end - 1 for end, one in zip(ends, scheduled, strict=True) if one.relevance_targets]
         if self._head is None:
             return HiddenStateTap(dict.fromkeys(self._layers, self._index(last)))
-        views = [np.arange(v.position, v.position + v.length) for v in visual_slices(scheduled)]
+        views = [
+            np.arange(v.position, v.position + v.length)
+            for v in visual_slices(scheduled)
+            if _is_global(v.span)
+        ]
         tokens = self._index(np.concatenate([*views, np.array(last, dtype=np.int64)]))
         return HiddenStateTap({self._head.layer: tokens})
 
@@ -302,3 +308,8 @@ class RelevancePass:
         """The image was deleted."""
         for key in [key for key, maps in self._cached_maps.items() if maps.content == content]:
             self._cached_tokens -= self._cached_maps.pop(key).tokens
+
+
+def _is_global(span: Span) -> bool:
+    """Whether a question may ask for its relevance: only then a head stores vectors of its tokens."""
+    return span.role == "global"

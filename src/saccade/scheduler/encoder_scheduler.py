@@ -25,7 +25,7 @@ class EncoderScheduler:
         self._config = config
         self.cache = cache
         self.named = NamedImages(cache)
-        self._partial = partial if partial is not None else PartialViews(config.max_encode_patches)
+        self.partial = partial if partial is not None else PartialViews(config.max_encode_patches)
         # Unfinished requests by view key, the reverse, and by the content of their images.
         self._requests: dict[bytes, set[RequestState]] = {}
         self._views: dict[RequestState, set[bytes]] = {}
@@ -92,16 +92,16 @@ class EncoderScheduler:
         must = must and not step.encodes  # otherwise a view larger than the budget would never be encoded
         if patches > step.patches_left and not must:
             return False
-        done, depth = self._partial.layers(key), self._config.encode_layers
+        done, depth = self.partial.layers(key), self._config.encode_layers
         stop = done + self._fit_layers(step, patches, depth - done, done, must=must)
         if stop == done or (stop < depth and not done and not self._make_room(step, patches)):
             return False
         whole = stop == depth
         step.encode(EncodeTask(span.view, key, pixels, done, None if whole else stop), (stop - done) / depth)
         if not whole:
-            self._partial.advance(key, patches, stop)
+            self.partial.advance(key, patches, stop)
         elif done:
-            self._partial.finish(key)
+            self.partial.finish(key)
         return whole
 
     def _fit_layers(self, step: StepBuilder, patches: int, left: int, done: int, *, must: bool) -> int:
@@ -121,7 +121,7 @@ class EncoderScheduler:
 
     def _make_room(self, step: StepBuilder, patches: int) -> bool:
         """For one more partly encoded view, by dropping those untouched for longest; never this step's."""
-        views = self._partial
+        views = self.partial
         for key in views.keys:
             if views.patches + patches <= views.capacity:
                 break
@@ -147,14 +147,14 @@ class EncoderScheduler:
     # Partly encoded views
 
     def drop_unneeded(self) -> None:
-        for key in self._partial.keys:
+        for key in self.partial.keys:
             if not self._needed(key):
-                self._partial.drop(key)
+                self.partial.drop(key)
 
     def fail_step(self, keys: Collection[bytes]) -> list[RequestState]:
         """A step with slices of these views failed: gives the requests that need them."""
         for key in keys:
-            self._partial.drop(key)
+            self.partial.drop(key)
         return [state for key in keys for state in self._requests.get(key, ()) if _is_ahead(state, key)]
 
     def fail_views(self, step: StepBuilder, failed: Mapping[bytes, str]) -> dict[str, str]:
@@ -162,7 +162,7 @@ class EncoderScheduler:
         this step. Requests that have it ahead try again when they come to it."""
         messages: dict[str, str] = {}
         for key, why in failed.items():
-            self._partial.drop(key)
+            self.partial.drop(key)
             readers = [
                 one.state for one, _, item in step.planned if any(span.key == key for span in item.spans)
             ]
@@ -176,16 +176,16 @@ class EncoderScheduler:
     def check(self, launching: Iterable[bytes]) -> None:
         """Raise if a partly encoded view is not needed, or complete; `launching` are the views of steps whose
         output is not known yet."""
-        self._partial.check()
+        self.partial.check()
         shown = {(span.view.content, state) for state in self._views for span in state.layout.spans}
         if shown != {(content, state) for content, states in self._by_image.items() for state in states}:
             raise RuntimeError("the images of requests and the requests by image differ")
-        for key in self._partial.keys:
+        for key in self.partial.keys:
             if not self._needed(key):
                 raise RuntimeError(f"view {key.hex()[:12]} is kept partly encoded, but no request needs it")
-            if self._partial.layers(key) >= self._config.encode_layers:
+            if self.partial.layers(key) >= self._config.encode_layers:
                 raise RuntimeError(f"view {key.hex()[:12]} is kept partly encoded with all layers planned")
-        if left := set(self._partial.finishing) - set(launching):
+        if left := set(self.partial.finishing) - set(launching):
             raise RuntimeError(f"{len(left)} views are complete, but still kept partly encoded")
 
 

@@ -133,8 +133,9 @@ class KVManager:
 
     def poll(self) -> None:
         """Take over what threads and other servers did with the encoder cache since the last step."""
-        for content in self._encoder_cache.poll():
-            self._hide_image(content)
+        if self._encoder_cache.needs_poll:
+            for content in self._encoder_cache.poll():
+                self._hide_image(content)
 
     def delete_image(self, content: bytes, then: Callable[[], None] | None = None) -> None:
         """`then` is called when its files are deleted too."""
@@ -150,13 +151,16 @@ class KVManager:
 
     def add_request(self, state: RequestState) -> None:
         """Raises if the request names an image that is not cached."""
-        if any(item.without_pixels for item in state.request.media):
+        if state.names_images:
             self.encoder.named.admit(state, self.uncached_views(state.sequences[0]))
-        self.encoder.add(state)
+        if state.layout.spans:
+            self.encoder.add(state)
 
     def remove_request(self, state: RequestState) -> None:
-        self.encoder.remove(state)
-        self.encoder.named.release(state)
+        if state.layout.spans:
+            self.encoder.remove(state)
+        if state.names_images:
+            self.encoder.named.release(state)
 
     def share_prefix(self, sequence: Sequence, reserved: int) -> Shortage | None:
         """Share the blocks that already hold its beginning, if the rest fits too beside the `reserved` blocks
@@ -177,9 +181,10 @@ class KVManager:
             blocks, shared = donor.blocks, donor.prompt_length
         computed = min(shared, sequence.num_tokens - 1)
         whole = computed // self._block_size
-        host_blocks, restored = self.swap.find(sequence, whole)
-        if host_blocks and restored > computed:
-            return HeadStart(blocks[:whole], restored, tuple(host_blocks))
+        if sequence.swapped:
+            host_blocks, restored = self.swap.find(sequence, whole)
+            if host_blocks and restored > computed:
+                return HeadStart(blocks[:whole], restored, tuple(host_blocks))
         return HeadStart(blocks[: self._config.blocks_for(computed)], computed)
 
     def _match_prefix(self, sequence: Sequence) -> tuple[list[int], int]:
@@ -240,6 +245,8 @@ class KVManager:
 
     def swap_in(self, step: StepBuilder, sequence: Sequence) -> None:
         """Have the step fill the blocks that were found in host memory."""
+        if not sequence.swapped:
+            return
         first, host_blocks = len(sequence.blocks), self.swap.take(sequence)
         self.allocate(sequence, (first + len(host_blocks)) * self._block_size if host_blocks else 0)
         step.swap_ins += zip(host_blocks, sequence.blocks[first:], strict=True)
@@ -283,7 +290,8 @@ class KVManager:
     def cache_blocks(self, sequence: Sequence, computed: int) -> None:
         """The output of a step has arrived that computed the sequence up to `computed`: unpin the views
         before that, and enter full blocks into the prefix cache."""
-        self.encoder.unpin(sequence, computed)
+        if sequence.pins:
+            self.encoder.unpin(sequence, computed)
         if self.prefix is None or sequence.chain is None:
             return
         sequence.chain.extend(sequence.tokens)
@@ -306,7 +314,8 @@ class KVManager:
 
     def free(self, sequence: Sequence) -> None:
         """Free everything the sequence holds; nothing of it counts as computed."""
-        self.encoder.unpin(sequence)
+        if sequence.pins:
+            self.encoder.unpin(sequence)
         for block in reversed(sequence.blocks):  # the end of a chain is evicted before its beginning
             self.pool.release(block)
         sequence.blocks, sequence.dirty_blocks, sequence.host_blocks = [], [], ()

@@ -21,7 +21,7 @@ IMAGE_GONE = "an image of this request is no longer cached; send the request aga
 class NamedImages:
     def __init__(self, store: EncoderCache[Any]) -> None:
         self._store = store
-        self._lost: dict[str, None] = {}  # requests with a view that is neither cached nor being fetched
+        self.lost: dict[str, None] = {}  # requests with a view that is neither cached nor being fetched
 
     def admit(self, state: RequestState, uncached: Iterable[Span]) -> None:
         """Hold the features the request relies on; raises if they are not cached."""
@@ -46,11 +46,11 @@ class NamedImages:
         return sum(map(self._store.nbytes_of, _absent(state)))
 
     def mark_lost(self, state: RequestState) -> None:
-        self._lost[state.request.id] = None
+        self.lost[state.request.id] = None
 
     def take_lost(self) -> list[str]:
         """Requests to be ended."""
-        lost, self._lost = self._lost, {}
+        lost, self.lost = self.lost, {}
         return list(lost)
 
     def kept(self, state: RequestState) -> tuple[int, ...]:

@@ -75,7 +75,8 @@ class Scheduler:
         if request.id in self._requests:
             raise InvalidValue(f"a request with the id {request.id!r} is being answered already", param="id")
         state = new_request_state(request, layout, self._clock())
-        state.pixel_bytes += self._kv.encoder.named.feature_bytes(state)
+        if state.names_images:
+            state.pixel_bytes += self._kv.encoder.named.feature_bytes(state)
         if self._host_decisions is not None:
             state.decision = self._host_decisions.attach(request)
         num_waiting = len(self._requests) - self._queues.running_requests
@@ -115,9 +116,10 @@ class Scheduler:
 
     def poll(self) -> list[Delta]:
         """Before each step: end requests whose named image is gone, ask again for pending host decisions."""
-        deltas = self._fail_requests(
-            dict.fromkeys(self._kv.encoder.named.take_lost(), IMAGE_GONE), IMAGE_NOT_FOUND
-        )
+        deltas: list[Delta] = []
+        if self._kv.encoder.named.lost:
+            lost = dict.fromkeys(self._kv.encoder.named.take_lost(), IMAGE_GONE)
+            deltas += self._fail_requests(lost, IMAGE_NOT_FOUND)
         for request_id, relevance in list(self._unresolved.items()):
             deltas += self._resolve(self._requests[request_id], relevance)
         return deltas
@@ -140,7 +142,8 @@ class Scheduler:
         planned = step.planned
         if not planned:
             return None
-        self._kv.swap.finish_plan(step)
+        if self._kv.swap.space.in_use:
+            self._kv.swap.finish_plan(step)
         plan = step.build(self._stats.steps, self._config.early_exit)
         self._kv.release_copied(step)
         for sequence, _, item in planned:
@@ -151,7 +154,8 @@ class Scheduler:
             if item.sample:
                 sequence.pending += 1 + item.num_draft_tokens
                 sequence.awaits_output = item.num_draft_tokens > 0
-        self._kv.encoder.drop_unneeded()
+        if self._kv.encoder.partial.views:
+            self._kv.encoder.drop_unneeded()
         self._in_flight[plan.number] = step
         self._stats.count_step(plan)
         return plan
@@ -199,7 +203,8 @@ class Scheduler:
             if accepted:
                 if accepted < len(tokens):
                     tokens, logprobs = tokens[:accepted], logprobs[:accepted]
-                kept = self._kv.encoder.named.kept(sequence.state)
+                first = sequence.state.first_token_at is None and sequence.state.layout.spans
+                kept = self._kv.encoder.named.kept(sequence.state) if first else ()
                 deltas.append(make_delta(sequence, tokens, logprobs, finish, kept, self._clock))
                 generated += accepted
                 if finish:
@@ -277,7 +282,8 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True
         self._admission.release(sequence)
-        self._kv.swap.space.drop(sequence.seq_id)
+        if sequence.swapped:
+            self._kv.swap.space.drop(sequence.seq_id)
         state = sequence.state
         state.sequences.remove(sequence)
         if not state.sequences:
@@ -286,7 +292,8 @@ class Scheduler:
             self._pixel_bytes -= state.pixel_bytes
             self._stats.remove(state)
             self._kv.remove_request(state)
-        self._kv.encoder.drop_unneeded()
+        if self._kv.encoder.partial.views:
+            self._kv.encoder.drop_unneeded()
 
     def _fail_requests(self, messages: Mapping[str, str], code: str | None = None) -> list[Delta]:
         """End requests with an error; message by request id."""

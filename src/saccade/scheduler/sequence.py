@@ -44,6 +44,7 @@ class RequestState:
     look_seconds: float = 0.0  # as in EngineTimes
     vision_blocks: tuple[PromptLayout, VisionBlocks] | None = None  # cache, valid for that layout
     deleted: set[bytes] = field(default_factory=set)  # images (content hashes) deleted since its arrival
+    names_images: bool = False  # some of its images came without pixels
     decision: HostDecision | None = None  # pending: the prompt ends where it applies
     zoomed: ZoomResult | None = None  # None again once reported
 
@@ -62,7 +63,8 @@ class RequestState:
 def new_request_state(request: Request, layout: PromptLayout, arrival_time: float) -> RequestState:
     pixels = pixels_by_view(request, layout)
     pixel_bytes = sum(item.pixels.nbytes for item in request.media)
-    return RequestState(request, layout, pixels, pixel_bytes, arrival_time)
+    names_images = any(item.without_pixels for item in request.media)
+    return RequestState(request, layout, pixels, pixel_bytes, arrival_time, names_images=names_images)
 
 
 def pixels_by_view(request: Request, layout: PromptLayout) -> dict[bytes, Pixels]:
@@ -112,6 +114,7 @@ class Sequence:
     awaits_output: bool = False  # nothing is scheduled before the output of its step is known
     arriving: bool = False  # the step that gives it a slot is being planned; its blocks are not filled yet
     host_blocks: tuple[int, ...] = ()  # to swap in, in the step it returns with
+    swapped: bool = False  # it was swapped out before
 
     def __post_init__(self) -> None:
         self.set_prompt()

@@ -36,6 +36,7 @@ class SwapPolicy:
         held = sequence.blocks[: self._config.blocks_for(sequence.num_computed_tokens)]
         known = next((at for at, block in enumerate(held) if not self._pool.is_cached(block)), len(held))
         keys = sequence.chain.keys[:known] if sequence.chain is not None else ()
+        sequence.swapped = True
         self.space.swap_out(sequence.seq_id, sequence.rank, sequence.num_computed_tokens, keys, held[known:])
 
     def _pays(self, sequence: Sequence) -> bool:

@@ -154,9 +154,9 @@ class ModelRunner:
     ) -> tuple[Tensor, RelevanceTransfer | None]:
         """Hidden states [T, hidden]; of no use with `early_exit`, which ends below the last layers."""
         embeds, vision = self._model.embed(inputs.tokens), self._vision
-        if vision is None:
-            return self._model(embeds, inputs.positions, inputs.paged, None), None
         scheduled = inputs.scheduled
+        if vision is None or not any(one.spans or one.relevance_targets for one in scheduled):
+            return self._model(embeds, inputs.positions, inputs.paged, None), None
         deep = merge_embeddings(embeds, scheduled, vision.cache.get, vision.depth_levels)
         if not vision.relevance.concerns(scheduled):
             return self._model(embeds, inputs.positions, inputs.paged, deep), None

@@ -67,6 +67,7 @@ class EncoderCache(Generic[T]):
         self._seen_deletions: dict[bytes, float] = {}  # deletions in the folder that were followed here
         self._misses = self._disk_hits = self._demotions = self._promotions = 0
         self.on_delete: Callable[[bytes], None] | None = None  # called with every deleted image
+        self.needs_poll = disk is not None or ttl is not None
 
     def on_device(self, key: bytes) -> bool:
         return key in self._device
