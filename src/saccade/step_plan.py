@@ -26,6 +26,7 @@ class Span(msgspec.Struct, frozen=True):
     # What its positions depend on besides view and start; part of the prefix cache's keys.
     position_key: bytes = b""
     role: Role = "whole"
+    is_target: bool = False  # a question may ask for its relevance
 
     @property
     def stop(self) -> int:

@@ -67,10 +67,10 @@ def _continue(begun: PromptLayout, done: int, request: Request, prompt: tuple[in
             following = position + (max(whole.full) if whole is item else 1)
         else:
             grid = _grid_positions(*view.token_grid) + position
-        role = _role(item)
-        if role == "whole" and item.placeholder in targets:  # a preview at full detail
-            role, place = "global", place + TARGET
-        spans.append(Span(len(tokens), view, view.key, place, role))
+        role, is_target = _role(item), item.placeholder in targets
+        if is_target and role == "whole":  # a preview at full detail
+            place += TARGET
+        spans.append(Span(len(tokens), view, view.key, place, role, is_target or role == "global"))
         positions[:, len(tokens) : len(tokens) + view.tokens] = grid
         tokens += [prompt[item.placeholder]] * view.tokens
         position = following

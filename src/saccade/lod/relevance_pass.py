@@ -31,7 +31,7 @@ from saccade.lod.relevance_transfer import HostCopy, ImageMapsTransfer, Relevanc
 from saccade.lod.scorers import from_attention, from_head
 from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.request import Pixels, View
-from saccade.step_plan import RelevanceTarget, ScheduledSequence, Span
+from saccade.step_plan import RelevanceTarget, ScheduledSequence
 
 MAX_CACHED_TOKENS = 1 << 18  # of views with image maps: 19 maps each, 40 MB of host memory
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
@@ -149,7 +149,7 @@ class RelevancePass:
         """Whether an eager step of these sequences needs `tap` and `after_forward`."""
         if self._head is None:
             return any(one.relevance_targets for one in scheduled)
-        return any(one.relevance_targets or any(map(_is_global, one.spans)) for one in scheduled)
+        return any(one.relevance_targets or any(span.is_target for span in one.spans) for one in scheduled)
 
     def tap(self, scheduled: Sequence[ScheduledSequence]) -> HiddenStateTap:
         """The hidden states that the forward pass must keep: of global views (with a head), then of the
@@ -159,9 +159,7 @@ class RelevancePass:
         if self._head is None:
             return HiddenStateTap(dict.fromkeys(self._layers, self._index(last)))
         views = [
-            np.arange(v.position, v.position + v.length)
-            for v in visual_slices(scheduled)
-            if _is_global(v.span)
+            np.arange(v.position, v.position + v.length) for v in visual_slices(scheduled) if v.span.is_target
         ]
         tokens = self._index(np.concatenate([*views, np.array(last, dtype=np.int64)]))
         return HiddenStateTap({self._head.layer: tokens})
@@ -308,8 +306,3 @@ class RelevancePass:
         """The image was deleted."""
         for key in [key for key, maps in self._cached_maps.items() if maps.content == content]:
             self._cached_tokens -= self._cached_maps.pop(key).tokens
-
-
-def _is_global(span: Span) -> bool:
-    """Whether a question may ask for its relevance: only then a head stores vectors of its tokens."""
-    return span.role == "global"
