@@ -328,13 +328,13 @@ def _lod(checkpoint: Checkpoint) -> ViewPlanner | None:
     """Level of detail for this checkpoint; None if its images, or the lack of them, do not allow it."""
     if checkpoint.image is None or not checkpoint.image.supports_lod:
         return None
-    marks = PlaceholderIds(
+    ids = PlaceholderIds(
         checkpoint.image_token_id,
         () if checkpoint.vision_start_id is None else (checkpoint.vision_start_id,),
         () if checkpoint.vision_end_id is None else (checkpoint.vision_end_id,),
         frozenset(checkpoint.eos_ids),
     )
-    return ViewPlanner(checkpoint_views(checkpoint), checkpoint.image, marks)
+    return ViewPlanner(checkpoint_views(checkpoint), checkpoint.image, ids)
 
 
 def _checked_list(name: str, given: Any) -> Sequence[Any]:

@@ -31,17 +31,17 @@ class ViewPlanner:
 
     views: CheckpointViews
     processing: ImageProcessor
-    marks: PlaceholderIds
+    ids: PlaceholderIds
 
     def cost(self, sizes: Sequence[tuple[int, int]], detail_req: DetailRequest) -> int:
         """Upper bound on the tokens of images of these sizes (width, height), framing ids included."""
-        framing = len(self.marks.before) + len(self.marks.after)
+        framing = len(self.ids.before) + len(self.ids.after)
         given = [region for regions in detail_req.zooms or () for region in regions]
         chosen = sum(region.tokens + framing for region in given)
         return self._plan(sizes, detail_req).most_tokens(framing) + chosen
 
     def apply(self, request: Request, detail_req: DetailRequest) -> Request:
-        images = [item for item in request.media if request.prompt[item.placeholder] == self.marks.image]
+        images = [item for item in request.media if request.prompt[item.placeholder] == self.ids.image]
         if not images:
             reject_without_images(detail_req)
             return request
@@ -66,9 +66,9 @@ class ViewPlanner:
             placeholders=tuple(slot for slot, may in free.items() if may),
             budget=budget,
             most_views=seen.most_views,
-            at=_after_question(request, self.marks.ends),
-            before=self.marks.before,
-            after=self.marks.after,
+            at=_after_question(request, self.ids.ends),
+            before=self.ids.before,
+            after=self.ids.after,
             preview_only=detail_req.preview_only,
         )
         return msgspec.structs.replace(request, zooming=zooming)
@@ -91,9 +91,9 @@ class ViewPlanner:
             placeholders=tuple(chosen),
             budget=0,
             most_views=sum(map(len, chosen.values())),
-            at=_after_question(request, self.marks.ends),
-            before=self.marks.before,
-            after=self.marks.after,
+            at=_after_question(request, self.ids.ends),
+            before=self.ids.before,
+            after=self.ids.after,
         )
         return insert_zoomed_views(msgspec.structs.replace(request, zooming=place), chosen)
 

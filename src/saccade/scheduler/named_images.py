@@ -15,7 +15,7 @@ from saccade.scheduler.sequence import RequestState
 from saccade.step_plan import Span
 
 IMAGE_NOT_FOUND = ImageNotFound.code
-IMAGE_GONE = "an image of this request is no longer cached; send the request again with the image's bytes"
+IMAGE_EVICTED = "an image of this request is no longer cached; send the request again with the image's bytes"
 
 
 class NamedImages:

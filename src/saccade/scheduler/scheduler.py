@@ -19,7 +19,7 @@ from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import UNKNOWN
 from saccade.scheduler.host_decision import HostDecisions
 from saccade.scheduler.kv_manager import Caches, KVManager
-from saccade.scheduler.named_images import IMAGE_GONE, IMAGE_NOT_FOUND
+from saccade.scheduler.named_images import IMAGE_EVICTED, IMAGE_NOT_FOUND
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.scheduler.queues import Queues
 from saccade.scheduler.sequence import (
@@ -118,7 +118,7 @@ class Scheduler:
         """Before each step: end requests whose named image is gone, ask again for pending host decisions."""
         deltas: list[Delta] = []
         if self._kv.encoder.named.lost:
-            lost = dict.fromkeys(self._kv.encoder.named.take_lost(), IMAGE_GONE)
+            lost = dict.fromkeys(self._kv.encoder.named.take_lost(), IMAGE_EVICTED)
             deltas += self._fail_requests(lost, IMAGE_NOT_FOUND)
         for request_id, relevance in list(self._unresolved.items()):
             deltas += self._resolve(self._requests[request_id], relevance)

@@ -216,7 +216,7 @@ class EncoderCache(Generic[T]):
         for key, entry in self._device.expire():
             self._demote(key, entry, keep=False)
         for key, _ in self._host.expire():
-            self._forget_if_gone(key)
+            self._forget_if_evicted(key)
         self._evict()
         return self._follow_deletions()
 
@@ -290,7 +290,7 @@ class EncoderCache(Generic[T]):
             self._demote(key, entry, keep=True)
         for key, host_entry in self._host.evict():
             self._write(key, host_entry.value)
-            self._forget_if_gone(key)
+            self._forget_if_evicted(key)
 
     def _remove(self, key: bytes) -> None:
         """Remove a view from memory, at once or when it is unpinned."""
@@ -320,7 +320,7 @@ class EncoderCache(Generic[T]):
                 self._demotions += 1
         elif keep:
             self._save(key, entry.value)
-        self._forget_if_gone(key)
+        self._forget_if_evicted(key)
 
     def _download(self, features: T | PendingUpload[T]) -> Any | None:
         """None without memory for a copy: the features are lost."""
@@ -340,7 +340,7 @@ class EncoderCache(Generic[T]):
             view = self._views[key]
             self._disk.write(key, view.content, host, view.nbytes, view.created)
 
-    def _forget_if_gone(self, key: bytes) -> None:
+    def _forget_if_evicted(self, key: bytes) -> None:
         if key not in self._device and key not in self._host:
             self._views.pop(key, None)
 

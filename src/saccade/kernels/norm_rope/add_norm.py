@@ -46,11 +46,11 @@ def _add_norm_kernel(x, residual, weight, bias, out, total_out, width, x_stride,
         total = total.to(kind).to(tl.float32)
     if LAYER:
         mean = tl.sum(total, 0) / width
-        apart = tl.where(inside, total - mean, 0.0)
-        factor = tl.rsqrt(tl.sum(apart * apart, 0) / width + eps)
+        centred = tl.where(inside, total - mean, 0.0)
+        factor = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
         w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         b = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-        y = (apart * factor * w + b).to(kind)
+        y = (centred * factor * w + b).to(kind)
     else:
         y = scaled_by_rms(total, weight, column, width, eps, kind, BLOCK)
     tl.store(out + row * width + column, y, mask=inside)

@@ -146,12 +146,12 @@ class Simulator:
 
     def run(self, traffic: Iterable[Arrival]) -> SimulationResult:
         """Runs until every request is answered."""
-        coming = iter(traffic)
-        following = next(coming, None)
+        arrivals = iter(traffic)
+        following = next(arrivals, None)
         while following is not None or not self.scheduler.idle:
             while following is not None and following.at <= self.now:
                 self._submit(following)
-                following = next(coming, None)
+                following = next(arrivals, None)
             if not self.step() and following is not None:
                 self.now = following.at
         return self.finish()
