@@ -10,7 +10,7 @@ import pytest
 
 from saccade.kernels import compile_pool as workers
 from saccade.kernels.compile_pool import CompilePool, current_pool, default_workers
-from saccade.worker import compile_kernels as start
+from saccade.worker import warmup as start
 from tests.kernels.buffers import needs_triton
 from tests.kernels.programs import run
 
