@@ -76,7 +76,7 @@ def test_a_launcher_is_compiled_once_per_signature_and_may_fail(
 def test_warm_up_leaves_no_kernel_to_compile(
     tmp_path: Path,
 ) -> None:
-    """Red when a shape launches a kernel that `compile_kernels` or `StepGraphCache.warm_up` does not compile."""
+    """Red when a shape launches a kernel that `compile_kernels` and `StepGraphCache.warm_up` leave out."""
     ahead, left = run(START, tmp_path)
     assert int(ahead) > 30
     assert left == "0"
