@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from saccade.encoder.upload import MIN_BUFFER_BYTES, PinnedStaging, PixelUploads
-from saccade.inputs.media.rgbx import copy_rgbx, rgb_of_words
+from saccade.inputs.media.decode import copy_rgbx, rgb_of_words
 from saccade.request import Pixels
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from saccade.engine.ipc import Cancel, Channel, StepOutputs, Submit, ToEngine, ToFrontend
 from saccade.errors import EngineDied
-from saccade.inputs.media.rgbx import OPAQUE, rgb_of_words, words_of_rgb
+from saccade.inputs.media.decode import OPAQUE, rgb_of_words, words_of_rgb
 from saccade.lod.types import ImageMaps, RelevanceMaps
 from saccade.metrics import EngineStats
 from saccade.request import NO_PIXELS, Delta, Media, Request, Sampling, TokenLogprobs, View, ZoomResult

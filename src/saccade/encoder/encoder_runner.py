@@ -14,7 +14,7 @@ from saccade.encoder.partial_views import PartialViews
 from saccade.encoder.preprocess import PixelProcessing, Preprocessor
 from saccade.encoder.upload import PinnedStaging, PixelUploads
 from saccade.host.allocator import copy_to_own_mapping
-from saccade.inputs.media.rgbx import contiguous
+from saccade.inputs.media.decode import contiguous
 from saccade.models.interface import PatchGrid, VisionTower
 from saccade.request import Pixels
 from saccade.step_plan import EncodeTask

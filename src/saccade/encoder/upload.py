@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.inputs.media.rgbx import words_of_rgb
+from saccade.inputs.media.decode import words_of_rgb
 from saccade.request import Pixels
 
 STAGING_BYTES = 256 << 20

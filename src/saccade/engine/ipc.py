@@ -19,7 +19,7 @@ import numpy as np
 
 from saccade.config import EngineConfig
 from saccade.errors import EngineDied
-from saccade.inputs.media.rgbx import OPAQUE, contiguous, rgb_of_words, words_of_rgb
+from saccade.inputs.media.decode import OPAQUE, contiguous, rgb_of_words, words_of_rgb
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Pixels, Request
 

@@ -20,7 +20,7 @@ from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
 from saccade.inputs.chat_template import ChatTemplate, split_media, text_bytes, utf8_bytes
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.media.fetch import MediaKind
-from saccade.inputs.media.hashing import tenant_hash
+from saccade.inputs.media.loader import tenant_hash
 from saccade.inputs.media.request_media import LoadContext, LoadedMedia, MediaLoader, MediaPart
 from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer

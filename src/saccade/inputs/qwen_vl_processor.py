@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from blake3 import blake3
 
 from saccade.errors import CheckpointError, MediaRefused
 from saccade.inputs.image_processor import (
@@ -21,7 +22,6 @@ from saccade.inputs.image_processor import (
     check_aspect,
     check_size,
 )
-from saccade.inputs.media.hashing import frames_hash
 from saccade.lod.types import Grid
 from saccade.request import View
 
@@ -132,6 +132,12 @@ class Qwen3VLVideoProcessor(VideoProcessor):
     def num_tokens(self, size: Size, frames: int) -> int:
         rows, columns = self.grid(*size, frames)
         return len(self.groups(frames)) * (rows * columns // self.merge_size**2)
+
+
+def frames_hash(content: bytes, indices: Sequence[int]) -> bytes:
+    """Hash of some frames of the video whose content hash is `content`."""
+    parts = (b"frames", content, b"".join(index.to_bytes(8, "little") for index in indices))
+    return blake3(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest(length=32)
 
 
 def smart_resize(

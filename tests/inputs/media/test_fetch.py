@@ -1,6 +1,5 @@
 """Fetching: from where it may, no further than the limits, never from an address that was not checked."""
 
-import base64
 import contextlib
 import io
 import socket
@@ -9,14 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
-from saccade.inputs.media import fetch
 from saccade.inputs.media.fetch import Network, fetch_bytes
 
 
@@ -24,67 +21,6 @@ def png(size: tuple[int, int] = (3, 2)) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", size).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def data_uri(data: bytes, mime: str = "image/png") -> str:
-    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
-
-
-# --- data URIs ---------------------------------------------------------------------------------------------
-
-
-def test_a_data_uri_is_decoded() -> None:
-    assert fetch_bytes(data_uri(png()), MediaLimits()) == png()
-    assert fetch_bytes(data_uri(png(), "IMAGE/PNG;charset=x"), MediaLimits()) == png()
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "data:image/png;base64,",
-        "data:image/png;base64,!!!!",
-        "data:image/png;base64,AAA",
-        "data:image/png;base64,iVBO\nRw0K",
-        "data:image/png,abc",
-        "data:,abc",
-        "data:image/png;base64",
-        "data:text/html;base64,PGI+",
-        "data:image/svg+xml;base64,PHN2Zy8+",
-        data_uri(png(), "image/jpeg"),
-        data_uri(b"GIF89a" + b"\0" * 20, "image/png"),
-        data_uri(png(), "video/mp4"),
-        data_uri(b"\x00\x00\x00\x18ftypmp42", "image/png"),
-    ],
-)
-def test_data_uris_that_are_junk_or_contradict_themselves_are_refused(url: str) -> None:
-    with pytest.raises(MediaRefused):
-        fetch_bytes(url, MediaLimits())
-
-
-def test_a_data_uri_is_decoded_in_slices_and_padded_only_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-    real = base64.b64decode
-
-    def noted(text: str, **options: Any) -> bytes:
-        sizes.append(len(text))
-        return real(text, **options)
-
-    monkeypatch.setattr(fetch, "_SLICE", 8)
-    monkeypatch.setattr(base64, "b64decode", noted)
-    for rest in (b"", b"a", b"ab"):
-        assert fetch_bytes(data_uri(png() + rest), MediaLimits()) == png() + rest
-    assert max(sizes) == 8
-    encoded = base64.b64encode(png()[:6] + b"a").decode()  # padded, at the end of a slice
-    with pytest.raises(MediaRefused, match="base64"):
-        fetch_bytes("data:image/png;base64," + encoded[:8] + "AA==AAAA" + encoded[8:], MediaLimits())
-    with pytest.raises(MediaRefused, match="base64"):
-        fetch_bytes("data:image/png;base64," + "AAAAAA==" * 2, MediaLimits())
-
-
-def test_a_data_uri_over_the_limit_is_refused_before_and_after_decoding() -> None:
-    for size in (101, 5000):
-        with pytest.raises(MediaRefused, match="100 bytes"):
-            fetch_bytes(data_uri(png() + b"\0" * size), MediaLimits(max_bytes=100))
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
-"""The bytes of a data:, http(s): or file: URL, within limits. Blocks; call it in a worker thread.
+"""The bytes of an http(s): or file: URL, within limits. Blocks; call it in a worker thread.
 
 It connects only to checked addresses (ssrf.py), also after redirects, and does not tell the caller which
 addresses, ports or files exist.
 """
 
-import base64
-import binascii
 import contextlib
 import http.client
 import os
-import re
 import socket
 import ssl
 import stat
@@ -25,7 +22,6 @@ from urllib.parse import unquote, urljoin, urlsplit
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.inputs.media.cancellation import CancelToken, LoadingCancelled
-from saccade.inputs.media.decode import sniff
 from saccade.inputs.media.ssrf import (
     Resolve,
     Target,
@@ -34,30 +30,13 @@ from saccade.inputs.media.ssrf import (
     resolve_checked,
     system_resolve,
 )
-from saccade.inputs.media.video import sniff_video
 
 MediaKind = Literal["image", "video"]
 Result = TypeVar("Result")
 Connect = Callable[[str, int, float], socket.socket]  # address, port, seconds
 
 _CHUNK = 1 << 16
-_SLICE = 1 << 16  # characters of base64 decoded at once, a multiple of 4; decoding holds the GIL
 _REDIRECTS = (301, 302, 303, 307, 308)
-_DATA = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[^;,]*)*),", re.IGNORECASE)
-_MIME = {
-    "image/jpeg": "JPEG",
-    "image/jpg": "JPEG",
-    "image/png": "PNG",
-    "image/webp": "WEBP",
-    "image/gif": "GIF",
-    "image/bmp": "BMP",
-    "image/x-ms-bmp": "BMP",
-    "video/mp4": "mp4",
-    "video/quicktime": "mp4",
-    "video/x-m4v": "mp4",
-    "video/webm": "matroska",
-    "video/x-matroska": "matroska",
-}
 _UNREACHED = "The URL could not be fetched."
 
 
@@ -83,49 +62,11 @@ def fetch_bytes(
     """The bytes of a URL, never more than the limit."""
     scheme = url[:8].partition(":")[0].lower()
     most = limits.max_bytes if kind == "image" else limits.max_video_bytes
-    if scheme == "data":
-        return _from_data(url, kind, most)
     if scheme in ("http", "https"):
         return _from_network(url, limits, most, network or Network(), cancel or CancelToken())
     if scheme == "file":
         return _from_file(url, limits, most)
     raise MediaRefused(f"The {kind} is neither a data URI nor an http or https URL.")
-
-
-# --- data URIs ---------------------------------------------------------------------------------------------
-
-
-def _from_data(url: str, kind: MediaKind, most: int) -> bytes:
-    match = _DATA.match(url[:256])
-    if match is None or match[2].lower().split(";")[-1] != "base64":
-        raise MediaRefused(f"The data URI is not of the form data:{kind}/...;base64,...")
-    mime = match[1].lower()
-    if mime not in _MIME or not (mime.startswith(f"{kind}/") or (kind, mime) == ("video", "image/gif")):
-        raise MediaRefused(f"The data URI holds {mime}, which is not taken as {kind}.")
-    if len(url) - match.end() > 4 * (most // 3 + 1):
-        raise MediaRefused(f"The {kind} has more than the {most} bytes allowed.")
-    try:
-        data = _from_base64(url, match.end())
-    except (binascii.Error, ValueError) as error:
-        raise MediaRefused("The data URI is not valid base64.") from error
-    if not data:
-        raise MediaRefused("The data URI is empty.")
-    if len(data) > most:
-        raise MediaRefused(f"The {kind} has more than the {most} bytes allowed.")
-    if (sniff(data) or sniff_video(data)) != _MIME[mime]:
-        raise MediaRefused(f"The data URI says {mime}, but its bytes are something else.")
-    return data
-
-
-def _from_base64(text: str, start: int) -> bytes:
-    """Decodes `text` from `start` on, slice by slice; only the last slice may be padded."""
-    data = bytearray()
-    for offset in range(start, len(text), _SLICE):
-        piece = text[offset : offset + _SLICE]
-        if "=" in piece and offset + _SLICE < len(text):
-            raise ValueError("padding in the middle")
-        data += base64.b64decode(piece, validate=True)
-    return bytes(data)
 
 
 # --- files -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Named images: what a client may send instead of the bytes of an image it sent before.
 
-A reference (`hashing.image_reference`) says everything about an image but its pixels and outlives the server.
+A reference (`loader.image_reference`) says everything about an image but its pixels and outlives the server.
 A uuid is the client's own name for an image; it is looked up with the tenant's salt and forgotten when it is
 the least recently used. The engine core knows whether features of the image are still cached.
 """
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from saccade.errors import ImageNotFound, InvalidValue
-from saccade.inputs.media.hashing import image_reference
+from saccade.inputs.media.loader import image_reference
 
 MAX_IDS = 1 << 16
 MAX_UUID_LENGTH = 256
@@ -19,7 +19,7 @@ _FORM = re.compile(r"([0-9a-f]{64})-([1-9][0-9]{0,6})x([1-9][0-9]{0,6})")
 
 
 class ImageReference(NamedTuple):
-    digest: bytes  # `hashing.media_hash`
+    digest: bytes  # `loader.media_hash`
     width: int  # after applying the EXIF orientation
     height: int
 

@@ -4,13 +4,17 @@ Callers that are not trusted (HTTP) may only give URLs; the library also takes p
 arrays and lists of frames.
 """
 
+import base64
+import binascii
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,12 +24,27 @@ from saccade.inputs.image_processor import VideoProcessor
 from saccade.inputs.media import decode, fetch, video
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.media.fetch import MediaKind
-from saccade.inputs.media.hashing import content_hash, media_hash, tenant_hash
-from saccade.inputs.media.rgbx import words_of_rgb
 from saccade.inputs.media.video import SampledFrames
 from saccade.request import NO_PIXELS, Pixels
 
 _URL_SCHEMES = ("data:", "http:", "https:", "file:")
+_DATA_URI = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[^;,]*)*),", re.IGNORECASE)
+_BASE64_SLICE = 1 << 16  # characters decoded at once, a multiple of 4; decoding holds the GIL
+_MIME = {
+    "image/jpeg": "JPEG",
+    "image/jpg": "JPEG",
+    "image/png": "PNG",
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+    "image/bmp": "BMP",
+    "image/x-ms-bmp": "BMP",
+    "video/mp4": "mp4",
+    "video/quicktime": "mp4",
+    "video/x-m4v": "mp4",
+    "video/webm": "matroska",
+    "video/x-matroska": "matroska",
+}
+_HASH_CONTEXT = "saccade 2026 media content hash, keyed per tenant"
 
 Admit = Callable[[int, int, int], None]  # count, width and height of frames; raises if they do not fit
 
@@ -33,8 +52,8 @@ Admit = Callable[[int, int, int], None]  # count, width and height of frames; ra
 @dataclass(frozen=True)
 class LoadedImage:
     pixels: Pixels  # [1, height, width, 3]
-    digest: bytes  # `hashing.media_hash`
-    content: bytes  # `hashing.tenant_hash` of the digest
+    digest: bytes  # `media_hash`
+    content: bytes  # `tenant_hash` of the digest
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,7 @@ def open_named_image(digest: bytes, width: int, height: int, salt: bytes) -> Ope
 
 def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> LoadedImage:
     pixels = decode.from_image(image, limits)
-    words = words_of_rgb(pixels)
+    words = decode.words_of_rgb(pixels)
     data = pixels if words is None else words
     digest = media_hash("pil" if words is None else "pil words", image.mode, image.size, _flat(data))
     return LoadedImage(pixels, digest, tenant_hash(digest, salt))
@@ -166,12 +185,15 @@ def _given_frames(source: Any) -> tuple[Any, float | None]:
 def _bytes(
     source: Any, limits: MediaLimits, kind: MediaKind, trusted: bool, cancel: CancelToken | None
 ) -> bytes:
-    if isinstance(source, str) and (not trusted or source.lower().startswith(_URL_SCHEMES)):
+    most = limits.max_bytes if kind == "image" else limits.max_video_bytes
+    if isinstance(source, str) and (not trusted or source[:8].lower().startswith(_URL_SCHEMES)):
+        if source[:8].partition(":")[0].lower() == "data":
+            return decode_data_uri(source, kind, most)
         return fetch.fetch_bytes(source, limits, kind, cancel=cancel)
     if trusted and isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if trusted and isinstance(source, str | Path):
-        return _read(Path(source), limits.max_bytes if kind == "image" else limits.max_video_bytes)
+        return _read(Path(source), most)
     raise MediaRefused(f"A {type(source).__name__} cannot be read as {kind}.")
 
 
@@ -184,3 +206,69 @@ def _read(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise MediaRefused(f"{path} has more than the {most} bytes allowed; raise the limit to load it.")
     return data
+
+
+def decode_data_uri(url: str, kind: MediaKind, most: int) -> bytes:
+    """The bytes of a data URI, which must be of `kind` and at most `most`."""
+    match = _DATA_URI.match(url[:256])
+    if match is None or match[2].lower().split(";")[-1] != "base64":
+        raise MediaRefused(f"The data URI is not of the form data:{kind}/...;base64,...")
+    mime = match[1].lower()
+    if mime not in _MIME or not (mime.startswith(f"{kind}/") or (kind, mime) == ("video", "image/gif")):
+        raise MediaRefused(f"The data URI holds {mime}, which is not taken as {kind}.")
+    if len(url) - match.end() > 4 * (most // 3 + 1):
+        raise MediaRefused(f"The {kind} has more than the {most} bytes allowed.")
+    data = bytearray()
+    try:
+        for start in range(match.end(), len(url), _BASE64_SLICE):
+            piece = url[start : start + _BASE64_SLICE]
+            if "=" in piece and start + _BASE64_SLICE < len(url):
+                raise ValueError("padding in the middle")
+            data += base64.b64decode(piece, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaRefused("The data URI is not valid base64.") from error
+    if not data:
+        raise MediaRefused("The data URI is empty.")
+    if len(data) > most:
+        raise MediaRefused(f"The {kind} has more than the {most} bytes allowed.")
+    found = bytes(data)
+    if (decode.sniff(found) or video.sniff_video(found)) != _MIME[mime]:
+        raise MediaRefused(f"The data URI says {mime}, but its bytes are something else.")
+    return found
+
+
+# --- content hashes: equal exactly if kind, mode, size, bytes and tenant are equal --------------------------
+
+
+def media_hash(kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview) -> bytes:
+    """Hash of one source, the same for every tenant. Clients may refer to an image by it.
+
+    kind: how `data` is read ("jpeg", "array", ...); mode: its colour mode; size: every dimension, so that the
+    same bytes in another shape have another hash.
+    """
+    parts = (kind.encode(), mode.encode(), ",".join(map(str, size)).encode())
+    header = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    with decode.all_cores(len(data)) as granted:
+        hasher = blake3(derive_key_context=_HASH_CONTEXT, max_threads=blake3.AUTO if granted else 1)
+        hasher.update(header + len(data).to_bytes(8, "little"))
+        hasher.update(data)
+        return hasher.digest(length=32)
+
+
+def tenant_hash(digest: bytes, salt: bytes = b"") -> bytes:
+    """The identity of a source for one tenant, who cannot produce it for another."""
+    if not salt:
+        return digest
+    key = blake3(salt, derive_key_context=_HASH_CONTEXT).digest(length=32)
+    return blake3(digest, key=key).digest(length=32)
+
+
+def content_hash(
+    kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview, salt: bytes = b""
+) -> bytes:
+    return tenant_hash(media_hash(kind, mode, size, data), salt)
+
+
+def image_reference(digest: bytes, width: int, height: int) -> str:
+    """What a client may send in place of the image; `image_names.parse_reference` reads it."""
+    return f"{digest.hex()}-{width}x{height}"

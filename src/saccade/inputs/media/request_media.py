@@ -19,9 +19,14 @@ from saccade.inputs.image_processor import ImageProcessor, PromptView, Size, Vid
 from saccade.inputs.media import video
 from saccade.inputs.media.cancellation import CancelToken, FairSemaphore
 from saccade.inputs.media.fetch import MediaKind
-from saccade.inputs.media.hashing import image_reference
 from saccade.inputs.media.image_names import ImageName, ImageNames, ImageReference
-from saccade.inputs.media.loader import OpenedImage, load_video, open_image, open_named_image
+from saccade.inputs.media.loader import (
+    OpenedImage,
+    image_reference,
+    load_video,
+    open_image,
+    open_named_image,
+)
 from saccade.lod.types import Detail
 from saccade.request import Pixels
 from saccade.request_timing import RequestTiming

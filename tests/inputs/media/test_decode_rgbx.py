@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from saccade.config import MediaLimits
-from saccade.inputs.media import rgbx
+from saccade.inputs.media import decode
+from saccade.inputs.media.decode import OPAQUE, RgbxWords, contiguous, copy_rgbx, rgb_of_words, words_of_rgb
 from saccade.inputs.media.loader import LoadedImage, open_image
-from saccade.inputs.media.rgbx import OPAQUE, RgbxWords, contiguous, copy_rgbx, rgb_of_words, words_of_rgb
 from saccade.request import Pixels
 
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 36, 3), dtype=np.uint8)
@@ -61,22 +61,22 @@ def test_pixels_equal_those_of_pillow(make: Callable[[], Image.Image]) -> None:
 def test_a_copy_by_several_threads_equals_that_of_one(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
     image = plain().resize((31, height))
     one = copy_rgbx(image)
-    monkeypatch.setattr(rgbx, "PARALLEL_BYTES", 1)
-    monkeypatch.setattr(rgbx, "COPY_THREADS", 4)
+    monkeypatch.setattr(decode, "PARALLEL_BYTES", 1)
+    monkeypatch.setattr(decode, "COPY_THREADS", 4)
     several = copy_rgbx(image)
     np.testing.assert_array_equal(several, one)
     for array in (NOISE[:height], NOISE[:height, ::2], NOISE[:height, :, ::-1]):
-        copy = rgbx.copy_array(array)
+        copy = decode.copy_array(array)
         assert copy.flags.c_contiguous
         assert not np.shares_memory(copy, array)
         np.testing.assert_array_equal(copy, array)
     assert words_of_rgb(rgb_of_words(several)) is several
-    with rgbx.all_cores(1 << 30) as granted, rgbx.all_cores(1 << 30) as another:  # one image at a time
+    with decode.all_cores(1 << 30) as granted, decode.all_cores(1 << 30) as another:  # one image at a time
         assert (granted, another) == (True, False)
-    with rgbx.all_cores(1 << 30) as granted:
+    with decode.all_cores(1 << 30) as granted:
         assert granted
-    monkeypatch.setattr(rgbx, "_process", -1)  # as in a child that was forked off: it has no threads
-    with rgbx.all_cores(1 << 30) as granted:
+    monkeypatch.setattr(decode, "_process", -1)  # as in a child that was forked off: it has no threads
+    with decode.all_cores(1 << 30) as granted:
         assert not granted
 
 
@@ -95,7 +95,7 @@ def test_the_hash_of_an_image_does_not_depend_on_its_memory_layout(
     image = make()
     again = Image.fromarray(np.asarray(image))  # its fourth bytes are 255
     names = {load(one).digest for one in (image, again)}
-    monkeypatch.setattr(rgbx, "_borrow", lambda image: None)
+    monkeypatch.setattr(decode, "_borrow", lambda image: None)
     names.add(load(image).digest)
     assert len(names) == 1
 
