@@ -125,6 +125,7 @@ class RelevancePass:
         self._image_maps = image_maps or ImageMapRunner(device, None, mode=model.mode)
         # Image maps are computed on a stream of their own, beside tower and steps.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.stores_view_vectors = head is not None
         self._layers = compared_layers(depth)
         self.num_layers = self._layers[-1] if head is None else head.layer  # that a question passes
         self._cached_maps: OrderedDict[bytes, ImageMapsTransfer] = OrderedDict()  # by view key, in LRU order
@@ -136,20 +137,10 @@ class RelevancePass:
         the states of view tokens too."""
         return () if self._head is not None else self._layers
 
-    @property
-    def stores_view_vectors(self) -> bool:
-        return self._head is not None
-
     def start_image_maps(self, scheduled: Sequence[ScheduledSequence]) -> None:
         """Before a step with relevance targets: compute their image maps beside it."""
         for target in [target for one in scheduled for target in one.relevance_targets if target.keep]:
             self._maps_of(target)
-
-    def concerns(self, scheduled: Sequence[ScheduledSequence]) -> bool:
-        """Whether an eager step of these sequences needs `tap` and `after_forward`."""
-        if self._head is None:
-            return any(one.relevance_targets for one in scheduled)
-        return any(one.relevance_targets or any(span.is_target for span in one.spans) for one in scheduled)
 
     def tap(self, scheduled: Sequence[ScheduledSequence]) -> HiddenStateTap:
         """The hidden states that the forward pass must keep: of global views (with a head), then of the

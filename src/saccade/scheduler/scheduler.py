@@ -17,9 +17,9 @@ from saccade.request import Delta, FinishReason, Request
 from saccade.scheduler.admission import Admission, check_fits
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import UNKNOWN
+from saccade.scheduler.encoder_scheduler import IMAGE_EVICTED, IMAGE_NOT_FOUND
 from saccade.scheduler.host_decision import HostDecisions
 from saccade.scheduler.kv_manager import Caches, KVManager
-from saccade.scheduler.named_images import IMAGE_EVICTED, IMAGE_NOT_FOUND
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.scheduler.queues import Queues
 from saccade.scheduler.sequence import (

@@ -158,7 +158,9 @@ class ModelRunner:
         if vision is None or not any(one.spans or one.relevance_targets for one in scheduled):
             return self._model(embeds, inputs.positions, inputs.paged, None), None
         deep = merge_embeddings(embeds, scheduled, vision.cache.get, vision.depth_levels)
-        if not vision.relevance.concerns(scheduled):
+        # A checkpoint with a relevance head stores vectors of every view that a question may ask about.
+        stores = vision.relevance.stores_view_vectors
+        if not any(one.relevance_targets or (stores and _has_target(one)) for one in scheduled):
             return self._model(embeds, inputs.positions, inputs.paged, deep), None
         tap = vision.relevance.tap(scheduled)
         stop = vision.relevance.num_layers if early_exit else None
@@ -228,3 +230,7 @@ class ModelRunner:
             if draws and compiling():
                 slots, outputs = inputs.sample_slots.to(torch.int32), inputs.output_positions
                 self._sampler.draw(logits.contiguous(), slots, outputs.contiguous())
+
+
+def _has_target(scheduled: ScheduledSequence) -> bool:
+    return any(span.is_target for span in scheduled.spans)

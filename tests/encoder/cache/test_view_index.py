@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.encoder.cache.disk import ViewIndex
+from saccade.encoder.cache.tiers import ViewIndex
 
 
 class Entry(NamedTuple):

@@ -8,58 +8,19 @@ import logging
 import queue
 import threading
 import time
-from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from saccade.encoder.cache.feature_files import AllocateHost, FeatureBytes, FeatureFile, FeatureFolder
+from saccade.encoder.cache.tiers import ViewIndex
 
 log = logging.getLogger(__name__)
 
 QUEUED_BYTES = 256 << 20  # of features waiting to be written
 REFRESH_SECONDS = 5.0  # between two listings, which show what other servers did in the folder
 READERS = 2
-
-
-class HasContent(Protocol):
-    @property
-    def content(self) -> bytes:
-        """Hash of the image that a view shows."""
-
-
-K = TypeVar("K", bound=HasContent)
-
-
-class ViewIndex(UserDict[bytes, K]):
-    """Views by key, and the keys of each image's views."""
-
-    def __init__(self, views: Mapping[bytes, K] | None = None) -> None:
-        self._by_content: dict[bytes, set[bytes]] = {}
-        super().__init__(views)
-
-    def of(self, content: bytes) -> list[bytes]:
-        """The views of an image."""
-        return list(self._by_content.get(content, ()))
-
-    def __setitem__(self, key: bytes, view: K) -> None:
-        self.pop(key, None)
-        super().__setitem__(key, view)
-        self._by_content.setdefault(view.content, set()).add(key)
-
-    def __delitem__(self, key: bytes) -> None:
-        content = self[key].content
-        super().__delitem__(key)
-        self._by_content[content].discard(key)
-        if not self._by_content[content]:
-            del self._by_content[content]
-
-    def check(self) -> None:
-        """Raise unless both directions hold the same views."""
-        listed = {(content, key) for content, keys in self._by_content.items() for key in keys}
-        if listed != {(view.content, key) for key, view in self.items()}:
-            raise RuntimeError("the views of images and the images of views differ")
 
 
 class _Job(Enum):

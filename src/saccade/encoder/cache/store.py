@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from saccade.encoder.cache.disk import DiskTier, ViewIndex
+from saccade.encoder.cache.disk import DiskTier
 from saccade.encoder.cache.prefetch import Prefetcher
 from saccade.encoder.cache.tiers import (
     CacheEntry,
@@ -27,6 +27,7 @@ from saccade.encoder.cache.tiers import (
     FeatureTransfer,
     IdentityTransfer,
     PendingUpload,
+    ViewIndex,
 )
 from saccade.metrics import FeatureStats, TierStats
 
@@ -78,6 +79,8 @@ class EncoderCache(Generic[T]):
 
     def is_fetching(self, key: bytes) -> bool:
         """Whether it is being read from disk and worth waiting for."""
+        if self._disk is None:
+            return False
         return self._prefetcher.is_worth_waiting(key, must=key in self._holds)
 
     def is_expected(self, key: bytes) -> bool:
@@ -131,7 +134,7 @@ class EncoderCache(Generic[T]):
 
     def pin(self, key: bytes) -> None:
         """Keep the view on the device; counts a hit or a miss."""
-        prefetched = self._prefetcher.mark_used(key)
+        prefetched = self._disk is not None and self._prefetcher.mark_used(key)
         if key in self._device or self._device.is_pinned(key):
             self._device.hits += 1
             if key in self._device:
@@ -165,7 +168,7 @@ class EncoderCache(Generic[T]):
 
     def prefetch(self, key: bytes) -> None:
         """A request that needs the view is queued: read it from disk into host memory."""
-        wanted = not self.is_ready(key) and key not in self._deleted
+        wanted = self._disk is not None and not self.is_ready(key) and key not in self._deleted
         if wanted and self._prefetcher.start(key, must=key in self._holds):
             self._host.pin(key)
 

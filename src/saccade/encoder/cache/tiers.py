@@ -2,8 +2,8 @@
 
 import heapq
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import log2
@@ -200,3 +200,42 @@ class CacheTier(Generic[T]):
         if any((self._entries[key].order, key) not in queued for key in self._unpinned):
             found.append("an unpinned entry would never be evicted")
         return found
+
+
+class HasContent(Protocol):
+    @property
+    def content(self) -> bytes:
+        """Hash of the image that a view shows."""
+
+
+K = TypeVar("K", bound=HasContent)
+
+
+class ViewIndex(UserDict[bytes, K]):
+    """Views by key, and the keys of each image's views."""
+
+    def __init__(self, views: Mapping[bytes, K] | None = None) -> None:
+        self._by_content: dict[bytes, set[bytes]] = {}
+        super().__init__(views)
+
+    def of(self, content: bytes) -> list[bytes]:
+        """The views of an image."""
+        return list(self._by_content.get(content, ()))
+
+    def __setitem__(self, key: bytes, view: K) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, view)
+        self._by_content.setdefault(view.content, set()).add(key)
+
+    def __delitem__(self, key: bytes) -> None:
+        content = self[key].content
+        super().__delitem__(key)
+        self._by_content[content].discard(key)
+        if not self._by_content[content]:
+            del self._by_content[content]
+
+    def check(self) -> None:
+        """Raise unless both directions hold the same views."""
+        listed = {(content, key) for content, keys in self._by_content.items() for key in keys}
+        if listed != {(view.content, key) for key, view in self.items()}:
+            raise RuntimeError("the views of images and the images of views differ")
