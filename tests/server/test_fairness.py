@@ -15,9 +15,8 @@ import pytest
 
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.request import Delta, Request
-from saccade.server import openai_serving, request_handler
-from saccade.server import state as server_state
-from saccade.server.chat_messages import UserMessage
+from saccade.server import generation, openai_serving, request_handler
+from saccade.server.openai_schema import UserMessage
 from tests.server.client_checks import picture
 from tests.server.conftest import MODEL, Site
 from tests.server.fakes import FakeLink
@@ -51,7 +50,7 @@ class Backlog(FakeLink):
 async def test_event_loop_runs_other_tasks_while_a_backlog_is_read(
     site: Site, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(server_state, "LOOP_BUDGET_SECONDS", 0.0)  # every iteration is over its budget
+    monkeypatch.setattr(generation, "LOOP_BUDGET_SECONDS", 0.0)  # every iteration is over its budget
     monkeypatch.setattr(site.app.state, "engine", Backlog())
     turns = 0
 
@@ -71,15 +70,15 @@ async def test_event_loop_runs_other_tasks_while_a_backlog_is_read(
 async def test_all_requests_share_the_budget_of_one_loop_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, each does one more piece of work in an iteration that is over its budget."""
     now = 0.0
-    monkeypatch.setattr(server_state, "time", SimpleNamespace(monotonic=lambda: now))
-    budget = server_state.LoopBudget()
+    monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: now))
+    budget = generation.LoopBudget()
     done = 0
 
     async def work() -> None:
         nonlocal now, done
         for _ in range(10):
             done += 1
-            now += server_state.LOOP_BUDGET_SECONDS
+            now += generation.LOOP_BUDGET_SECONDS
             await budget.yield_if_spent()
 
     tasks = [asyncio.create_task(work()) for _ in range(5)]

@@ -18,10 +18,10 @@ from saccade.inputs.processor import InputProcessor
 from saccade.metrics import CONTENT_TYPE
 from saccade.server.asgi import TENANT_SALT, error_body, error_headers, internal_error
 from saccade.server.auth import AuthMiddleware
+from saccade.server.generation import ServerState
 from saccade.server.lod_preview import PreviewHandler
 from saccade.server.openai_serving import ChatHandler, CompletionHandler
 from saccade.server.request_handler import GenerationHandler, GenerationRoute
-from saccade.server.state import ServerState
 
 
 def create_app(processor: InputProcessor, engine: EngineInterface, config: ServeConfig) -> AuthMiddleware:

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import NotAllowed
 from saccade.server.asgi import TENANT_SALT, internal_error, send_error
-from saccade.server.state import ServerState
+from saccade.server.generation import ServerState
 
 log = logging.getLogger("saccade.server")
 
@@ -50,7 +50,11 @@ class AuthMiddleware:
             if status == CLIENT_CLOSED:
                 await send_error(counted, internal_error())
         finally:
-            self.state.metrics.responses.labels(_route_label(scope["path"]), str(status)).inc()
+            path = scope["path"]
+            for route in _NAMED_ROUTES:
+                path = route if path.startswith(route + "/") else path
+            # The number of labels is bounded whatever clients request.
+            self.state.metrics.responses.labels(path if path in ROUTES else "other", str(status)).inc()
 
     def _authenticate(self, scope: Scope) -> bytes:
         """The tenant's salt for caches; empty on a server without keys."""
@@ -64,13 +68,6 @@ class AuthMiddleware:
         if scheme.lower() != b"bearer" or not matches:
             raise NotAllowed("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
         return digest
-
-
-def _route_label(path: str) -> str:
-    """The metric label of a path; the number of labels is bounded whatever clients request."""
-    for route in _NAMED_ROUTES:
-        path = route if path.startswith(route + "/") else path
-    return path if path in ROUTES else "other"
 
 
 def _digest(key: bytes) -> bytes:

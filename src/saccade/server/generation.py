@@ -1,22 +1,122 @@
-"""The prompts of one request in the engine: output, usage, timing and metrics. Knows nothing of HTTP."""
+"""Requests in the engine, without HTTP: the state all of them share; the prompts of one, and their output."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
-from saccade.errors import ENGINE_ERRORS, Overloaded, SaccadeError
+from saccade import __version__
+from saccade.config import ServeConfig
+from saccade.engine.client import EngineInterface
+from saccade.errors import ENGINE_ERRORS, EngineDied, NotFound, Overloaded, SaccadeError
 from saccade.inputs.output_processor import CompletionOutput, OutputProcessor, TextDelta, Usage
+from saccade.inputs.processor import InputProcessor
+from saccade.metrics import ServerMetrics
 from saccade.request import Delta, Request
 from saccade.request_timing import RequestTiming
 from saccade.server.asgi import internal_error
-from saccade.server.state import ServerState
 
 log = logging.getLogger("saccade.server")
 
 Emit = Callable[[int, TextDelta], Awaitable[None]]
+
+TEXT_THREADS = 8  # CPU work only: parsing, tokenising, encoding long responses
+MEDIA_THREADS = 64  # for requests with media; they mostly wait for remote images
+LOOP_BUDGET_SECONDS = 0.004  # work on deltas per event loop iteration, all requests together
+MAX_BUFFERED_BODIES = 16  # bodies of the largest allowed size in memory at once
+ABORT_SECONDS = 5.0  # for aborted requests to send their errors
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class ActiveRequest(Protocol):
+    def abort(self, reason: SaccadeError) -> None: ...
+
+
+class LoopBudget:
+    """Limits the work on deltas per event loop iteration, however many tasks share it."""
+
+    def __init__(self) -> None:
+        self._started_at: float | None = None  # of this iteration's work
+
+    async def yield_if_spent(self) -> None:
+        """Wait for the next loop iteration if this one has used up its budget."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+            asyncio.get_running_loop().call_soon(setattr, self, "_started_at", None)
+        elif time.monotonic() - self._started_at >= LOOP_BUDGET_SECONDS:
+            await asyncio.sleep(0)
+
+
+class ServerState:
+    """What all requests share: worker threads, buffered body bytes, active requests, shutdown."""
+
+    def __init__(self, processor: InputProcessor, engine: EngineInterface, config: ServeConfig) -> None:
+        self.processor = processor
+        self.engine = engine
+        self.config = config
+        self.model_names = config.served_model_names or (processor.checkpoint.name,)
+        self.created = int(time.time())
+        self.metrics = ServerMetrics(engine.stats)
+        # Two pools: slow image downloads must not delay text requests.
+        self.text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
+        self.media_threads = ThreadPoolExecutor(MEDIA_THREADS, thread_name_prefix="media")
+        self.loop_budget = LoopBudget()
+        self.draining = False
+        self.active: set[ActiveRequest] = set()
+        self._body_bytes = 0
+        info = engine.info
+        identity = f"{__version__}|{info.model}|{info.dtype}|{info.device}"
+        self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+    def check_model(self, name: str) -> None:
+        if name not in self.model_names:
+            served = ", ".join(f"'{one}'" for one in self.model_names)
+            message = f"the model '{name[:64]}' does not exist here; use {served}"
+            raise ModelNotFound(message, param="model")
+
+    def check_accepting(self) -> None:
+        """Raise if the server accepts no new requests."""
+        if not self.engine.alive:
+            raise EngineDied("the engine has stopped; the server is about to exit")
+        if self.draining:
+            raise Overloaded("the server is shutting down; send the request elsewhere")
+
+    def count_body_bytes(self, count: int) -> None:
+        """Add `count` (negative: subtract) to the bytes of request bodies in memory."""
+        self._body_bytes += count
+        limit = MAX_BUFFERED_BODIES * self.config.max_body_bytes
+        if count > 0 and self._body_bytes > limit:
+            raise Overloaded(
+                f"request bodies in memory exceed {limit} bytes in total; send the request again later"
+            )
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests; wait for the active ones, then abort the rest with an error."""
+        self.draining = True
+        await self._wait_until_idle(seconds)
+        self.abort_all(Overloaded("the server shut down before this answer was complete; send it elsewhere"))
+        await self._wait_until_idle(ABORT_SECONDS)
+
+    def abort_all(self, reason: SaccadeError) -> None:
+        for request in tuple(self.active):
+            request.abort(reason)
+
+    async def _wait_until_idle(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.active and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        for threads in (self.text_threads, self.media_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass
@@ -29,13 +129,13 @@ class PromptRun:
     timing: RequestTiming
 
 
+@dataclass(eq=False)
 class Generation:
-    """The prompts of one request in the engine, their choices and metrics. Knows nothing of HTTP."""
+    """The prompts of one request in the engine, their choices and metrics."""
 
-    def __init__(self, state: ServerState, name: str, prompts: list[PromptRun]) -> None:
-        self._state = state
-        self._name = name
-        self.prompts = prompts
+    state: ServerState
+    name: str  # in logs
+    prompts: list[PromptRun]
 
     @property
     def choices(self) -> list[tuple[int, CompletionOutput]]:
@@ -81,7 +181,7 @@ class Generation:
             raise internal_error()
         last_token_at: dict[int, float] = {}  # by choice
         prompt.timing.sent = time.monotonic()
-        deltas = self._state.engine.generate(request)
+        deltas = self.state.engine.generate(request)
         del request
         async with aclosing(deltas):
             async for delta in deltas:
@@ -94,7 +194,7 @@ class Generation:
                         await emit(prompt.first_index + piece.index, piece)
                 if output.done:
                     return
-                await self._state.loop_budget.yield_if_spent()  # reading available deltas never waits
+                await self.state.loop_budget.yield_if_spent()  # reading available deltas never waits
         raise Overloaded("the engine ended this answer early; send the request again")
 
     def _failure(self, piece: TextDelta) -> SaccadeError:
@@ -102,7 +202,7 @@ class Generation:
             return Overloaded("the server cancelled this answer; send the request again")
         if piece.code in ENGINE_ERRORS:
             return ENGINE_ERRORS[piece.code](piece.error or "")
-        log.error("%s: the engine reports: %s", self._name, piece.error)
+        log.error("%s: the engine reports: %s", self.name, piece.error)
         return internal_error()
 
     def _observe(self, delta: Delta, last_token_at: dict[int, float], timing: RequestTiming) -> None:
@@ -110,7 +210,7 @@ class Generation:
             timing.engine = delta.times
         if not delta.tokens:
             return
-        metrics = self._state.metrics
+        metrics = self.state.metrics
         now = time.monotonic()
         timing.last = now
         if not last_token_at:
@@ -123,7 +223,7 @@ class Generation:
         last_token_at[delta.index] = now
 
     def observe_end(self) -> None:
-        metrics = self._state.metrics
+        metrics = self.state.metrics
         now = time.monotonic()
         metrics.end_to_end.observe(now - self.prompts[0].timing.arrived)
         for prompt in self.prompts:

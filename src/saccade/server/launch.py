@@ -27,8 +27,8 @@ from saccade.host.garbage_collection import freeze_all_objects
 from saccade.host.malloc import MMAP_LARGE_BLOCKS, HeapTrimmer, configure_malloc
 from saccade.inputs.processor import InputProcessor
 from saccade.server.app import create_app
+from saccade.server.generation import ServerState
 from saccade.server.http_protocol import LimitedHttpProtocol, UvicornConfig
-from saccade.server.state import ServerState
 
 log = logging.getLogger("saccade.server")
 

@@ -18,12 +18,11 @@ from saccade.lod.preview import Preview, make_preview
 from saccade.request import Request
 from saccade.request_timing import RequestTiming
 from saccade.server.asgi import send_body
-from saccade.server.generation import Generation
+from saccade.server.generation import Generation, ServerState
 from saccade.server.json_body import UnsupportedParameter
 from saccade.server.openai_schema import ChatBody
 from saccade.server.openai_serving import ChatHandler
 from saccade.server.request_handler import ParsedRequest, ResponseEncoder
-from saccade.server.state import ServerState
 
 USED_FIELDS = frozenset(("model", "messages", "visual_tokens", "lod", "user", "format", "png"))
 

@@ -3,23 +3,182 @@
 docs/serving.md lists every parameter with its range.
 """
 
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from saccade.errors import InvalidValue
+from saccade.inputs.media.image_names import MAX_UUID_LENGTH
+from saccade.lod.types import Detail
 from saccade.sampling_params import LIMITS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
-from saccade.server.chat_messages import ChatMessage, TextPart, tag_by_shape
-from saccade.server.json_body import StrictModel, validation_error
+from saccade.server.json_body import StrictModel, short_repr, validation_error
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 1024  # of one message
 MAX_PROMPTS = 64
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
 MAX_INT = (1 << 31) - 1
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+
+# --- messages: text from every role; images and videos from the user -----------------------------------
+
+
+class ImageURL(StrictModel):
+    url: str = Field(min_length=1)
+    detail: Detail | None = None
+
+
+class VideoURL(StrictModel):
+    url: str = Field(min_length=1)
+
+
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+ImageName = Annotated[str, Field(min_length=1, max_length=MAX_UUID_LENGTH)]
+
+
+class ImagePart(StrictModel):
+    """An image, optionally named by `uuid`; a `uuid` alone refers to the image sent with it before."""
+
+    type: Literal["image_url"]
+    uuid: ImageName | None = None
+    image_url: ImageURL | None = Field(default=None, validate_default=True)
+
+    @field_validator("image_url")
+    @classmethod
+    def _url_or_uuid(cls, value: ImageURL | None, info: ValidationInfo) -> ImageURL | None:
+        if value is None and info.data.get("uuid") is None:
+            raise PydanticCustomError(
+                "source", "should be an image, or absent next to the uuid of one sent before"
+            )
+        return value
+
+
+class ImageRef(StrictModel):
+    hash: ImageName | None = None
+    uuid: ImageName | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.hash is None) == (self.uuid is None):
+            raise PydanticCustomError("name", "give either a hash or a uuid")
+        return self
+
+
+class ImageRefPart(StrictModel):
+    type: Literal["image_ref"]
+    image_ref: ImageRef
+
+
+class VideoPart(StrictModel):
+    type: Literal["video_url"]
+    video_url: VideoURL
+
+
+# Union tags start with "~" so that `parameter_name` can leave them out.
+def _tag_by(field: str) -> Discriminator:
+    return Discriminator(
+        lambda value: f"~{value[field] if isinstance(value, dict) else getattr(value, field)}"
+    )
+
+
+def _check_part_type(where: str, *allowed: str) -> BeforeValidator:
+    """Check a part's type first: the union's own error message is unreadable."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("part", "should be an object with a type")
+        kind = value.get("type")
+        if not isinstance(kind, str) or kind not in allowed:
+            context = {"kind": short_repr(kind), "where": where, "allowed": " or ".join(allowed)}
+            raise PydanticCustomError("part", "part type {kind} is not known {where}; use {allowed}", context)
+        return value
+
+    return BeforeValidator(check)
+
+
+AnyPart = Annotated[
+    Annotated[TextPart, Tag("~text")]
+    | Annotated[ImagePart, Tag("~image_url")]
+    | Annotated[ImageRefPart, Tag("~image_ref")]
+    | Annotated[VideoPart, Tag("~video_url")],
+    _tag_by("type"),
+    _check_part_type("in a user's message", "text", "image_url", "image_ref", "video_url"),
+]
+OnlyText = Annotated[TextPart, _check_part_type("in a message of this role", "text")]
+
+
+def _tag_by_shape(value: Any) -> str | None:
+    return "~string" if isinstance(value, str) else "~parts" if isinstance(value, list) else None
+
+
+_CONTENT = Discriminator(
+    _tag_by_shape, custom_error_type="content", custom_error_message="should be a string or a list of parts"
+)
+Text = Annotated[str, Tag("~string")]
+TextParts = Annotated[
+    list[OnlyText], Tag("~parts"), Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
+]
+AnyParts = Annotated[list[AnyPart], Tag("~parts"), Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+
+
+class TextMessage(StrictModel):
+    role: Literal["system", "developer", "assistant"]
+    content: Annotated[Text | TextParts, _CONTENT]
+
+
+class UserMessage(StrictModel):
+    role: Literal["user"]
+    content: Annotated[Text | AnyParts, _CONTENT]
+
+
+class ToolMessage(StrictModel):
+    role: Literal["tool"]
+    content: Annotated[Text | TextParts, _CONTENT]
+    tool_call_id: str | None = Field(default=None, max_length=256)
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def _check_role(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("message", "should be an object with role and content")
+    role = value.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        context = {"role": short_repr(role), "roles": ", ".join(ROLES)}
+        raise PydanticCustomError("role", "role {role} is not one of {roles}", context)
+    return value
+
+
+ChatMessage = Annotated[
+    Annotated[TextMessage, Tag("~system")]
+    | Annotated[TextMessage, Tag("~developer")]
+    | Annotated[TextMessage, Tag("~assistant")]
+    | Annotated[UserMessage, Tag("~user")]
+    | Annotated[ToolMessage, Tag("~tool")],
+    _tag_by("role"),
+    BeforeValidator(_check_role),
+]
+
+
+# --- bodies --------------------------------------------------------------------------------------------
 
 
 class StreamOptions(StrictModel):
@@ -44,7 +203,7 @@ Stop = Annotated[
     Annotated[StopString, Tag("~string")]
     | Annotated[list[StopString], Tag("~parts"), Field(max_length=MAX_STOPS, fail_fast=True)],
     Discriminator(
-        tag_by_shape,
+        _tag_by_shape,
         custom_error_type="stop",
         custom_error_message="should be a string or a list of strings",
     ),
@@ -80,10 +239,6 @@ class GenerationBody(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, max_length=512)
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def token_limit(self) -> int | None:
@@ -133,15 +288,6 @@ class ChatBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def has_media(self) -> bool:
-        return any(
-            not isinstance(part, TextPart)
-            for message in self.messages
-            if not isinstance(message.content, str)
-            for part in message.content
-        )
 
 
 def _tag_prompt(value: Any) -> str | None:
@@ -206,7 +352,11 @@ def parse_body(
         raise validation_error(error.errors(include_url=False)[0]) from None
     _check_generation(body, max_choices, vocab_size, context)
     if isinstance(body, ChatBody):
-        _check_chat(body)
+        old, new = body.max_tokens, body.max_completion_tokens
+        agree = None in (old, new) or old == new
+        _require(agree, "max_tokens", f"{old} contradicts max_completion_tokens, {new}; give one")
+        allowed = body.top_logprobs is None or body.logprobs is True
+        _require(allowed, "top_logprobs", "it is only allowed together with logprobs: true")
     elif isinstance(body, CompletionBody):
         _require(not body.echo, "echo", "echoing the prompt is not supported")
         for prompt in body.prompts:
@@ -232,20 +382,11 @@ def _check_generation(body: GenerationBody, max_choices: int, vocab_size: int, c
         _require(limit <= context, param, f"{limit} is more than the {context} tokens of the model's context")
         _require(least <= limit, "min_tokens", f"{least} is more than the {limit} of max_tokens")
     _require((body.n or 1) <= max_choices, "n", f"{body.n} choices are more than the {max_choices} allowed")
-    if body.stream_options is not None and body.stream is not True:
-        _require(False, "stream_options", "it is only allowed together with stream: true")
+    allowed = body.stream_options is None or body.stream is True
+    _require(allowed, "stream_options", "it is only allowed together with stream: true")
     for token in body.stop_token_ids or ():
         _check_token_id(token, vocab_size, "stop_token_ids")
     for key in body.logit_bias or ():
         decimal = key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key
         _require(decimal, "logit_bias", f"{key[:20]!r} is no token id")
         _check_token_id(int(key), vocab_size, "logit_bias")
-
-
-def _check_chat(body: ChatBody) -> None:
-    old, new = body.max_tokens, body.max_completion_tokens
-    if None not in (old, new) and old != new:
-        message = f"{old} contradicts max_completion_tokens, {new}; give one"
-        raise InvalidValue(f"invalid 'max_tokens': {message}", param="max_tokens")
-    if body.top_logprobs is not None and body.logprobs is not True:
-        _require(False, "top_logprobs", "it is only allowed together with logprobs: true")

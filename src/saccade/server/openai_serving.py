@@ -15,11 +15,19 @@ from saccade.lod.detail import DetailRequest
 from saccade.request import Request
 from saccade.request_timing import RequestTiming
 from saccade.server.asgi import error_body
-from saccade.server.openai_schema import BodyType, ChatBody, CompletionBody, parse_body
+from saccade.server.openai_schema import (
+    BodyType,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    TextPart,
+    parse_body,
+)
 from saccade.server.request_handler import GenerationHandler, ParsedRequest, ResponseEncoder
 
 LOGPROBS_SLICE = 64  # tokens encoded at once; other threads wait for the interpreter meanwhile
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's value for an impossible token
+_EVENT = b"data: %b\n\n"  # one server-sent event
 _encode = msgspec.json.Encoder().encode
 
 
@@ -61,13 +69,14 @@ class ChatHandler(OpenAIHandler):
                 detail_req=detail_req,
             )
 
+        contents = [one.content for one in body.messages if not isinstance(one.content, str)]
         return ParsedRequest(
             model=body.model,
             params=params,
             prompts=[prepare],
-            has_media=body.has_media,
+            has_media=any(not isinstance(part, TextPart) for parts in contents for part in parts),
             stream=bool(body.stream),
-            encoder=ChatEncoder(self.request_id, body.model, self.state.fingerprint, body.include_usage),
+            encoder=ChatEncoder(self.request_id, self.state.fingerprint, body),
             user=body.user,
         )
 
@@ -86,9 +95,7 @@ class CompletionHandler(OpenAIHandler):
             prompts=[partial(self.state.processor.prepare_prompt, prompt, params) for prompt in body.prompts],
             has_media=False,
             stream=bool(body.stream),
-            encoder=CompletionEncoder(
-                self.request_id, body.model, self.state.fingerprint, body.include_usage
-            ),
+            encoder=CompletionEncoder(self.request_id, self.state.fingerprint, body),
             user=body.user,
         )
 
@@ -189,18 +196,13 @@ class ResponseBody(msgspec.Struct):
 # --- encoders -------------------------------------------------------------------------------------------
 
 
-def _event(data: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: " + data + b"\n\n"
-
-
 class OpenAIEncoder(ResponseEncoder):
     chunk_object: str
     full_object: str
 
-    def __init__(self, request_id: str, model: str, fingerprint: str, include_usage: bool) -> None:
-        self._head = (request_id, int(time.time()), model, fingerprint)
-        self._include_usage = include_usage
+    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
+        self._head = (request_id, int(time.time()), body.model, fingerprint)
+        self._include_usage = body.stream_options is not None and body.stream_options.include_usage
 
     def _body(self, kind: str, choices: Choices, usage: Usage | UnsetType | None = UNSET) -> bytes:
         request_id, created, model, fingerprint = self._head
@@ -209,23 +211,23 @@ class OpenAIEncoder(ResponseEncoder):
         return _encode(body)
 
     def _chunk_event(self, choices: Choices) -> bytes:
-        return _event(self._body(self.chunk_object, choices, None if self._include_usage else UNSET))
+        return _EVENT % self._body(self.chunk_object, choices, None if self._include_usage else UNSET)
 
     def end(self, usage: Usage) -> bytes:
         no_choices: list[ChatChunkChoice] = []
-        last = _event(self._body(self.chunk_object, no_choices, usage)) if self._include_usage else b""
-        return last + _event(b"[DONE]")
+        last = _EVENT % self._body(self.chunk_object, no_choices, usage) if self._include_usage else b""
+        return last + _EVENT % b"[DONE]"
 
     def error(self, error: SaccadeError) -> bytes:
-        return _event(error_body(error))
+        return _EVENT % error_body(error)
 
 
 class ChatEncoder(OpenAIEncoder):
     chunk_object = "chat.completion.chunk"
     full_object = "chat.completion"
 
-    def __init__(self, request_id: str, model: str, fingerprint: str, include_usage: bool) -> None:
-        super().__init__(request_id, model, fingerprint, include_usage)
+    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
+        super().__init__(request_id, fingerprint, body)
         self._opened: set[int] = set()  # choices whose role has been sent
 
     def chunk(self, index: int, piece: TextDelta) -> bytes:
@@ -234,8 +236,8 @@ class ChatEncoder(OpenAIEncoder):
             self._opened.add(index)
             chunks = self._chunk_event([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
         if piece.text or piece.logprobs:
-            delta = ChatDelta(content=piece.text)
-            chunks += self._chunk_event([ChatChunkChoice(index, delta, _chat_logprobs(piece.logprobs))])
+            logprobs = _chat_logprobs(piece.logprobs) if piece.logprobs else None
+            chunks += self._chunk_event([ChatChunkChoice(index, ChatDelta(content=piece.text), logprobs)])
         if piece.finish is not None:
             chunks += self._chunk_event([ChatChunkChoice(index, ChatDelta(), None, piece.finish)])
         return chunks
@@ -245,7 +247,7 @@ class ChatEncoder(OpenAIEncoder):
             ChatChoice(
                 index,
                 ResponseMessage("assistant", choice.text),
-                _chat_logprobs(choice.logprobs),
+                _chat_logprobs(choice.logprobs) if choice.logprobs else None,
                 choice.finish_reason,
             )
             for index, choice in choices
@@ -257,8 +259,8 @@ class CompletionEncoder(OpenAIEncoder):
     chunk_object = "text_completion"
     full_object = "text_completion"
 
-    def __init__(self, request_id: str, model: str, fingerprint: str, include_usage: bool) -> None:
-        super().__init__(request_id, model, fingerprint, include_usage)
+    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
+        super().__init__(request_id, fingerprint, body)
         self._offsets: dict[int, int] = {}  # characters of each choice's tokens so far
 
     def chunk(self, index: int, piece: TextDelta) -> bytes:
@@ -299,9 +301,7 @@ def _response_usage(usage: Usage) -> ResponseUsage:
     return ResponseUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details, images)
 
 
-def _chat_logprobs(tokens: Sequence[DecodedLogprobs]) -> ChatLogprobs | None:
-    if not tokens:
-        return None
+def _chat_logprobs(tokens: Sequence[DecodedLogprobs]) -> ChatLogprobs:
     slices = (tokens[start : start + LOGPROBS_SLICE] for start in range(0, len(tokens), LOGPROBS_SLICE))
     encoded = b",".join(_encode([_content_logprob(token) for token in part])[1:-1] for part in slices)
     return ChatLogprobs(msgspec.Raw(b"[" + encoded + b"]"))

@@ -24,9 +24,8 @@ from saccade.request import Request
 from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 from saccade.server.asgi import ABORT_CONNECTION, TENANT_SALT, Headers, internal_error, send_body, send_error
-from saccade.server.generation import Generation, PromptRun
+from saccade.server.generation import Generation, PromptRun, ServerState
 from saccade.server.json_body import Disconnected, check_content_type, parse_json, read_body
-from saccade.server.state import ServerState
 
 log = logging.getLogger("saccade.server")
 slow_log = logging.getLogger("saccade.slow")
@@ -132,7 +131,9 @@ class GenerationHandler(ABC):
             self._release_body()
             self.state.metrics.in_flight.dec()
             self.state.active.discard(self)
-            self._log_if_slow()
+            limit = self.state.config.slow_request_seconds
+            if limit and time.monotonic() - self._arrived >= limit:
+                self._log_slow()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         config, headers = self.state.config, scope["headers"]
@@ -288,11 +289,8 @@ class GenerationHandler(ABC):
         if abort_connection is not None:  # part of the response is already on its way
             abort_connection()
 
-    def _log_if_slow(self) -> None:
+    def _log_slow(self) -> None:
         """One line of JSON with the time per stage; nothing of the prompt or the answer."""
-        limit, now = self.state.config.slow_request_seconds, time.monotonic()
-        if not limit or now - self._arrived < limit:
-            return
         generation = self._generation
         timing = generation.timing if generation else RequestTiming(self._arrived, self._body_read_at)
         line: dict[str, object] = {
@@ -312,7 +310,9 @@ class GenerationHandler(ABC):
             }
         if timing.engine is not None:
             line["preempted"] = timing.engine.preempted
-        line["seconds"] = {stage: round(value, 4) for stage, value in timing.seconds(now).items()}
+        line["seconds"] = {
+            stage: round(value, 4) for stage, value in timing.seconds(time.monotonic()).items()
+        }
         slow_log.warning("%s", json.dumps(line))
 
 
