@@ -22,7 +22,7 @@ from saccade.kernels.attention.quantized_kv import FORMATS, Compact
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.norm_rope import activation, add_norm, rope
+from saccade.kernels.norm_rope import elementwise, rope
 from saccade.kernels.norm_rope.qk_norm_rope import (
     HeadNorm,
     QkNormRopeTuning,
@@ -394,10 +394,10 @@ def tensors(shapes: list[tuple[int, ...]], device: torch.device, _: int) -> list
 
 def point_cases() -> Iterator[Case]:
     def add_norms(warps: int | None, x: list[Tensor]) -> Any:
-        return add_norm.add_norm_triton(x[0], x[1], x[2], None, 1e-6, warps)
+        return elementwise.add_norm_triton(x[0], x[1], x[2], None, 1e-6, warps)
 
     def silu(block: int, x: list[Tensor]) -> Any:
-        return activation.silu_mul_triton(x[0], activation.PointTuning(block))
+        return elementwise.silu_mul_triton(x[0], elementwise.PointTuning(block))
 
     for tokens in (1, 32, 256, 8192):
         stream, inner = 8 * tokens * HIDDEN, 6 * tokens * INNER
@@ -407,7 +407,7 @@ def point_cases() -> Iterator[Case]:
             partial(tensors, [(tokens, HIDDEN), (tokens, HIDDEN), (HIDDEN,)]),
             copies(stream),
             {f"w{warps}": partial(add_norms, warps) for warps in (4, 8, 16)},
-            {"reference": lambda x: add_norm.add_rms_norm_reference(x[0], x[1], x[2], 1e-6)},
+            {"reference": lambda x: elementwise.add_rms_norm_reference(x[0], x[1], x[2], 1e-6)},
             stream / COPY,
         )
         yield Case(
@@ -416,7 +416,7 @@ def point_cases() -> Iterator[Case]:
             partial(tensors, [(tokens, 2 * INNER)]),
             copies(inner),
             {f"block {block}": partial(silu, block) for block in (1024, 2048)},
-            {"reference": lambda x: activation.silu_mul_reference(x[0])},
+            {"reference": lambda x: elementwise.silu_mul_reference(x[0])},
             inner / COPY,
         )
 
@@ -504,8 +504,8 @@ def vit_cases() -> Iterator[Case]:
         "ViT add + layer norm 4096",
         partial(tensors, [(PATCHES, VIT), (PATCHES, VIT), (VIT,)]),
         8,
-        {"kernel": lambda x: add_norm.add_norm_triton(x[0], x[1], x[2], x[2], 1e-6)},
-        {"reference": lambda x: add_norm.add_layer_norm_reference(x[0], x[1], x[2], x[2], 1e-6)},
+        {"kernel": lambda x: elementwise.add_norm_triton(x[0], x[1], x[2], x[2], 1e-6)},
+        {"reference": lambda x: elementwise.add_layer_norm_reference(x[0], x[1], x[2], x[2], 1e-6)},
         8 * PATCHES * VIT / COPY,
     )
     yield Case(
@@ -513,8 +513,8 @@ def vit_cases() -> Iterator[Case]:
         "ViT gelu 4096",
         partial(tensors, [(PATCHES, VIT_INNER)]),
         4,
-        {"kernel": lambda x: activation.gelu_triton(x[0], None, "tanh")},
-        {"reference": lambda x: activation.gelu_reference(x[0], None, "tanh")},
+        {"kernel": lambda x: elementwise.gelu_triton(x[0], None, "tanh")},
+        {"reference": lambda x: elementwise.gelu_reference(x[0], None, "tanh")},
         4 * PATCHES * VIT_INNER / COPY,
     )
     yield Case(
@@ -558,7 +558,7 @@ def product_cases(rows: tuple[int, ...]) -> Iterator[Case]:
 
     def library(gated: bool) -> Callable[[Product], Tensor]:
         if gated:
-            return lambda p: activation.silu_mul_reference(F.linear(p.x, p.weight))
+            return lambda p: elementwise.silu_mul_reference(F.linear(p.x, p.weight))
         return lambda p: F.linear(p.x, p.weight)
 
     for name, (columns, depth, gated) in PRODUCTS.items():
@@ -689,9 +689,9 @@ def reference_layer(x: Layer) -> Any:
     qkv = F.linear(x.normed, w["qkv"])
     q = qk_norm_rope_reference(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)
     seen = paged_attention_reference(q, p.k, p.v, p.rows, DIM**-0.5, None).flatten(1)
-    normed, stream = add_norm.add_rms_norm_reference(F.linear(seen, w["o"]), x.stream, *x.norm)
-    inner = activation.silu_mul_reference(F.linear(normed, w["gate_up"]))
-    return add_norm.add_rms_norm_reference(F.linear(inner, w["down"]), stream, *x.norm)
+    normed, stream = elementwise.add_rms_norm_reference(F.linear(seen, w["o"]), x.stream, *x.norm)
+    inner = elementwise.silu_mul_reference(F.linear(normed, w["gate_up"]))
+    return elementwise.add_rms_norm_reference(F.linear(inner, w["down"]), stream, *x.norm)
 
 
 LEFT_UNMEASURED = skinny.SkinnyTuning(64, 128, 3, 4, 5, "swap")  # where LEFT has no line yet

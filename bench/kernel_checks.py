@@ -20,7 +20,7 @@ from saccade.kernels.attention.quantized_kv import FORMATS, read_slots
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.norm_rope import activation, add_norm, rope
+from saccade.kernels.norm_rope import elementwise, rope
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope_reference, qk_norm_rope_triton
 from saccade.kernels.sampling import greedy
 from saccade.kernels.sampling import top_k_top_p as draw
@@ -352,18 +352,18 @@ def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
         for width in (4096, 1152, 1000):
             x, y = torch.randn(2, dice.randint(1, 70), width, device=device).to(dtype)
             w, b = torch.randn(2, width, device=device).to(dtype)
-            made = launch(add_norm.add_norm_triton, x, y, w, None, 1e-6)[0]
+            made = launch(elementwise.add_norm_triton, x, y, w, None, 1e-6)[0]
             yield compared(
-                f"rms norm {width}", made, add_norm.add_rms_norm_reference(x, y, w, 1e-6)[0], dtype
+                f"rms norm {width}", made, elementwise.add_rms_norm_reference(x, y, w, 1e-6)[0], dtype
             )
-            made = launch(add_norm.add_norm_triton, x, y, w, b, 1e-6)[0]
-            wanted = add_norm.add_layer_norm_reference(x, y, w, b, 1e-6)[0]
+            made = launch(elementwise.add_norm_triton, x, y, w, b, 1e-6)[0]
+            wanted = elementwise.add_layer_norm_reference(x, y, w, b, 1e-6)[0]
             yield compared(f"layer norm {width}", made, wanted, dtype)
-            made = launch(activation.silu_mul_triton, x)
-            yield compared(f"silu * up {width}", made, activation.silu_mul_reference(x), dtype)
+            made = launch(elementwise.silu_mul_triton, x)
+            yield compared(f"silu * up {width}", made, elementwise.silu_mul_reference(x), dtype)
             for kind in ("tanh", "none"):
-                made = launch(activation.gelu_triton, x, b, kind)
-                yield compared(f"gelu {kind} {width}", made, activation.gelu_reference(x, b, kind), dtype)
+                made = launch(elementwise.gelu_triton, x, b, kind)
+                yield compared(f"gelu {kind} {width}", made, elementwise.gelu_reference(x, b, kind), dtype)
         x = torch.randn(90, 48, 72, device=device).to(dtype)
         angles = torch.rand(90, 72, device=device)
         made = launch(rope.apply_rotary_triton, x[:, :32], angles, angles)
@@ -421,13 +421,13 @@ def product(
     plain = F.linear(x, weight)
     if only is not False:
         made = launch(skinny.skinny_triton, x, weight, gated=True, tuning=tuning)[0]
-        yield compared(f"gated {label}", made, activation.silu_mul_reference(plain), dtype)
+        yield compared(f"gated {label}", made, elementwise.silu_mul_reference(plain), dtype)
     if only:
         return
     made = launch(skinny.skinny_triton, x, weight, tuning=tuning)[0]
     yield compared(f"product {label}", made, plain, dtype)
     made = launch(skinny.skinny_triton, x, weight, residual=residual, norm=norm, tuning=tuning)[0]
-    wanted = add_norm.add_rms_norm_reference(plain, residual, norm.weight, 1e-6)[0]
+    wanted = elementwise.add_rms_norm_reference(plain, residual, norm.weight, 1e-6)[0]
     yield compared(f"normed {label}", made, wanted, dtype)
 
 
@@ -456,7 +456,7 @@ def chosen(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
     """What the tables name, at the shapes they name it for; of wide ones as much as can be normed."""
     tuned = [(key, tuning) for key, tuning in skinny.TUNED.items() if tuning is not None]
     for turn, ((limit, columns, depth, gated), tuning) in enumerate(tuned):
-        columns = min(columns * (1 + gated), add_norm.WIDEST)
+        columns = min(columns * (1 + gated), elementwise.WIDEST)
         weight = (torch.randn(columns, depth, device=device) * depth**-0.5).bfloat16()
         early = turn % 2 == 0
         for rows in {limit, max(1, limit - dice.randint(0, 7))}:

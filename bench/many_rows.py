@@ -38,8 +38,7 @@ from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.skinny import SkinnyTuning
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.norm_rope.activation import silu_mul_triton
-from saccade.kernels.norm_rope.add_norm import add_norm_triton
+from saccade.kernels.norm_rope.elementwise import add_norm_triton, silu_mul_triton
 from saccade.kernels.norm_rope.qk_norm_rope import QkNormRopeTuning, qk_norm_rope_triton
 
 ROWS, CONTEXT = (128, 256), 640

@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 
 from saccade.kernels.gemm.skinny import Norm, SkinnyTuning, skinny_triton
-from saccade.kernels.norm_rope.activation import silu_mul_reference
-from saccade.kernels.norm_rope.add_norm import add_rms_norm_reference
+from saccade.kernels.norm_rope.elementwise import add_rms_norm_reference, silu_mul_reference
 from tests.kernels.buffers import Place, assert_near
 
 

@@ -23,7 +23,7 @@ COMPILES = """
 import sys
 import torch, triton
 from bench.compile_kernels import pretend
-from saccade.kernels.norm_rope import activation
+from saccade.kernels.norm_rope import elementwise
 from saccade.kernels.jit import compile_only
 from saccade.kernels.compile_pool import COMMAND, CompilePool
 
@@ -33,7 +33,7 @@ triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache
 with CompilePool(1, sys.argv[1:] or COMMAND) as workers:
     with compile_only():
         for kind in (torch.bfloat16, torch.float16):
-            activation.silu_mul(torch.zeros(4, 64, dtype=kind, device="meta"))
+            elementwise.silu_mul(torch.zeros(4, 64, dtype=kind, device="meta"))
     print(*found, workers.alive)
 """
 # All kernels there are, with the keys Triton finds them by.
@@ -56,7 +56,7 @@ INTERRUPTED = """
 import sys, time
 import torch
 from bench.compile_kernels import pretend
-from saccade.kernels.norm_rope import activation
+from saccade.kernels.norm_rope import elementwise
 from saccade.kernels.jit import compile_only
 from saccade.kernels.compile_pool import CompilePool
 
@@ -64,7 +64,7 @@ pretend()
 began = time.monotonic()
 try:
     with CompilePool(1, sys.argv[1:], seconds=60) as workers, compile_only():
-        activation.silu_mul(torch.zeros(4, 64, dtype=torch.bfloat16, device="meta"))
+        elementwise.silu_mul(torch.zeros(4, 64, dtype=torch.bfloat16, device="meta"))
         time.sleep(1)
         raise KeyboardInterrupt
 except KeyboardInterrupt:

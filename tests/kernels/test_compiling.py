@@ -33,7 +33,7 @@ print(kernels())
 LAUNCHERS = """
 import torch, triton
 from bench.compile_kernels import pretend
-from saccade.kernels.norm_rope import activation
+from saccade.kernels.norm_rope import elementwise
 from saccade.kernels.jit import compile_only
 
 made = []
@@ -46,9 +46,9 @@ triton.runtime.driver.active.launcher_cls = launcher
 one, two = (torch.zeros(4, 64, dtype=kind, device="meta") for kind in (torch.bfloat16, torch.float16))
 with compile_only():
     for x in (one, one, two):
-        activation.silu_mul(x)
-    activation.silu_mul(one[:, :30])  # another kernel of the same types
-kernels = sum(len(cache[0]) for cache in activation._silu_mul_kernel.device_caches.values())
+        elementwise.silu_mul(x)
+    elementwise.silu_mul(one[:, :30])  # another kernel of the same types
+kernels = sum(len(cache[0]) for cache in elementwise._silu_mul_kernel.device_caches.values())
 print(len(made), kernels)
 """
 START = """

@@ -15,7 +15,7 @@ from saccade.kernels.attention import paged as attention
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.norm_rope import activation, add_norm, rope
+from saccade.kernels.norm_rope import elementwise, rope
 from saccade.kernels.norm_rope import qk_norm_rope as qk_norm_rope
 from saccade.kernels.sampling import greedy
 from saccade.models.layers import Attention
@@ -24,7 +24,7 @@ from saccade.sampling import sampler
 from tests.kernels.buffers import CUDA, needs_triton
 from tests.models.harness import Walker, relative_error, text_story
 
-ASKING = (activation, add_norm, attention, qk_norm_rope, rope, greedy, skinny, sampler)
+ASKING = (elementwise, attention, qk_norm_rope, rope, greedy, skinny, sampler)
 pytestmark = [needs_triton, pytest.mark.skipif(CUDA, reason="for the interpreter")]
 
 

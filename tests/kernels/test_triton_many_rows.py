@@ -21,7 +21,7 @@ from saccade.kernels.gemm.skinny import (
     skinny_triton,
 )
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.norm_rope.activation import silu_mul_reference
+from saccade.kernels.norm_rope.elementwise import silu_mul_reference
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, needs_triton, poison, where_it_fits
 from tests.kernels.epilogues import assert_epilogues
 

@@ -6,21 +6,19 @@ from torch import Tensor
 
 from saccade.kernels.attention.kv_blocks import copy_block, copy_block_reference, copy_block_triton
 from saccade.kernels.gemm.skinny import SkinnyTuning, skinny_partials, skinny_triton
-from saccade.kernels.norm_rope.activation import (
+from saccade.kernels.norm_rope.elementwise import (
     PointTuning,
+    add_layer_norm,
+    add_layer_norm_reference,
+    add_norm_triton,
+    add_rms_norm,
+    add_rms_norm_reference,
     gelu,
     gelu_reference,
     gelu_triton,
     silu_mul,
     silu_mul_reference,
     silu_mul_triton,
-)
-from saccade.kernels.norm_rope.add_norm import (
-    add_layer_norm,
-    add_layer_norm_reference,
-    add_norm_triton,
-    add_rms_norm,
-    add_rms_norm_reference,
 )
 from saccade.kernels.norm_rope.qk_norm_rope import (
     HeadNorm,

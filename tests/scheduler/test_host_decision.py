@@ -36,6 +36,8 @@ class SlowGrammar:
 class Grammars:
     """Attached to the requests whose id names one."""
 
+    request_field = "id"
+
     def __init__(self, **grammars: SlowGrammar) -> None:
         self._grammars = grammars
 

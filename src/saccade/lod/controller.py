@@ -13,6 +13,8 @@ Choose = Callable[[Sequence[ScoredImage], int, LodParams, ViewRule], tuple[ZoomC
 
 
 class LodController:
+    request_field = "zooming"
+
     def __init__(self, rule: ViewRule = ViewRule(), chooser: Choose = choose) -> None:
         self._rule = rule
         self.chooser = chooser

@@ -12,7 +12,7 @@ from saccade.kernels.attention.paged import paged_attention
 from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.gemm.skinny import Norm, skinny_linear
-from saccade.kernels.norm_rope.add_norm import add_layer_norm, add_rms_norm
+from saccade.kernels.norm_rope.elementwise import add_layer_norm, add_rms_norm
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope
 from saccade.kernels.norm_rope.rope import apply_rotary
 from saccade.models.linear import LinearMethod, LinearScheme, LinearSpec, UnquantizedLinear, empty_parameter

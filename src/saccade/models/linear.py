@@ -20,8 +20,7 @@ from saccade.kernels.gemm.skinny import (
     skinny_linear_partials,
 )
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.norm_rope.activation import silu_mul
-from saccade.kernels.norm_rope.add_norm import add_rms_norm
+from saccade.kernels.norm_rope.elementwise import add_rms_norm, silu_mul
 
 DUMMY_STD = 0.02
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from saccade.host.allocator import copy_to_own_mapping
 from saccade.kernels.attention.paged import sdpa_any_shape, sdpa_recurring_shape
 from saccade.kernels.dispatch import KernelMode
-from saccade.kernels.norm_rope.activation import gelu
+from saccade.kernels.norm_rope.elementwise import gelu
 from saccade.kernels.norm_rope.rope import apply_rotary
 from saccade.models.config import VisionDims
 from saccade.models.interface import Layout, PatchGrid, VisionTower

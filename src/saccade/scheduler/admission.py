@@ -159,7 +159,9 @@ def size_chunk(kv: KVManager, step: StepBuilder, sequence: Sequence, budget: Pre
     least, start = min(tokens, budget.least), sequence.num_computed_tokens
     tokens = step.fit_tokens(start, tokens, budget.until, least)
     must = budget.least > 0  # the first prompt of a class always advances
-    ready = kv.encoder.prepare_views(step, sequence, tokens, must=must) if tokens else 0
+    ready = tokens
+    if tokens and sequence.state.layout.spans:
+        ready = kv.encoder.prepare_views(step, sequence, tokens, must=must)
     if step.encodes:  # they take time too
         ready = min(ready, step.fit_tokens(start, ready, budget.until, max(least, 1)))
     if ready:

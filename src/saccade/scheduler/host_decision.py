@@ -40,5 +40,9 @@ class HostDecision(Protocol):
 
 
 class HostDecisions(Protocol):
+    @property
+    def request_field(self) -> str:
+        """The field of a `Request` that asks for a decision; None there: the request needs none."""
+
     def attach(self, request: Request) -> HostDecision | None:
         """The decision a new request needs."""

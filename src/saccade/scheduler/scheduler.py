@@ -77,8 +77,9 @@ class Scheduler:
         state = new_request_state(request, layout, self._clock())
         if state.names_images:
             state.pixel_bytes += self._kv.encoder.named.feature_bytes(state)
-        if self._host_decisions is not None:
-            state.decision = self._host_decisions.attach(request)
+        decisions = self._host_decisions
+        if decisions is not None and getattr(request, decisions.request_field) is not None:
+            state.decision = decisions.attach(request)
         num_waiting = len(self._requests) - self._queues.running_requests
         check_fits(state, self._config, self._kv, num_waiting, self._pixel_bytes)
         state.sequences = new_sequences(state, self._config, self._kv.prefix, self._seq_ids)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.kernels.attention.metadata import check_pages
 from saccade.kernels.attention.quantized_kv import Compact, kv_offsets, load_kv_tile, pointers
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.jit import arrives_last, jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
@@ -287,19 +288,6 @@ def _counters(mode: KernelMode, count: int) -> Tensor:
             f"attention in one launch counts in {count} int32; there are {have} (KernelMode.counters)"
         )
     return counters
-
-
-def check_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
-    if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != q.shape[2]:
-        raise ValueError(
-            f"queries {tuple(q.shape)} over pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)}"
-        )
-    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
-        raise ValueError("attention needs contiguous pages: a slot is an offset into them")
-    if q.shape[1] % k_pages.shape[2]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[2]} kv heads evenly")
-    if not q.dtype == k_pages.dtype == v_pages.dtype:
-        raise ValueError(f"queries of {q.dtype} over pages of {k_pages.dtype} and {v_pages.dtype}")
 
 
 def check_paged(

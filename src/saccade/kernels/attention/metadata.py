@@ -224,3 +224,16 @@ def group_by_width(widths: Sequence[int]) -> list[list[int]]:
             widest = needed
         groups[-1].append(row)
     return [sorted(group) for group in groups]
+
+
+def check_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
+    if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != q.shape[2]:
+        raise ValueError(
+            f"queries {tuple(q.shape)} over pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)}"
+        )
+    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+        raise ValueError("attention needs contiguous pages: a slot is an offset into them")
+    if q.shape[1] % k_pages.shape[2]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[2]} kv heads evenly")
+    if not q.dtype == k_pages.dtype == v_pages.dtype:
+        raise ValueError(f"queries of {q.dtype} over pages of {k_pages.dtype} and {v_pages.dtype}")

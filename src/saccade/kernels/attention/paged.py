@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from saccade.kernels.attention.decode import check_pages, decode_attention_triton
+from saccade.kernels.attention.decode import decode_attention_triton
 from saccade.kernels.attention.metadata import (
     AttentionMetadata,
     ChunkReads,
     DecodeReads,
     PaddedAttentionMetadata,
+    check_pages,
 )
 from saccade.kernels.attention.prefill import prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import Compact, check_compact, read_slots

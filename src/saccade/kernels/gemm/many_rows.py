@@ -12,7 +12,7 @@ gate and the 8 of up that belong to them: both are then in one thread's register
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from saccade.kernels.jit import jit, jit_unspecialized, prefetch_l2, tl, wait_for_previous
-from saccade.kernels.norm_rope.activation import silu
+from saccade.kernels.norm_rope.elementwise import silu
 
 
 @jit

@@ -32,8 +32,7 @@ from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.many_rows import many_kernel
 from saccade.kernels.gemm.split_k import SplitKPartials, reduce_kernel, skinny_kernel
 from saccade.kernels.jit import power_of_two, up
-from saccade.kernels.norm_rope.activation import silu_mul
-from saccade.kernels.norm_rope.add_norm import WIDEST, add_rms_norm
+from saccade.kernels.norm_rope.elementwise import WIDEST, add_rms_norm, silu_mul
 
 MOST_ROWS = 64
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.jit import jit, jit_unspecialized, prefetch_l2, tl, wait_for_previous
-from saccade.kernels.norm_rope.activation import silu
-from saccade.kernels.norm_rope.add_norm import scaled_by_rms
+from saccade.kernels.norm_rope.elementwise import scaled_by_rms, silu
 
 
 class SplitKPartials(NamedTuple):

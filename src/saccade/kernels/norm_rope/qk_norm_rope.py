@@ -24,7 +24,7 @@ from saccade.kernels.attention.quantized_kv import Compact, check_compact, point
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.split_k import SplitKPartials
 from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
-from saccade.kernels.norm_rope.add_norm import rms_norm_reference
+from saccade.kernels.norm_rope.elementwise import rms_norm_reference
 from saccade.kernels.norm_rope.rope import apply_rotary_reference, rotated
 
 
