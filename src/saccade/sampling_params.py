@@ -67,23 +67,20 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})"
             raise InvalidValue(message, param="min_tokens")
-        self._check_stops()
+        stops: tuple[object, ...] = self.stop_strings
+        if len(stops) > MAX_STOPS:
+            message = f"{len(stops)} stop strings were given; at most {MAX_STOPS} are allowed"
+            raise InvalidValue(message, param="stop")
+        for text in stops:
+            if not text or not isinstance(text, str):
+                raise InvalidValue(
+                    f"the stop string {text!r} is empty or not a string; remove it", param="stop"
+                )
         for token, bias in (self.logit_bias or {}).items():
             _check("logit_bias", token, None, None, integer=True)
             _check(f"logit_bias[{token}]", bias, *LIMITS["logit_bias"], integer=False)
         for token in self.stop_token_ids or ():
             _check("stop_token_ids", token, None, None, integer=True)
-
-    def _check_stops(self) -> None:
-        if len(self.stop_strings) > MAX_STOPS:
-            message = f"{len(self.stop_strings)} stop strings were given; at most {MAX_STOPS} are allowed"
-            raise InvalidValue(message, param="stop")
-        given: tuple[object, ...] = self.stop_strings
-        for text in given:
-            if not text or not isinstance(text, str):
-                raise InvalidValue(
-                    f"the stop string {text!r} is empty or not a string; remove it", param="stop"
-                )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ text.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -124,7 +124,7 @@ class ChatTemplate:
         """Prompt ids of a conversation, ending where the answer begins."""
         if not messages:
             raise InvalidValue("There are no messages; give at least one.", param="messages")
-        prepared = [self._shaped(message) for message in messages]
+        prepared = list(messages) if self._takes_parts else [_join_parts(message) for message in messages]
         listed = list(tools) if tools else None
         plain = self._render(prepared, listed)
         hide, restore = self._substitutions((prepared, listed))
@@ -170,34 +170,30 @@ class ChatTemplate:
             return False
         return as_parts == as_text
 
-    def _shaped(self, message: Message) -> Message:
-        content = message.get("content")
-        if self._takes_parts:
-            return message
-        if content is None:
-            return {**message, "content": ""}
-        if isinstance(content, list):
-            if any(part["type"] != "text" for part in content):
-                raise InvalidValue("This model takes no images or videos, only text.", param="messages")
-            return {**message, "content": "\n".join(part["text"] for part in content)}
-        return message
-
     def _substitutions(self, written: object) -> tuple[dict[int, str], dict[int, str]]:
         """Tables from marked characters to private-use ones and back; empty if the text has none."""
-        texts = list(_texts(written))
-
-        def used(character: str) -> bool:
-            return any(character in text for text in texts)
-
-        present = [character for character in self._marked if used(character)]
+        text = "".join(_texts(written))
+        present = [character for character in self._marked if character in text]
         if not present:
             return {}, {}
-        free = (point for plane in _PRIVATE for point in plane if not used(chr(point)))
+        free = (point for plane in _PRIVATE for point in plane if chr(point) not in text)
         chosen = list(zip(present, free, strict=False))
         if len(chosen) < len(present):
             raise InvalidValue("The text uses every private-use character; remove some.", param="messages")
         hide = {ord(character): chr(point) for character, point in chosen}
         return hide, {point: character for character, point in chosen}
+
+
+def _join_parts(message: Message) -> Message:
+    """For templates that accept content only as text."""
+    content = message.get("content")
+    if content is None:
+        return {**message, "content": ""}
+    if isinstance(content, list):
+        if any(part["type"] != "text" for part in content):
+            raise InvalidValue("This model takes no images or videos, only text.", param="messages")
+        return {**message, "content": "\n".join(part["text"] for part in content)}
+    return message
 
 
 def _marked_characters(control: Iterable[str]) -> list[str]:
@@ -211,20 +207,14 @@ def _marked_characters(control: Iterable[str]) -> list[str]:
     return marked
 
 
-def text_bytes(messages: Iterable[Message]) -> int:
-    """UTF-8 bytes of the content of messages, without what a template adds."""
-    total = 0
+def content_texts(messages: Iterable[Message]) -> Iterator[str]:
+    """The texts in the content of messages, without what a template adds."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
-            total += utf8_bytes(content)
+            yield content
         elif isinstance(content, list):
-            total += sum(utf8_bytes(part["text"]) for part in content if part["type"] == "text")
-    return total
-
-
-def utf8_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+            yield from (part["text"] for part in content if part["type"] == "text")
 
 
 def _texts(value: object) -> Iterable[str]:

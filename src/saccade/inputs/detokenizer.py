@@ -121,8 +121,10 @@ class Detokenizer:
         if self.stopped:
             return ""
         self._held += self._decoder.flush()
-        self._cut()
-        return self._take(len(self._held))
+        if self._stop:
+            self._cut()
+        text, self._held = self._held, ""
+        return text
 
     def _take(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]

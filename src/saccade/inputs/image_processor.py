@@ -120,10 +120,6 @@ def check_size(width: int, height: int) -> None:
     """Refuses an empty image and one whose sides differ by more than a factor of `MAX_ASPECT`."""
     if width < 1 or height < 1:
         raise MediaRefused(f"The image is {width}x{height} pixels; both sides must be at least 1.")
-    check_aspect(width, height)
-
-
-def check_aspect(width: int, height: int) -> None:
     if max(width, height) / min(width, height) > MAX_ASPECT:
         raise MediaRefused(
             f"The image is {width}x{height} pixels; the longer side may be at most {MAX_ASPECT} times the"

@@ -7,7 +7,7 @@ import msgspec
 
 from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.tokenizer import Tokenizer
-from saccade.request import Delta, FinishReason, Request, TokenLogprobs, ZoomResult
+from saccade.request import Delta, FinishReason, Request, ZoomResult
 
 # Tokens detokenised at once for callers that do not stream: one by one, 256 sequences took 3 ms of every
 # step; all at the end, the work would not overlap with steps.
@@ -208,24 +208,20 @@ class OutputProcessor:
             index=delta.index,
             text=text,
             token_ids=delta.tokens[:used],
-            logprobs=self._decode_logprobs(delta.tokens[:used], delta.logprobs[:used]),
+            logprobs=self._decode_logprobs(delta, used) if self._want_logprobs else (),
             finish=finish,
             stop=detokenizer.stop_found,
             error=delta.error,
             code=delta.code,
         )
 
-    def _decode_logprobs(
-        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> tuple[DecodedLogprobs, ...]:
-        if not self._want_logprobs:
-            return ()
+    def _decode_logprobs(self, delta: Delta, count: int) -> tuple[DecodedLogprobs, ...]:
         return tuple(
             DecodedLogprobs(
                 sampled=self._token(index, at.sampled),
                 top=tuple(self._token(other, value) for other, value in at.top),
             )
-            for index, at in zip(ids, logprobs, strict=True)
+            for index, at in zip(delta.tokens[:count], delta.logprobs[:count], strict=True)
         )
 
     def _token(self, index: int, logprob: float) -> DecodedLogprob:

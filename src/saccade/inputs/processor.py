@@ -17,7 +17,7 @@ from msgspec.structs import replace as replace_field
 from saccade.checkpoint import Checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
-from saccade.inputs.chat_template import ChatTemplate, split_media, text_bytes, utf8_bytes
+from saccade.inputs.chat_template import ChatTemplate, content_texts, split_media
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.loader import tenant_hash
@@ -27,7 +27,7 @@ from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.detail import DetailRequest
 from saccade.lod.request_views import PlaceholderIds, ViewPlanner, reject_without_images
-from saccade.request import Media, Request, Sampling
+from saccade.request import Media, Request
 from saccade.request_timing import RequestTiming
 from saccade.sampling_params import SamplingParams
 
@@ -90,7 +90,7 @@ class InputProcessor:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
         self._check_counts(parts, call)
-        self._check_bytes(text_bytes(plain), call)
+        self._check_bytes(content_texts(plain), call)
         with call.timing.measure("tokenise"):
             ids = self._template.encode(plain, tools)
         return self._request(ids, parts, call)
@@ -144,7 +144,7 @@ class InputProcessor:
 
     def _prompt_ids(self, prompt: str | Sequence[int], call: _Call) -> list[int]:
         if isinstance(prompt, str):
-            self._check_bytes(utf8_bytes(prompt), call)
+            self._check_bytes([prompt], call)
             encode = self.tokenizer.encode if call.trusted else self.tokenizer.encode_plain
             return encode(prompt, add_special_tokens=True)
         return [_token_id(token, self.checkpoint.vocab_size) for token in _token_list(prompt)]
@@ -169,8 +169,11 @@ class InputProcessor:
             queues[placeholder] = iter(parts)
         return [next(queues[token]) for token in ids if token in queues]
 
-    def _check_bytes(self, count: int, call: _Call) -> None:
+    def _check_bytes(self, texts: Iterable[str], call: _Call) -> None:
         """Before tokenising, which takes a second for every megabyte or two."""
+        count = sum(
+            len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts
+        )
         most = self.max_model_len * self.tokenizer.longest
         if count > most:
             raise ContextTooLong(
@@ -210,7 +213,18 @@ class InputProcessor:
         )
         if detail_req is not None:
             request = self._apply_lod(request, detail_req)
-        return replace_field(request, sampling=self._sampling(request, call))
+        length = request.max_length
+        room = self._room(length, length - len(request.prompt) + len(request.media), call)
+        wanted = call.params.max_tokens
+        if wanted is not None and wanted > room:
+            log.info("%s: max_tokens %d lowered to the %d left", call.request_id, wanted, room)
+        sampling = call.params.resolve(
+            room=room,
+            vocab_size=self.checkpoint.vocab_size,
+            end_tokens=self.checkpoint.eos_ids,
+            defaults=self.checkpoint.generation,
+        )
+        return replace_field(request, sampling=sampling)
 
     def _load(
         self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call, detail_req: DetailRequest | None
@@ -275,19 +289,6 @@ class InputProcessor:
                 param="messages",
             )
         return request
-
-    def _sampling(self, request: Request, call: _Call) -> Sampling:
-        length = request.max_length
-        room = self._room(length, length - len(request.prompt) + len(request.media), call)
-        wanted = call.params.max_tokens
-        if wanted is not None and wanted > room:
-            log.info("%s: max_tokens %d lowered to the %d left", call.request_id, wanted, room)
-        return call.params.resolve(
-            room=room,
-            vocab_size=self.checkpoint.vocab_size,
-            end_tokens=self.checkpoint.eos_ids,
-            defaults=self.checkpoint.generation,
-        )
 
     def _check_ids(self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call) -> None:
         if not ids:

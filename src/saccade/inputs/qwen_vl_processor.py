@@ -19,7 +19,6 @@ from saccade.inputs.image_processor import (
     PromptView,
     Size,
     VideoProcessor,
-    check_aspect,
     check_size,
 )
 from saccade.lod.types import Grid
@@ -95,7 +94,7 @@ class Qwen3VLVideoProcessor(VideoProcessor):
         if height < factor or width < factor:  # smaller than a token: scaled up to one first
             scale = max(factor / height, factor / width)
             height, width = int(height * scale), int(width * scale)
-        check_aspect(width, height)
+        check_size(width, height)
         padded = round(frames / self.temporal_patch_size) * self.temporal_patch_size
         rows, columns = smart_resize(width, height, factor, self.min_pixels, most, frames, padded)
         return rows // self.patch_size, columns // self.patch_size

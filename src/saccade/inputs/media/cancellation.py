@@ -66,30 +66,25 @@ class FairSemaphore:
             yield
             return
         units = min(units, self.total)
-        self._acquire(units, cancel, seconds)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self.free += units
-                self._changed.notify_all()
-
-    def _acquire(self, units: int, cancel: CancelToken, seconds: float) -> None:
         ticket = object()
-
-        def ready() -> bool:
-            return cancel.cancelled or (self._waiting[0] is ticket and self.free >= units)
-
         with cancel.on_cancel(self._wake), self._changed:
             self._waiting.append(ticket)
             try:
-                served = self._changed.wait_for(ready, seconds)
+                served = self._changed.wait_for(
+                    lambda: cancel.cancelled or (self._waiting[0] is ticket and self.free >= units), seconds
+                )
                 cancel.raise_if_cancelled()
                 if not served:
                     raise Overloaded("Too many images or videos are being decoded; try again later.")
                 self.free -= units
             finally:
                 self._waiting.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.free += units
                 self._changed.notify_all()
 
     def _wake(self) -> None:

@@ -106,7 +106,8 @@ def decode(data: bytes, limits: MediaLimits) -> Decoded:
         check_area(image.size, limits)
         mode, size = image.mode, image.size
         image.load()
-        pixels = _pixels(_upright(image))
+        rotation = _UPRIGHT.get(image.getexif().get(Exif.Orientation, 1))
+        pixels = _pixels(image if rotation is None else image.transpose(rotation))
     return Decoded(pixels, found, mode, size)
 
 
@@ -145,11 +146,6 @@ def _webp_size(data: bytes) -> tuple[int, int]:
         bits = int.from_bytes(body[1:5], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    rotation = _UPRIGHT.get(image.getexif().get(Exif.Orientation, 1))
-    return image if rotation is None else image.transpose(rotation)
 
 
 def check_area(size: tuple[int, int], limits: MediaLimits) -> None:

@@ -121,7 +121,16 @@ class MediaLoader:
 
     def load(self, parts: Sequence[MediaPart], context: LoadContext) -> list[LoadedMedia]:
         """The media of a request in prompt order. A source that occurs twice is loaded once."""
-        keys = [_identity(part) for part in parts]
+        # With several uuids a source is loaded once for each.
+        keys: list[Hashable] = [
+            (
+                part.kind,
+                part.source if isinstance(part.source, str | bytes | ImageName) else id(part.source),
+                part.uuid,
+                part.detail,
+            )
+            for part in parts
+        ]
         cancel = CancelToken()  # a part that fails cancels the threads of the others
         with context.cancel.on_cancel(cancel.cancel), self._closed.on_cancel(cancel.cancel):
             loaded = self._load(dict(zip(keys, parts, strict=True)), keys, replace(context, cancel=cancel))
@@ -221,17 +230,6 @@ class MediaLoader:
             if isinstance(error, RuntimeError):
                 self._closed.raise_if_cancelled()  # the pool was shut down before all were submitted
             raise
-
-
-def _identity(part: MediaPart) -> Hashable:
-    """Parts with the same identity are loaded once; with several uuids, once for each."""
-    given = part.source
-    return (
-        part.kind,
-        given if isinstance(given, str | bytes | ImageName) else id(given),
-        part.uuid,
-        part.detail,
-    )
 
 
 @contextmanager
