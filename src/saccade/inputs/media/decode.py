@@ -329,17 +329,12 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.argtypes, _pointer.restype = (ctypes.py_object, c_char_p), c_void_p
 
 
+@dataclass(frozen=True)
 class _Borrowed:
     """Words in Pillow's memory, for numpy."""
 
-    def __init__(self, address: int, shape: tuple[int, int], owner: Any) -> None:
-        self.owner = owner  # keeps the memory alive
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, True),
-            "shape": shape,
-            "typestr": OPAQUE.dtype.str,
-        }
+    __array_interface__: dict[str, object]
+    owner: object  # keeps the memory alive
 
 
 def copy_rgbx(image: Image.Image) -> RgbxWords:
@@ -370,4 +365,5 @@ def _borrow(image: Image.Image) -> _Borrowed | None:
     values = pixels.children[0].contents
     if (values.length, values.offset, values.n_buffers) != (4 * count, 0, 2) or not values.buffers[1]:
         return None
-    return _Borrowed(values.buffers[1], (image.height, image.width), array)
+    shape, data = (image.height, image.width), (values.buffers[1], True)
+    return _Borrowed({"version": 3, "data": data, "shape": shape, "typestr": OPAQUE.dtype.str}, array)
