@@ -258,20 +258,19 @@ class InputProcessor:
             item = next(items)
             name = item.name  # an image has one name, its first view's
             for one, pixels in zip(item.views, item.pixels, strict=True):
-                prompt.extend(self._encode_pieces(one.before))
+                for piece in one.before:
+                    prompt.extend(self._encode_piece(piece))
                 media.append(
                     Media(len(prompt), one.view, pixels, name=name, without_pixels=item.without_pixels)
                 )
                 prompt.append(token)
-                prompt.extend(self._encode_pieces(one.after))
+                for piece in one.after:
+                    prompt.extend(self._encode_piece(piece))
                 name = ""
         return tuple(prompt), tuple(media)
 
-    def _encode_pieces(self, pieces: tuple[str | int, ...]) -> list[int]:
-        ids: list[int] = []
-        for piece in pieces:
-            ids.extend([piece] if isinstance(piece, int) else self.tokenizer.encode(piece))
-        return ids
+    def _encode_piece(self, piece: str | int) -> list[int]:
+        return [piece] if isinstance(piece, int) else self.tokenizer.encode(piece)
 
     def _apply_lod(self, request: Request, detail_req: DetailRequest) -> Request:
         if self._lod is None:
