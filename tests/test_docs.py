@@ -22,7 +22,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _COMMAND = re.compile(r"(?<!from )\bsaccade ([a-z][a-z-]*)")
 _MODULE = re.compile(r"\bpython3? -m ((?:bench|training)[.\w]*)([^`#]*)")
-_PATH = re.compile(r"`((?!tests/)[\w-]+(?:/[\w.-]+)+\.(?:py|md|sh))`(?! \(new\))")
+_PATH = re.compile(r"`([\w-]+(?:/[\w.-]+)+\.(?:py|md|sh))`(?! \(new\))")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
