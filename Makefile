@@ -28,7 +28,7 @@ bench: $(VENV)/.dev
 
 # For a machine that has torch, Triton and a GPU, and where nothing can be installed. The first line needs those
 # alone, the second also what these tests import: pytest, hypothesis, transformers. ARGS="-n 14" where there is xdist.
-GPU_TESTS := tests/kernels tests/models tests/parity tests/worker tests/lod tests/encoder
+GPU_TESTS := tests/kernels tests/models tests/parity tests/worker tests/lod tests/encoder tests/kv_cache
 gpu-test:
 	PYTHONPATH=src $(PYTHON) -m bench.kernels --check
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
