@@ -25,7 +25,7 @@ from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.step_plan import Role, Span
 
-MAX_VERSIONS = 1 << 16  # deleted images told apart; beyond, one deletion hides the KV of all images
+MAX_VERSIONS = 1 << 16  # deleted images distinguished; beyond, one deletion hides the KV of all images
 ID_BYTES = array("i").itemsize
 _INVERTED = bytes(range(255, -1, -1))
 

@@ -95,7 +95,7 @@ class Sequence:
     rank: Rank = (0.0, 0)
 
     prompt_length: int = field(init=False)
-    prompt_changed: bool = False  # since the device was told of it
+    prompt_changed: bool = False  # since it was last sent to the device
     encoding: bool = False  # its class: whether a view must be encoded, as of when it was queued
     pending: int = 0  # tokens sampled at most by steps whose output is not known yet
     finished: bool = False

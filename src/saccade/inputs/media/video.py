@@ -1,6 +1,6 @@
 """Videos to sampled frames, decoded in a subprocess (video_worker.py) with limits on memory and time.
 
-The worker is told which frames to return and answers with raw pixels of the agreed size, so nothing it writes
+The worker gets the indices of the frames and answers with raw pixels of the agreed size, so nothing it writes
 is parsed but one line of JSON. Headers are not trusted, and at most `FRAME_BYTES` of frames are kept.
 """
 
