@@ -1,9 +1,9 @@
 """Options of the engine and of the server: frozen, validated once. None means: decided at startup."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
@@ -29,49 +29,68 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"{text!r} is not a size; write for example 2GiB or 512MiB") from None
 
 
+def size_text(size: int) -> str:
+    """The form `parse_size` reads, in the largest unit that divides it."""
+    unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if size % _UNITS[unit.lower()] == 0), "")
+    return f"{size // _UNITS[unit.lower()]}{unit}" if unit else str(size)
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
 
 
-def _check_integers(config: object, minimums: Mapping[str, int]) -> None:
-    for name, low in minimums.items():
-        value = getattr(config, name)
-        if value is not None:
-            integer = isinstance(value, int) and not isinstance(value, bool)
-            _require(
-                integer and value >= low, f"{name} is {value!r}; it must be an integer of at least {low}"
-            )
+def _option(default: Any, help_text: str = "", **details: Any) -> Any:
+    """A field; with a help text it is also a command line option.
+
+    details: `at_least` of an integer; `seconds` that must be positive; `size` in bytes, written as 2GiB;
+    `flag` and `metavar` of the command line.
+    """
+    return field(default=default, metadata={"help": help_text, **details})
 
 
-def _check_seconds(config: object, names: Iterable[str]) -> None:
-    for name in names:
-        value = getattr(config, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        _require(is_number and 0 < value < float("inf"), f"{name} is {value!r} seconds; it must be positive")
+def field_type(one: Field[Any]) -> tuple[Any, bool]:
+    """The type of a field without None, and whether it may be None."""
+    inner = [kind for kind in get_args(one.type) if kind is not NoneType]
+    optional = NoneType in get_args(one.type)
+    return (inner[0] if optional else one.type), optional
 
 
-def _check_choice(config: object, name: str, literal: Any) -> None:
-    value, choices = getattr(config, name), get_args(literal)
-    _require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
+def _check_fields(config: Any) -> None:
+    for one in fields(config):
+        name, value, details = one.name, getattr(config, one.name), one.metadata
+        kind, optional = field_type(one)
+        if value is None and optional:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if kind is bool:
+            _require(isinstance(value, bool), f"{name} is {value!r}; it is true or false")
+        elif get_origin(kind) is Literal:
+            choices = get_args(kind)
+            _require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        elif details.get("seconds"):
+            positive = number and 0 < value < float("inf")
+            _require(positive, f"{name} is {value!r} seconds; it must be positive")
+        elif kind is int:
+            low = details.get("at_least", 1)
+            enough = number and isinstance(value, int) and value >= low
+            _require(enough, f"{name} is {value!r}; it must be an integer of at least {low}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionCache:
     """Sizes in bytes of the encoder cache's tiers; 0 is off."""
 
-    gpu: int | None = None  # memory of the device, CPU included; None: 2 GiB on cuda, 256 MiB on cpu
-    host: int = 0  # host memory, pinned on cuda
-    disk: int = 0  # files in `dir`
+    gpu: int | None = _option(
+        None, at_least=0
+    )  # of the device, also of a CPU; None: 2 GiB on cuda, 256 MiB on cpu
+    host: int = _option(0, at_least=0)  # host memory, pinned on cuda
+    disk: int = _option(0, at_least=0)  # files in `dir`
     dir: str | None = None  # a folder; several servers may share it
-    ttl: float | None = None  # seconds after which unused entries are evicted; None: never
+    ttl: float | None = _option(None, seconds=True)  # unused entries are evicted after it; None: never
 
     def __post_init__(self) -> None:
-        _check_integers(self, {"gpu": 0, "host": 0, "disk": 0})
-        for name in ("host", "disk"):
-            _require(getattr(self, name) is not None, f"vision cache: {name} is None; give a size, or 0")
-        if self.ttl is not None:
-            _check_seconds(self, ("ttl",))
+        _check_fields(self)
         if self.disk:
             _require(bool(self.dir), f"vision cache: disk is {self.disk} bytes; give a dir for them")
         else:
@@ -110,35 +129,96 @@ class EngineConfig:
     """Options of the engine core."""
 
     model: str  # a checkpoint folder, a hub id, or "embedded"
-    device: Device = "auto"  # auto: cuda if available
-    dtype: Dtype = "auto"  # auto: the checkpoint's on cuda, float32 on cpu
-    load_format: LoadFormat = "auto"  # dummy: random weights, made on the device
-    max_model_len: int | None = None  # None: the checkpoint's, or the KV cache's if less
-    max_num_seqs: int = 256  # slots
-    max_num_batched_tokens: int | None = None  # None: 8192 on cuda, 2048 on cpu
-    max_queue: int = 4096  # waiting requests; more are refused
-    max_queue_bytes: int = 8 * GIB  # pixels of unfinished requests; more are refused
-    block_size: int = 16
-    num_blocks: int | None = None  # None: from the memory budget
-    gpu_memory_utilization: float = 0.9  # share of GPU memory for weights, KV cache and encoder cache
-    kv_cache_bytes: int | None = None  # None: what is left on cuda, 1 GiB on cpu
-    kv_cache_dtype: KVDtype = "auto"  # fp8 and int8 are lossy; auto: the model's
-    kv_vision_dtype: KVDtype = "auto"  # of image blocks, which then have their own pool
-    kv_vision_share: float | None = None  # of the KV cache, for that pool; None: half if there is one
-    kv_vision_views: VisionScope | None = None  # images whose blocks go there; None: all
-    vision_cache: VisionCache = field(default_factory=VisionCache)  # the encoder cache
-    prefix_caching: bool = True
-    pin_prefix: tuple[str, ...] = ()  # system prompts whose KV blocks are never evicted
-    pinned_prefix_bytes: int = 256 << 20  # most KV that they may take per tenant
-    swap_bytes: int | None = None  # host memory for preempted KV blocks; None: 4 GiB on cuda, 0 on cpu
-    overlap: bool | None = None  # plan step N+1 while N runs; None: on cuda
-    itl_target: float | None = None  # ms between tokens; 0: no target; None: 11 on cuda, no target on cpu
-    kernels: Kernels = "auto"  # auto: those measured faster (kernels/dispatch.py); triton: all; torch: none
-    graphs: Switch = "auto"  # CUDA graphs of decode steps and short prompts; auto: with Triton attention
-    early_launch: Switch = "auto"  # programmatic dependent launch; auto: with graphs from sm_90
-    deterministic: bool = False  # a request's tokens do not depend on the batch
-    seed: int = 0  # base seed for requests that set none
-    step_log: str | None = None  # file that gets a line of JSON per step
+    device: Device = _option("auto", "Device.")
+    dtype: Dtype = _option(
+        "auto", "Type of weights and KV cache. auto: the checkpoint's on a GPU, float32 on a CPU."
+    )
+    load_format: LoadFormat = _option(
+        "auto", "dummy: random weights of the model's shapes, to measure speed without its weights."
+    )
+    max_model_len: int | None = _option(
+        None, "Context length, prompt and answer. [default: the checkpoint's]", at_least=2
+    )
+    max_num_seqs: int = _option(256, "Most sequences in one step.")
+    max_num_batched_tokens: int | None = _option(
+        None, "Most tokens in one step. [default: 8192 on a GPU, 2048 on a CPU]"
+    )
+    max_queue: int = _option(4096, "Most waiting requests; further ones are refused.")
+    max_queue_bytes: int = _option(
+        8 * GIB, "Most bytes of pixels of unfinished requests; further ones are refused.", size=True
+    )
+    block_size: int = _option(16, "Tokens per KV block.")
+    num_blocks: int | None = _option(None, "KV blocks. [default: from the available memory]")
+    gpu_memory_utilization: float = _option(
+        0.9, "Share of the GPU's memory for weights, KV cache and encoder cache."
+    )
+    kv_cache_bytes: int | None = _option(
+        None, "Size of the KV cache. [default: what is left; 1GiB on a CPU]", size=True
+    )
+    kv_cache_dtype: KVDtype = _option(
+        "auto",
+        "Type of the KV cache. fp8 and int8 take half the memory and change answers slightly."
+        " auto: as --dtype.",
+    )
+    kv_vision_dtype: KVDtype = _option(
+        "auto", "The same for the KV blocks of images only, which get their own pool."
+    )
+    kv_vision_share: float | None = _option(
+        None,
+        "Share of the KV cache for a separate pool of image blocks. [default: no separate pool; 0.5 if"
+        " another --kv-vision option asks for one]",
+        metavar="SHARE",
+    )
+    kv_vision_views: VisionScope | None = _option(
+        None, "Images whose blocks go to that pool: all, or only those below full detail. [default: all]"
+    )
+    vision_cache: VisionCache = _option(
+        VisionCache(),
+        "Encoder cache sizes: any of gpu=8GiB,host=32GiB,disk=100GiB,dir=PATH,ttl=SECONDS; a size of 0"
+        " is off. On a CPU, gpu means its memory. [default: gpu=2GiB; gpu=256MiB on a CPU]",
+        metavar="TIERS",
+    )
+    prefix_caching: bool = _option(True, "Reuse the KV cache of equal prefixes.")
+    pin_prefix: tuple[str, ...] = _option(
+        (),
+        "A text file with a system prompt whose KV blocks are never evicted, for any tenant (repeat the"
+        " option).",
+        metavar="FILE",
+    )
+    pinned_prefix_bytes: int = _option(
+        256 << 20,
+        "Most KV cache that pinned system prompts may take per tenant.",
+        size=True,
+        at_least=0,
+    )
+    swap_bytes: int | None = _option(
+        None,
+        "Host memory for the KV blocks of preempted sequences; 0: they are recomputed."
+        " [default: 4GiB on a GPU, 0 on a CPU]",
+        size=True,
+        at_least=0,
+    )
+    overlap: bool | None = _option(None, "Plan the next step while one runs. [default: on a GPU]")
+    itl_target: float | None = _option(
+        None,
+        "Inter-token latency target: prefill and encoding of other requests are sliced so that a step"
+        " keeps it; three times as long while prompts wait; 0: no target. [default: 11 on a GPU, 0 on a CPU]",
+        metavar="MS",
+    )
+    kernels: Kernels = _option("auto", "auto: Triton kernels where they measured faster, else torch.")
+    graphs: Switch = _option(
+        "auto", "CUDA graphs for decode steps and short prompts. auto: on a GPU with Triton attention."
+    )
+    early_launch: Switch = _option(
+        "auto", "Programmatic dependent launch of kernels. auto: with CUDA graphs on a Hopper GPU or newer."
+    )
+    deterministic: bool = _option(False, "Make a request's tokens independent of the batch; slower.")
+    seed: int = _option(0, "Base seed for requests that set none.", at_least=-(1 << 63))
+    step_log: str | None = _option(
+        None,
+        "Write a line of JSON per step: its contents, its predicted and its measured time.",
+        metavar="FILE",
+    )
 
     def options(self) -> dict[str, Any]:
         """All options but the model, as `LLM` and `AsyncEngine` take them."""
@@ -153,12 +233,7 @@ class EngineConfig:
         )
 
     def __post_init__(self) -> None:
-        literals = {"device": Device, "dtype": Dtype, "load_format": LoadFormat, "kernels": Kernels}
-        for name, literal in {**literals, "graphs": Switch, "early_launch": Switch}.items():
-            _check_choice(self, name, literal)
-        minimums = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue": 1}
-        minimums |= {"max_queue_bytes": 1, "block_size": 1, "num_blocks": 1, "kv_cache_bytes": 1}
-        _check_integers(self, {**minimums, "swap_bytes": 0, "pinned_prefix_bytes": 0, "seed": -(1 << 63)})
+        _check_fields(self)
         cache = self.vision_cache
         _require(isinstance(cache, VisionCache), f"vision_cache is {cache!r}; give a VisionCache")
         _require(self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")
@@ -166,16 +241,12 @@ class EngineConfig:
         _require(
             0 < share <= 1, f"gpu_memory_utilization is {share}; use a share of the memory, above 0 up to 1"
         )
-        _require(self.deterministic is not None, "deterministic is None; it is true or false")
         texts: object = self.pin_prefix
         _require(
             isinstance(texts, tuple) and all(isinstance(text, str) and text.strip() for text in texts),
             f"pin_prefix is {str(texts)[:60]!r}; use a tuple of non-empty texts",
         )
         _require(self.prefix_caching or not texts, "pin_prefix needs prefix_caching; leave out one of them")
-        for name in ("prefix_caching", "overlap", "deterministic"):
-            value = getattr(self, name)
-            _require(value in (True, False, None), f"{name} is {value!r}; it is true or false")
         target = self.itl_target
         _require(target is None or 0 <= target < float("inf"), f"itl_target is {target} ms; use 0 or more")
         self.kv_cache_options()
@@ -190,48 +261,59 @@ class EngineConfig:
 class MediaLimits:
     """Limits on images and videos, and where they may be fetched from."""
 
-    images_per_prompt: int = 16
-    videos_per_prompt: int = 4
-    max_pixels: int = 64_000_000  # per image, checked before decoding
+    images_per_prompt: int = _option(16, at_least=0)
+    videos_per_prompt: int = _option(4, at_least=0)
+    max_pixels: int = _option(64_000_000, "Larger images are refused undecoded.", flag="--max-image-pixels")
     max_request_pixels: int = 256_000_000  # of all images and frames of a request; 3 bytes each
     max_bytes: int = 32 << 20  # encoded, per image
     max_video_bytes: int = 256 << 20
-    max_frames: int = 768  # sampled video frames
-    fetch_timeout: float = 10.0  # seconds to fetch one remote image, redirects included
-    max_redirects: int = 3
-    allowed_domains: tuple[str, ...] | None = None  # None: any public host; (): no remote media
-    allowed_local_path: Path | None = None  # None: no file: URLs
+    max_frames: int = _option(768, at_least=2)  # sampled video frames
+    max_redirects: int = _option(3, at_least=0)
+    # None: any public host; (): no remote media
+    allowed_domains: tuple[str, ...] | None = _option(
+        None,
+        "Fetch images only from these hosts (repeat the option). [default: any public host]",
+        flag="--allowed-media-domains",
+        metavar="HOST",
+    )
+    allowed_local_path: Path | None = _option(
+        None, "Allow file: URLs below this folder. [default: none]", flag="--allowed-local-media-path"
+    )
+    fetch_timeout: float = _option(
+        10.0, "Seconds to fetch one remote image.", flag="--media-fetch-timeout", seconds=True
+    )
     allow_private_addresses: bool = False  # for tests and closed networks
 
     def __post_init__(self) -> None:
-        _check_seconds(self, ("fetch_timeout",))
-        counts = ("images_per_prompt", "videos_per_prompt", "max_redirects")
-        _check_integers(self, {**dict.fromkeys(counts, 0), "max_frames": 2})
-        _check_integers(
-            self, dict.fromkeys(("max_pixels", "max_request_pixels", "max_bytes", "max_video_bytes"), 1)
-        )
+        _check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """Options of the API server."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()  # empty: no key needed
-    served_model_names: tuple[str, ...] = ()  # empty: the checkpoint's name
-    max_body_bytes: int = 64 << 20
-    read_timeout: float = 60.0  # seconds for the headers, and then for the body, to arrive
-    request_timeout: float = 600.0  # seconds from arrival to the last token
-    shutdown_timeout: float = 30.0  # seconds for running requests to finish after SIGTERM
-    slow_request_seconds: float = 30.0  # slower requests are logged with their stages; 0: never
+    host: str = _option("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")
+    port: int = _option(8000, "Port to listen on; 0 picks a free one.", at_least=0)
+    api_keys: tuple[str, ...] = _option(
+        (), "Require one of these keys (repeat the option).", flag="--api-key", metavar="KEY"
+    )
+    # Empty: the checkpoint's name.
+    served_model_names: tuple[str, ...] = _option(
+        (), "Names clients may use for the model.", flag="--served-model-name", metavar="NAME"
+    )
+    max_body_bytes: int = _option(64 << 20, "Largest request body.", size=True)
+    request_timeout: float = _option(600.0, "Seconds from arrival to the last token.", seconds=True)
+    read_timeout: float = _option(60.0, "Seconds for a request to arrive.", seconds=True)
+    slow_request_seconds: float = _option(
+        30.0, "Log the time per stage of requests that take longer; 0: never."
+    )
+    shutdown_timeout: float = _option(30.0, "Seconds to finish running requests after SIGTERM.", seconds=True)
     max_choices: int = 16  # limit of `n`
-    media: MediaLimits = field(default_factory=MediaLimits)
+    media: MediaLimits = MediaLimits()
 
     def __post_init__(self) -> None:
-        _check_seconds(self, ("read_timeout", "request_timeout", "shutdown_timeout"))
+        _check_fields(self)
         slow = self.slow_request_seconds
         _require(0 <= slow < float("inf"), f"slow_request_seconds is {slow}; use 0 (off) or more")
-        _check_integers(self, {"port": 0, "max_body_bytes": 1, "max_choices": 1})
         _require(0 <= self.port <= 65535, f"port is {self.port}; it must be 0 to 65535")
         _require(all(self.api_keys), "an API key is empty; remove it or give it a value")

@@ -12,6 +12,7 @@ from saccade.cli.options import (
     SERVER_OPTIONS,
     engine_config,
     media_limits,
+    take_config,
     with_options,
 )
 from saccade.config import ServeConfig
@@ -33,15 +34,9 @@ def command(model: str, **given: Any) -> None:
       saccade serve ./my-checkpoint --api-key secret --allowed-media-domains images.example.com
     """
     engine = engine_config(model, given)
-    media = media_limits(given)
-    log_level = given.pop("log_level")
-    config = ServeConfig(
-        api_keys=given.pop("api_key"),
-        served_model_names=given.pop("served_model_name"),
-        media=media,
-        **given,
+    config = take_config(ServeConfig, given, media=media_limits(given))
+    logging.basicConfig(
+        level=given["log_level"].upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    log_format = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=log_level.upper(), format=log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the server logs its own start and stop
     sys.exit(run_server(engine, config))
