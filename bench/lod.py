@@ -7,7 +7,7 @@ serve      per image size: requests per second and TTFT at full detail and at sh
 image is new and the gate is off, so every request runs the relevance pass. `at most` and `floor` are the
 bounds of the chip for as many visual tokens; `captured` is the share of steps run as CUDA graphs stages
 milliseconds of each stage of the relevance pass for one image; of texture and maps together, captured and
-not, with and without streams; of everything a new image costs questions  ten questions about one image, at
+not; of everything a new image costs questions  ten questions about one image, at
 full detail over the prefix cache, and with zooms: one after the other, with stages, encodes and prefix hits;
 then ten at once
 
@@ -34,12 +34,11 @@ from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder, Recorder, Re
 from saccade.llm import LLM
 from saccade.lod import scorers as relevance
 from saccade.lod.checkpoint_views import checkpoint_views
-from saccade.lod.choose import choose
-from saccade.lod.global_view import plan_global_views
+from saccade.lod.controller import choose
+from saccade.lod.detail import plan_global_views
 from saccade.lod.image_maps import ImageMapRunner
-from saccade.lod.relevance_transfer import wait_relevance_maps
 from saccade.lod.texture import texture
-from saccade.lod.types import LodParams, ScoredImage
+from saccade.lod.types import LodParams, RelevanceMaps, ScoredImage
 
 ROUNDS = 20  # of a stage
 
@@ -115,16 +114,14 @@ def stages(bench: LodBench, size: tuple[int, int]) -> None:
         asking = torch.randn(views.head.width, device=device)
         places = torch.randn(tokens, views.head.width, device=device)
         coupling = lambda: relevance.from_head(asking, places)  # noqa: E731
-    look = wait_relevance_maps(relevance.image_maps(made, grid), grid, *coupling())
+    share, strength = coupling()
+    still = relevance.unpack_image_maps(relevance.image_maps(made, grid).cpu().numpy(), grid)
+    look = RelevanceMaps(
+        image_maps=still, participatory=share.cpu().numpy().reshape(grid), strength=float(strength)
+    )
     scored = ScoredImage(look=look, size=size, frame=frame, grid=grid)
-    streams: list[torch.cuda.Stream] = []
-    if device.type == "cuda":
-        streams = [torch.cuda.Stream(device) for _ in relevance.IMAGE_MAP_NAMES]  # type: ignore[no-untyped-call]
     recorder = CudaRecorder(device) if device.type == "cuda" else PlainRecorder()
-    captured = {
-        branches: ImageMapRunner(device, recorder, min_uses=1, branches=branches)
-        for branches in (False, True)
-    }
+    captured = ImageMapRunner(device, recorder, min_uses=1)
     parts: dict[str, Callable[[], object]] = {
         "texture": lambda: texture(pixels),
         "propositional": lambda: relevance.propositional(made, grid),
@@ -135,9 +132,7 @@ def stages(bench: LodBench, size: tuple[int, int]) -> None:
         "choose (host)": lambda: choose([anew(scored)], first.budget, asked, views.rule),
         "  asked again": lambda: choose([scored], first.budget, asked, views.rule),
         "texture and its maps": lambda: relevance.image_maps(texture(pixels), grid),
-        "  with streams": lambda: relevance.image_maps(texture(pixels), grid, streams),
-        "  all of that captured": lambda: captured[False].maps(pixels, grid),
-        "  captured, with streams": lambda: captured[True].maps(pixels, grid),
+        "  all of that captured": lambda: captured.maps(pixels, grid),
     }
     print(f"\na look at {size[0]}x{size[1]}, global view {grid[0]}x{grid[1]}, on {device}; milliseconds")
     took = {}
@@ -146,7 +141,7 @@ def stages(bench: LodBench, size: tuple[int, int]) -> None:
         print(f"  {name:28} {took[name]:8.3f}", flush=True)
     for title, of_them in (
         ("all, uncaptured", ("texture and its maps", "participatory", "choose (host)")),
-        ("all, captured", ("  captured, with streams", "  captured", "choose (host)")),
+        ("all, captured", ("  all of that captured", "  captured", "choose (host)")),
     ):
         print(f"  {title:28} {sum(took[name] for name in of_them):8.3f}", flush=True)
 

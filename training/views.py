@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from saccade.lod.allocate import Field, Window, allocate, spend, windows
 from saccade.lod.balance import refine
-from saccade.lod.choose import PRICE
-from saccade.lod.global_view import plan_global_views
+from saccade.lod.controller import PRICE
+from saccade.lod.detail import plan_global_views
 from saccade.lod.types import FINE, Grid, LodParams, Map, Region, ViewRule, fraction_within_token
 
 from .scenes.scene import Ask, Box

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.lod.balance import agreement, balance
-from saccade.lod.choose import choose
+from saccade.lod.controller import choose
 from saccade.lod.types import (
     FINE,
     SCORERS,

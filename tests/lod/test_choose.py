@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.lod.balance import refine
-from saccade.lod.choose import choose
-from saccade.lod.global_view import divide, plan_global_views, shrink
+from saccade.lod.controller import choose
+from saccade.lod.detail import divide, plan_global_views, shrink
 from saccade.lod.types import (
     DETAILS,
     FINE,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from saccade.lod.allocate import Field, allocate
 from saccade.lod.balance import NEIGHBOURHOOD, balance, refine
-from saccade.lod.choose import PRICE, choose
+from saccade.lod.controller import PRICE, choose
 from saccade.lod.types import (
     BLANK,
     FINE,

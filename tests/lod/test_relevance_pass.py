@@ -16,7 +16,7 @@ from saccade.engine.core import Engine
 from saccade.errors import CheckpointError
 from saccade.lod import relevance_pass as lookout
 from saccade.lod.detail import DetailRequest
-from saccade.lod.relevance_transfer import HostCopy, ImageMapsTransfer, RelevanceSlice, RelevanceTransfer
+from saccade.lod.relevance_pass import HostCopy, ImageMapsTransfer, RelevanceSlice, RelevanceTransfer
 from saccade.lod.scorers import NUM_IMAGE_MAPS
 from saccade.lod.types import ImageMaps, LodParams, RelevanceMaps
 from saccade.request import Request, View, ZoomResult

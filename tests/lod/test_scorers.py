@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.lod.relevance_transfer import wait_relevance_maps
-from saccade.lod.scorers import (
-    from_attention,
-    from_head,
-    image_maps,
-    propositional,
-    side_by_side,
-)
+from saccade.lod.relevance_pass import HostCopy, ImageMapsTransfer, RelevanceSlice, RelevanceTransfer
+from saccade.lod.scorers import from_attention, from_head, image_maps, propositional
 from saccade.lod.texture import texture
-from saccade.lod.types import FINE
+from saccade.lod.types import FINE, Grid, RelevanceMaps
+
+
+def relevance_maps(
+    maps: torch.Tensor, grid: Grid, share: torch.Tensor, strength: torch.Tensor
+) -> RelevanceMaps:
+    """One target, waited for."""
+    one = RelevanceSlice(grid, ImageMapsTransfer(b"", grid, maps), 0, share.numel())
+    numbers = torch.cat((share.reshape(-1), strength.reshape(-1)))
+    return RelevanceTransfer(HostCopy(numbers), ((one,),)).wait()[0][0]
 
 
 def test_the_head_is_the_softmax_of_scaled_products() -> None:
@@ -68,7 +71,7 @@ def test_a_look_has_every_map_in_its_place() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[::3, ::5] = 0
     share = torch.arange(6.0) / 15
-    look = wait_relevance_maps(image_maps(texture(page), (3, 2)), (3, 2), share, torch.tensor(1.5))
+    look = relevance_maps(image_maps(texture(page), (3, 2)), (3, 2), share, torch.tensor(1.5))
     assert look.participatory.flatten().tolist() == pytest.approx(share.tolist())
     assert look.strength == 1.5
     assert look.propositional.shape == look.perspectival.shape == look.lost.shape == (3, 2)
@@ -79,14 +82,8 @@ def test_the_fine_map_is_the_texture_at_a_quarter_of_a_token() -> None:
     page = torch.full((96, 64, 3), 200, dtype=torch.uint8)
     page[40:48, 16:24] = (torch.arange(64).view(8, 8, 1) * 37 % 256).to(torch.uint8)
     made = texture(page)
-    look = wait_relevance_maps(image_maps(made, (3, 2)), (3, 2), torch.ones(6), torch.tensor(0.0))
+    look = relevance_maps(image_maps(made, (3, 2)), (3, 2), torch.ones(6), torch.tensor(0.0))
     assert look.image_maps.fine is not None
     assert look.image_maps.fine.shape == (3 * FINE, 2 * FINE)
     assert np.allclose(look.image_maps.fine, propositional(made, (3 * FINE, 2 * FINE)).numpy())
     assert divmod(int(look.image_maps.fine.argmax()), 2 * FINE) == (5, 2)  # places of 8 x 8 pixels
-
-
-def test_parts_run_in_order_where_there_are_no_streams() -> None:
-    ran: list[int] = []
-    side_by_side([lambda: ran.append(0), lambda: ran.append(1), lambda: ran.append(2)])
-    assert ran == [0, 1, 2]

@@ -10,7 +10,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.lod.allocate import SCALES
 from saccade.lod.checkpoint_views import read_views
-from saccade.lod.global_view import plan_global_views
+from saccade.lod.detail import plan_global_views
 from saccade.lod.types import LodParams, Region
 from saccade.request import Media, Request, View, ZoomRequest
 from saccade.tools.evaluation.resize import least_tokens

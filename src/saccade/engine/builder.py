@@ -36,7 +36,8 @@ from saccade.kv_cache.swap_space import SwapSpace
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.controller import LodController
 from saccade.lod.image_maps import build_image_map_runner
-from saccade.lod.relevance_pass import RelevanceHeadWeights, RelevancePass, layers_needed
+from saccade.lod.relevance_pass import RelevancePass, layers_needed
+from saccade.lod.scorers import RelevanceHeadWeights
 from saccade.models.loader import load_model
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade.kernels.cuda_graph import CudaGraphCache, CudaRecorder, PlainRecorder, Recorder, Replay
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
-from saccade.lod.scorers import IMAGE_MAP_NAMES, NUM_IMAGE_MAPS, image_maps
+from saccade.lod.scorers import NUM_IMAGE_MAPS, image_maps
 from saccade.lod.texture import LONGEST, channels, to_working_size
 from saccade.lod.types import Grid
 
@@ -32,11 +32,9 @@ class MapShape(NamedTuple):
 class ImageMapGraph:
     """One shape, over static buffers."""
 
-    def __init__(
-        self, shape: MapShape, pixels: Tensor, streams: tuple[torch.cuda.Stream, ...], mode: KernelMode
-    ) -> None:
+    def __init__(self, shape: MapShape, pixels: Tensor, mode: KernelMode) -> None:
         high, wide = shape.size
-        self._grid, self._streams, self._mode = shape.grid, streams, mode
+        self._grid, self._mode = shape.grid, mode
         self._colour = pixels[: 3 * high * wide].view(3, high, wide)
         self._maps = pixels.new_zeros(NUM_IMAGE_MAPS, *shape.grid)
         self.replay: Replay | None = None
@@ -48,9 +46,7 @@ class ImageMapGraph:
 
     def run(self) -> None:
         """What the graph captures."""
-        self._maps.copy_(
-            image_maps(channels(self._colour, self._mode), self._grid, self._streams, self._mode)
-        )
+        self._maps.copy_(image_maps(channels(self._colour, self._mode), self._grid, self._mode))
 
 
 class ImageMapRunner:
@@ -61,10 +57,9 @@ class ImageMapRunner:
         *,
         min_uses: int = MIN_USES,
         max_shapes: int = MAX_SHAPES,
-        branches: bool = True,  # compute the maps on parallel branches of the graph
         mode: KernelMode = DEFAULT_MODE,
     ) -> None:
-        self._device, self._branches, self._mode = device, branches, mode
+        self._device, self._mode = device, mode
         self._graphs: CudaGraphCache[MapShape, ImageMapGraph] | None = None
         if recorder is not None:
             self._graphs = CudaGraphCache("image maps of", recorder, max_shapes, min_uses=min_uses)
@@ -76,39 +71,24 @@ class ImageMapRunner:
     def maps(self, image: Tensor, grid: Grid) -> Tensor:
         """`image`: uint8 [height, width, 3]."""
         colour = to_working_size(image, self._mode)
-        shape = MapShape((colour.shape[1], colour.shape[2]), grid)
-        if self._graphs is None:
-            return image_maps(channels(colour, self._mode), grid, mode=self._mode)
-        found = self._graphs.get(shape)
+        graphs, shape = self._graphs, MapShape((colour.shape[1], colour.shape[2]), grid)
+        found = graphs.get(shape) if graphs is not None else None
         if found is not None:
             return found(colour)
-        if not self._graphs.is_due(shape):
-            return image_maps(channels(colour, self._mode), grid, mode=self._mode)
-        return self._capture(shape, colour, self._graphs)
+        if graphs is not None and graphs.is_due(shape):
+            try:
+                made = ImageMapGraph(shape, self._pixels, self._mode)
+                maps = made(colour)  # compiles and allocates, which must not happen during the capture
+                made.replay = graphs.record(made.run)
+                graphs.put(shape, made)
+                return maps
+            except Exception as error:  # of any kind: the uncaptured call raises it if it fails too
+                graphs.fail(shape, error)
+        return image_maps(channels(colour, self._mode), grid, self._mode)
 
     @cached_property
     def _pixels(self) -> Tensor:
         return torch.zeros(3 * LONGEST * LONGEST, device=self._device)
-
-    @cached_property
-    def _streams(self) -> tuple[torch.cuda.Stream, ...]:
-        """Always the same: memory used by a branch can be reused on that stream only."""
-        if self._device.type != "cuda" or not self._branches:
-            return ()
-        return tuple(torch.cuda.Stream(self._device) for _ in IMAGE_MAP_NAMES)  # type: ignore[no-untyped-call]
-
-    def _capture(
-        self, shape: MapShape, colour: Tensor, graphs: CudaGraphCache[MapShape, ImageMapGraph]
-    ) -> Tensor:
-        try:
-            made = ImageMapGraph(shape, self._pixels, self._streams, self._mode)
-            maps = made(colour)  # compiles and allocates, which must not happen during the capture
-            made.replay = graphs.record(made.run)
-        except Exception as error:  # of any kind: the uncaptured call raises it if it fails too
-            graphs.fail(shape, error)
-            return image_maps(channels(colour, self._mode), shape.grid, mode=self._mode)
-        graphs.put(shape, made)
-        return maps
 
     def check(self) -> None:
         """Raise unless the bounds hold."""

@@ -11,77 +11,109 @@ the device.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.checkpoint import Checkpoint
 from saccade.encoder.merge_embeddings import visual_slices
 from saccade.errors import CheckpointError
 from saccade.kernels.attention.quantized_kv import read_slots
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.lod.checkpoint_views import RelevanceHead
 from saccade.lod.image_maps import ImageMapRunner
-from saccade.lod.relevance_transfer import HostCopy, ImageMapsTransfer, RelevanceSlice, RelevanceTransfer
-from saccade.lod.scorers import from_attention, from_head
+from saccade.lod.scorers import RelevanceHeadWeights, from_attention, from_head, unpack_image_maps
+from saccade.lod.types import Grid, ImageMaps, RelevanceMaps
 from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.request import Pixels, View
 from saccade.step_plan import RelevanceTarget, ScheduledSequence
 
 MAX_CACHED_TOKENS = 1 << 18  # of views with image maps: 19 maps each, 40 MB of host memory
 MIDDLE = (0.4, 0.5, 0.625)  # of the decoder's depth: the layers whose queries and keys are compared
-HEAD_EPS = 1e-6
 TARGETS_PER_CALL = 16  # keys of 256 tokens at three layers of Qwen3-VL-8B are 50 MB in float32
 
 
-@dataclass(frozen=True)
-class RelevanceHeadWeights:
-    """score = question(norm(h_question)) . place(norm(h_place)) / sqrt(width), after `layer` layers."""
+class HostCopy:
+    """An asynchronous copy of float32 numbers to the host."""
 
-    layer: int
-    norm: Tensor  # [hidden] float32
-    question: Tensor  # [width, hidden] float32
-    place: Tensor
+    def __init__(self, numbers: Tensor) -> None:
+        """The source may be overwritten by work launched after this."""
+        self._done: torch.cuda.Event | None = None
+        if numbers.device.type != "cuda":
+            self._numbers = numbers.clone()
+            return
+        self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        self._numbers.copy_(numbers, non_blocking=True)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record()
 
-    @classmethod
-    def load(
-        cls, checkpoint: Checkpoint, named: RelevanceHead, hidden: int, device: torch.device, *, dummy: bool
-    ) -> "RelevanceHeadWeights":
-        shapes = {
-            "relevance_norm.weight": (hidden,),
-            "question.weight": (named.width, hidden),
-            "place.weight": (named.width, hidden),
-        }
-        generator = torch.Generator().manual_seed(0)
-        if dummy:
-            found = {
-                name: torch.randn(shape, generator=generator) / hidden**0.5 for name, shape in shapes.items()
-            }
-        else:
-            found = _read(checkpoint, named.file, shapes)
-        norm, question, place = (found[name].to(device, torch.float32) for name in shapes)
-        return cls(named.layer, norm, question, place)
+    @property
+    def ready(self) -> bool:
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
 
-    def normed(self, states: Tensor) -> Tensor:
-        x = states.float()
-        return x * (x.square().mean(-1, keepdim=True) + HEAD_EPS).rsqrt() * self.norm
+    def wait(self) -> NDArray[np.float32]:
+        if self._done is not None:
+            self._done.synchronize()
+        return self._numbers.numpy()
 
 
-def _read(checkpoint: Checkpoint, file: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    try:
-        with safe_open(checkpoint.path / file, framework="pt") as stored:
-            found = {name: stored.get_tensor(name) for name in shapes}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}, which config.json names, cannot be read: {error}") from error
-    for name, shape in shapes.items():
-        if tuple(found[name].shape) != shape:
-            raise CheckpointError(f"{file}: {name} is {tuple(found[name].shape)}; the model needs {shape}")
-    return found
+class ImageMapsTransfer:
+    """The maps of a view that do not depend on the question."""
+
+    def __init__(self, content: bytes, grid: Grid, maps: Tensor) -> None:
+        """`maps`: [NUM_IMAGE_MAPS, rows, columns] on the device."""
+        self.content = content  # hash of the image
+        self.tokens = grid[0] * grid[1]  # of the view
+        self._grid = grid
+        self._maps: HostCopy | ImageMaps = HostCopy(maps.reshape(-1))
+
+    @property
+    def ready(self) -> bool:
+        return isinstance(self._maps, ImageMaps) or self._maps.ready
+
+    def wait(self) -> ImageMaps:
+        if not isinstance(self._maps, ImageMaps):
+            self._maps = unpack_image_maps(self._maps.wait(), self._grid)
+        return self._maps
+
+
+class RelevanceSlice(NamedTuple):
+    """The relevance of one target among the numbers of a step."""
+
+    grid: Grid
+    image_maps: ImageMapsTransfer
+    share: int  # offset of the participatory map
+    strength: int  # offset of the strength
+
+    def unpack(self, numbers: NDArray[np.float32]) -> RelevanceMaps:
+        share = numbers[self.share : self.share + self.grid[0] * self.grid[1]].reshape(self.grid)
+        return RelevanceMaps(
+            image_maps=self.image_maps.wait(), participatory=share, strength=float(numbers[self.strength])
+        )
+
+
+class RelevanceTransfer:
+    """The relevance of a step's targets."""
+
+    def __init__(self, numbers: HostCopy, targets: tuple[tuple[RelevanceSlice, ...], ...]) -> None:
+        self._numbers = numbers
+        self._targets = targets  # per sequence with targets
+        self._result: tuple[tuple[RelevanceMaps, ...], ...] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._numbers.ready and all(
+            one.image_maps.ready for targets in self._targets for one in targets
+        )
+
+    def wait(self) -> tuple[tuple[RelevanceMaps, ...], ...]:
+        if self._result is None:
+            numbers = self._numbers.wait()
+            self._result = tuple(tuple(one.unpack(numbers) for one in targets) for targets in self._targets)
+        return self._result
 
 
 def compared_layers(depth: int) -> tuple[int, ...]:

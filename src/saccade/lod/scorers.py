@@ -8,22 +8,27 @@ Nothing here synchronises with the device.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from saccade.checkpoint import Checkpoint
+from saccade.errors import CheckpointError
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.texture import means_triton
+from saccade.lod.checkpoint_views import RelevanceHead
 from saccade.lod.texture import EDGE, ENTROPY, GREEN_RED, LIGHT, TEXT
 from saccade.lod.types import FINE, Grid, ImageMaps
 
+HEAD_EPS = 1e-6
 SALIENT = (LIGHT, GREEN_RED, EDGE, ENTROPY, TEXT)
-IMAGE_MAP_NAMES = ("propositional", "perspectival", "lost", "fine")  # in the order `image_maps` returns them
-NUM_IMAGE_MAPS = len(IMAGE_MAP_NAMES) - 1 + FINE * FINE  # the fine map counts FINE^2 times
+NUM_IMAGE_MAPS = 3 + FINE * FINE  # see `image_maps`; the fine map counts FINE^2 times
 
 
 def pool_channels(
@@ -63,26 +68,63 @@ def lost(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor
     return pool_channels(texture, (TEXT,), grid, mode)[0]
 
 
-def image_maps(
-    texture: Tensor,
-    grid: Grid,
-    streams: Sequence[torch.cuda.Stream] = (),
-    mode: KernelMode = DEFAULT_MODE,
-) -> Tensor:
-    """The question-independent maps [NUM_IMAGE_MAPS, rows, columns], in the order of IMAGE_MAP_NAMES. With
-    streams, inside a CUDA graph capture, the parts become parallel branches; without, they run in order,
-    because eager kernels finish before the host switches streams."""
+def image_maps(texture: Tensor, grid: Grid, mode: KernelMode = DEFAULT_MODE) -> Tensor:
+    """The question-independent maps [NUM_IMAGE_MAPS, rows, columns]: propositional, perspectival, lost, and
+    the propositional one at FINE times the resolution."""
     rows, columns = grid
+    fine = propositional(texture, (rows * FINE, columns * FINE), mode)
     found = texture.new_empty(NUM_IMAGE_MAPS, rows, columns)
-    places = found[3:].view(FINE, FINE, rows, columns).permute(2, 0, 3, 1)  # [rows, FINE, columns, FINE]
-    fine_grid = (rows * FINE, columns * FINE)
-    parts: list[Callable[[], object]] = [
-        lambda: found[0].copy_(propositional(texture, grid, mode)),
-        lambda: found[1].copy_(perspectival(texture, grid, mode)),
-        lambda: found[2].copy_(lost(texture, grid, mode)),
-        lambda: places.copy_(propositional(texture, fine_grid, mode).view(rows, FINE, columns, FINE)),
-    ]
-    side_by_side(parts, streams)
+    found[0].copy_(propositional(texture, grid, mode))
+    found[1].copy_(perspectival(texture, grid, mode))
+    found[2].copy_(lost(texture, grid, mode))
+    # [FINE, FINE, rows, columns] seen as [rows, FINE, columns, FINE]
+    in_tokens = found[3:].view(FINE, FINE, rows, columns).permute(2, 0, 3, 1)
+    in_tokens.copy_(fine.view(rows, FINE, columns, FINE))
+    return found
+
+
+@dataclass(frozen=True)
+class RelevanceHeadWeights:
+    """score = question(norm(h_question)) . place(norm(h_place)) / sqrt(width), after `layer` layers."""
+
+    layer: int
+    norm: Tensor  # [hidden] float32
+    question: Tensor  # [width, hidden] float32
+    place: Tensor
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, named: RelevanceHead, hidden: int, device: torch.device, *, dummy: bool
+    ) -> "RelevanceHeadWeights":
+        shapes = {
+            "relevance_norm.weight": (hidden,),
+            "question.weight": (named.width, hidden),
+            "place.weight": (named.width, hidden),
+        }
+        generator = torch.Generator().manual_seed(0)
+        if dummy:
+            found = {
+                name: torch.randn(shape, generator=generator) / hidden**0.5 for name, shape in shapes.items()
+            }
+        else:
+            found = _read(checkpoint, named.file, shapes)
+        norm, question, place = (found[name].to(device, torch.float32) for name in shapes)
+        return cls(named.layer, norm, question, place)
+
+    def normed(self, states: Tensor) -> Tensor:
+        x = states.float()
+        return x * (x.square().mean(-1, keepdim=True) + HEAD_EPS).rsqrt() * self.norm
+
+
+def _read(checkpoint: Checkpoint, file: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    try:
+        with safe_open(checkpoint.path / file, framework="pt") as stored:
+            found = {name: stored.get_tensor(name) for name in shapes}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}, which config.json names, cannot be read: {error}") from error
+    for name, shape in shapes.items():
+        if tuple(found[name].shape) != shape:
+            raise CheckpointError(f"{file}: {name} is {tuple(found[name].shape)}; the model needs {shape}")
     return found
 
 
@@ -109,21 +151,6 @@ def from_attention(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     mixed = (weight[..., None, :] @ share.flatten(-5, -2)).squeeze(-2)
     shares = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-9)
     return shares, (scores[..., 0] - logs[..., 0]).mean((-4, -3, -2, -1))
-
-
-def side_by_side(parts: Sequence[Callable[[], object]], streams: Sequence[torch.cuda.Stream] = ()) -> None:
-    """Run each part on its own stream, or in order without streams. Parts write to existing tensors only."""
-    if not streams:
-        for part in parts:
-            part()
-        return
-    here = torch.cuda.current_stream(streams[0].device)
-    for part, stream in zip(parts, streams, strict=True):
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            part()
-    for stream in streams:
-        here.wait_stream(stream)
 
 
 def unpack_image_maps(numbers: NDArray[np.float32], grid: Grid) -> ImageMaps:

@@ -19,7 +19,7 @@ from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
 from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.inputs.image_processor import ImageProcessor, plain_view
 from saccade.lod.allocate import Field, windows
-from saccade.lod.global_view import plan_global_views
+from saccade.lod.detail import plan_global_views
 from saccade.lod.types import Detail, Grid, LodParams, ViewRule
 from saccade.step_plan import EncodeTask
 

@@ -14,8 +14,7 @@ from saccade.kernels.cuda_graph import Replay
 from saccade.kernels.jit import compile_only, compiling
 from saccade.kernels.sampling.slot_state import advance_slots
 from saccade.kv_cache.swap_copies import HostPages
-from saccade.lod.relevance_pass import RelevancePass
-from saccade.lod.relevance_transfer import RelevanceTransfer
+from saccade.lod.relevance_pass import RelevancePass, RelevanceTransfer
 from saccade.lod.types import RelevanceMaps
 from saccade.models.interface import LanguageModel
 from saccade.sampling.penalties import send

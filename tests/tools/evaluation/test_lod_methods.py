@@ -8,7 +8,7 @@ import pytest
 
 from saccade.errors import ConfigError
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
-from saccade.lod.global_view import plan_global_views
+from saccade.lod.detail import plan_global_views
 from saccade.lod.types import LodParams, Region, ViewRule
 from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation import question_set

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from saccade.inputs.image_processor import ImageProcessor
 from saccade.lod.allocate import Field, allocate, windows
-from saccade.lod.choose import PRICE
-from saccade.lod.global_view import plan_global_views
-from saccade.lod.global_view import shrink as shrink_grid
+from saccade.lod.controller import PRICE
+from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import shrink as shrink_grid
 from saccade.lod.scorers import lost, perspectival, propositional
 from saccade.lod.texture import CHANNELS, texture
 from saccade.lod.types import SCORERS, Box, Grid, LodParams, Map, Region, ViewRule

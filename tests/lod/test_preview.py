@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from saccade.lod.draw import FRAME, LONGEST, annotate
+from saccade.lod.preview import FRAME, LONGEST, annotate
 from saccade.lod.types import ImageMaps, Region, RelevanceMaps, ZoomChoice
 
 
