@@ -15,8 +15,7 @@ from saccade.inputs.media.loader import SharedImage
 from saccade.llm import LLM, RequestOutput
 from saccade.lod.detail import DetailRequest
 from saccade.lod.types import LodParams
-from saccade.request import Delta, Pixels
-from saccade.request_timing import RequestTiming
+from saccade.request import Delta, Pixels, RequestTiming
 from saccade.sampling_params import SamplingParams
 from saccade.tools.bench.ceilings import floors
 from saccade.tools.bench.inputs import RandomInputs

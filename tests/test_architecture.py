@@ -23,7 +23,6 @@ TORCH_FREE = (
     "saccade.config",
     "saccade.errors",
     "saccade.metrics",
-    "saccade.request_timing",
     "saccade.host.malloc",
     "saccade.host.garbage_collection",
     "saccade.cli",

@@ -22,7 +22,7 @@ LOOP_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 END_TO_END_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
-# Stages of a request, in order; request_timing.py describes them.
+# Stages of a request, in order; `RequestTiming` describes them.
 STAGES = (
     *("receive", "prepare", "tokenise", "fetch", "unpack", "send"),
     *("queue", "look", "encode", "prefill", "first_token", "decode", "total"),

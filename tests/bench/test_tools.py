@@ -19,7 +19,7 @@ from bench.soak.traffic import Traffic
 from bench.soak.watch import Held, Sample
 from saccade.config import EngineConfig
 from saccade.llm import LLM
-from saccade.request_timing import RequestTiming
+from saccade.request import RequestTiming
 
 MIB = 1 << 20
 

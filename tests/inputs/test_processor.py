@@ -409,6 +409,5 @@ def test_a_text_request_runs_no_code_for_media(input_processor: InputProcessor) 
         "inputs/media/cancellation.py",
         "checkpoint.py",
         "request.py",
-        "request_timing.py",
         "sampling_params.py",
     }

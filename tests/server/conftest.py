@@ -13,8 +13,7 @@ import uvloop
 
 from saccade.config import ServeConfig
 from saccade.inputs.processor import InputProcessor
-from saccade.server.app import create_app
-from saccade.server.auth import AuthMiddleware
+from saccade.server.app import AuthMiddleware, create_app
 from saccade.server.launch import serve
 from tests.server.fakes import FakeLink, make_processor
 

@@ -10,7 +10,7 @@ import pytest
 from saccade import __version__
 from saccade.config import ServeConfig
 from saccade.inputs.processor import InputProcessor
-from saccade.server import auth
+from saccade.server import app as server_app
 from saccade.server.app import create_app
 from saccade.server.http_protocol import MAX_HEADER_BYTES
 from tests.server.conftest import JSON, MODEL, Site, running
@@ -65,13 +65,13 @@ async def test_probes_need_no_key(locked: Site, path: str) -> None:
 async def test_every_key_is_compared_in_constant_time(locked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the ones after a match, and never with ==."""
     compared: list[int] = []
-    compare = auth.hmac.compare_digest  # type: ignore[attr-defined]
+    compare = server_app.hmac.compare_digest  # type: ignore[attr-defined]
 
     def counting(left: bytes, right: bytes) -> bool:
         compared.append(len(left))
         return bool(compare(left, right))
 
-    monkeypatch.setattr(auth.hmac, "compare_digest", counting)  # type: ignore[attr-defined]
+    monkeypatch.setattr(server_app.hmac, "compare_digest", counting)  # type: ignore[attr-defined]
     await with_key(locked, f"Bearer {KEY}").get("/version")
     await with_key(locked, "Bearer x").get("/version")
     assert compared == [32] * 4

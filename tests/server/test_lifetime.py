@@ -19,7 +19,7 @@ from saccade.errors import ConfigError, Overloaded
 from saccade.inputs.processor import InputProcessor
 from saccade.server import launch, request_handler
 from saccade.server.app import create_app
-from saccade.server.asgi import ABORT_CONNECTION
+from saccade.server.json_body import ABORT_CONNECTION
 from saccade.server.launch import bind, serve
 from tests.server.conftest import MODEL, Site, running
 from tests.server.fakes import ANSWER, FakeLink

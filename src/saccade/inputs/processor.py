@@ -27,8 +27,7 @@ from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.detail import DetailRequest
 from saccade.lod.request_views import PlaceholderIds, ViewPlanner, reject_without_images
-from saccade.request import Media, Request
-from saccade.request_timing import RequestTiming
+from saccade.request import Media, Request, RequestTiming
 from saccade.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)

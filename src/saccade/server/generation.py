@@ -17,9 +17,8 @@ from saccade.errors import ENGINE_ERRORS, EngineDied, NotFound, Overloaded, Sacc
 from saccade.inputs.output_processor import CompletionOutput, OutputProcessor, TextDelta, Usage
 from saccade.inputs.processor import InputProcessor
 from saccade.metrics import ServerMetrics
-from saccade.request import Delta, Request
-from saccade.request_timing import RequestTiming
-from saccade.server.asgi import internal_error
+from saccade.request import Delta, Request, RequestTiming
+from saccade.server.json_body import internal_error
 
 log = logging.getLogger("saccade.server")
 

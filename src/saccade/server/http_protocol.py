@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState as UvicornState
 
 from saccade.errors import BodyTooSlow, HeadersTooLarge, InvalidHTTP, SaccadeError
-from saccade.server.asgi import ABORT_CONNECTION, error_body, send_error
+from saccade.server.json_body import ABORT_CONNECTION, error_body, send_error
 
 MAX_HEADER_BYTES = 64 << 10  # request line and headers
 # Closing a socket with unread bytes sends a reset, which may overtake the response.

@@ -1,4 +1,4 @@
-"""Request bodies: reading within limits, strict JSON parsing, strict validation with named parameters.
+"""JSON over HTTP: reading bodies within limits, strict parsing and validation, responses and errors.
 
 Nothing is coerced or guessed: duplicate keys, lone surrogates, unknown fields, 1.0 for an integer are errors.
 """
@@ -11,17 +11,33 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import ErrorDetails
-from starlette.types import Receive
+from starlette.types import Receive, Send
 
-from saccade.errors import BodyTooLarge, BodyTooSlow, InvalidValue, WrongContentType
+from saccade.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    HeadersTooLarge,
+    InvalidValue,
+    NotAllowed,
+    Overloaded,
+    SaccadeError,
+    WrongContentType,
+)
 
 # JSON values in one body. A comma separates any two values of an object or list, so counting commas bounds
 # what parsing allocates; no model's context holds a text with more of them.
 MAX_VALUES = 1 << 20
 MAX_KEYS = 2048  # of one object; logit_bias is the largest that is allowed
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+Headers = list[tuple[bytes, bytes]]
+
+TENANT_SALT = "saccade.salt"  # bytes: the tenant's cache salt, set by AuthMiddleware
+ABORT_CONNECTION = "saccade.abort"  # closes the connection and drops unsent bytes, set by LimitedHttpProtocol
 
 
 class Disconnected(Exception):
@@ -241,3 +257,38 @@ def validation_error(error: ErrorDetails) -> InvalidValue:
     given = error["input"]
     got = "" if isinstance(given, list | dict) else f"; got {short_repr(given)}"
     return InvalidValue(f"invalid '{param}': {message}{got}", param=param)
+
+
+# --- responses ------------------------------------------------------------------------------------------
+
+
+def internal_error() -> SaccadeError:
+    """The error for an unexpected failure; its message carries no detail of the cause."""
+    return SaccadeError("the server failed to answer this request; the failure has been logged")
+
+
+def error_body(error: SaccadeError) -> bytes:
+    fields = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": fields})
+
+
+def error_headers(error: SaccadeError) -> Headers:
+    headers = [(b"content-type", b"application/json")]
+    if isinstance(error, NotAllowed):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, Overloaded):
+        headers.append((b"retry-after", b"1"))
+    if isinstance(error, BodyTooSlow | HeadersTooLarge):
+        headers.append((b"connection", b"close"))
+    return headers
+
+
+async def send_error(send: Send, error: SaccadeError, *extra: tuple[bytes, bytes]) -> None:
+    """Send the whole response for an error; nothing may have been sent before."""
+    await send_body(send, error.status, error_body(error), [*error_headers(error), *extra])
+
+
+async def send_body(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

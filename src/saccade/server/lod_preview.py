@@ -15,11 +15,9 @@ from starlette.types import Send
 from saccade.errors import InvalidValue, Overloaded
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.lod.preview import Preview, make_preview
-from saccade.request import Request
-from saccade.request_timing import RequestTiming
-from saccade.server.asgi import send_body
+from saccade.request import Request, RequestTiming
 from saccade.server.generation import Generation, ServerState
-from saccade.server.json_body import UnsupportedParameter
+from saccade.server.json_body import UnsupportedParameter, send_body
 from saccade.server.openai_schema import ChatBody
 from saccade.server.openai_serving import ChatHandler
 from saccade.server.request_handler import ParsedRequest, ResponseEncoder

@@ -12,9 +12,8 @@ from saccade.errors import SaccadeError
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.output_processor import CompletionOutput, DecodedLogprobs, TextDelta, Usage
 from saccade.lod.detail import DetailRequest
-from saccade.request import Request
-from saccade.request_timing import RequestTiming
-from saccade.server.asgi import error_body
+from saccade.request import Request, RequestTiming
+from saccade.server.json_body import error_body
 from saccade.server.openai_schema import (
     BodyType,
     ChatBody,

@@ -20,12 +20,21 @@ from starlette.types import Message, Receive, Scope, Send
 from saccade.errors import SaccadeError, TimedOut
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.output_processor import CompletionOutput, TextDelta, Usage
-from saccade.request import Request
-from saccade.request_timing import RequestTiming
+from saccade.request import Request, RequestTiming
 from saccade.sampling_params import SamplingParams
-from saccade.server.asgi import ABORT_CONNECTION, TENANT_SALT, Headers, internal_error, send_body, send_error
 from saccade.server.generation import Generation, PromptRun, ServerState
-from saccade.server.json_body import Disconnected, check_content_type, parse_json, read_body
+from saccade.server.json_body import (
+    ABORT_CONNECTION,
+    TENANT_SALT,
+    Disconnected,
+    Headers,
+    check_content_type,
+    internal_error,
+    parse_json,
+    read_body,
+    send_body,
+    send_error,
+)
 
 log = logging.getLogger("saccade.server")
 slow_log = logging.getLogger("saccade.slow")

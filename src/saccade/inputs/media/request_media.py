@@ -28,8 +28,7 @@ from saccade.inputs.media.loader import (
     open_named_image,
 )
 from saccade.lod.types import Detail
-from saccade.request import Pixels
-from saccade.request_timing import RequestTiming
+from saccade.request import Pixels, RequestTiming
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

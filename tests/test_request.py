@@ -5,8 +5,7 @@ import time
 import pytest
 
 from saccade.metrics import STAGES
-from saccade.request import EngineTimes
-from saccade.request_timing import RequestTiming
+from saccade.request import EngineTimes, RequestTiming
 
 
 def whole() -> RequestTiming:
