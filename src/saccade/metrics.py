@@ -5,6 +5,7 @@ A server has its own registry.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import attrgetter
 
 import msgspec
@@ -57,8 +58,35 @@ class FeatureStats(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpu.hits + self.host.hits + self.disk.hits
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the engine core: current values, then totals. `GAUGES` and `COUNTERS` describe each."""
+class SchedulerCounters(msgspec.Struct, kw_only=True):
+    """Totals counted by the scheduler. `COUNTERS` describes each."""
+
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_copied_tokens: int = 0
+    prefix_queried_visual_tokens: int = 0
+    prefix_hit_visual_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    visual_tokens: int = 0
+    full_visual_tokens: int = 0
+    looks: int = 0
+    gated_looks: int = 0
+    zooms: int = 0
+    steps: int = 0
+    encodes: int = 0
+    encode_slices: int = 0
+    encode_failures: int = 0
+    started: int = 0
+    wait_seconds: float = 0.0
+    timed_steps: int = 0
+    step_seconds: float = 0.0
+    step_seconds_predicted: float = 0.0
+
+
+class EngineStats(SchedulerCounters, kw_only=True):
+    """A snapshot of the engine core: values and totals. `GAUGES` and `COUNTERS` describe each."""
 
     waiting: int = 0
     waiting_encode: int = 0
@@ -78,33 +106,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     swap_waiting: int = 0
     step_error: float = 0.0
     to_prepare: int = 0
-
-    prefix_queried_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_copied_tokens: int = 0
-    prefix_queried_visual_tokens: int = 0
-    prefix_hit_visual_tokens: int = 0
     pin_refusals: int = 0
-    preemptions: int = 0
     swap_out_blocks: int = 0
     swap_in_blocks: int = 0
     swap_dropped: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    visual_tokens: int = 0
-    full_visual_tokens: int = 0
-    looks: int = 0
-    gated_looks: int = 0
-    zooms: int = 0
-    steps: int = 0
-    encodes: int = 0
-    encode_slices: int = 0
-    encode_failures: int = 0
-    started: int = 0
-    wait_seconds: float = 0.0
-    timed_steps: int = 0
-    step_seconds: float = 0.0
-    step_seconds_predicted: float = 0.0
 
     features: FeatureStats = FeatureStats()
 
@@ -241,36 +246,27 @@ class ServerMetrics:
     def __init__(self, latest: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(latest))
-        self.first_token = Histogram(
+        histogram = partial(Histogram, registry=self.registry)
+        self.first_token = histogram(
             "saccade_time_to_first_token_seconds",
             "Time from a request's arrival to the first token of each of its prompts.",
             buckets=FIRST_TOKEN_BUCKETS,
-            registry=self.registry,
         )
-        self.inter_token = Histogram(
+        self.inter_token = histogram(
             "saccade_inter_token_seconds",
             "Time between successive tokens of a sequence.",
             buckets=INTER_TOKEN_BUCKETS,
-            registry=self.registry,
         )
-        self.end_to_end = Histogram(
-            "saccade_request_seconds",
-            "Time from a request's arrival to its end.",
-            buckets=END_TO_END_BUCKETS,
-            registry=self.registry,
+        self.end_to_end = histogram(
+            "saccade_request_seconds", "Time from a request's arrival to its end.", buckets=END_TO_END_BUCKETS
         )
-        self.loop_lag = Histogram(
+        self.loop_lag = histogram(
             "saccade_front_late_seconds",
             "Lag of the API server's event loop, sampled 20 times a second.",
             buckets=LOOP_LAG_BUCKETS,
-            registry=self.registry,
         )
-        stage = Histogram(
-            "saccade_stage_seconds",
-            "Time of finished requests, by stage.",
-            labelnames=["stage"],
-            buckets=STAGE_BUCKETS,
-            registry=self.registry,
+        stage = histogram(
+            "saccade_stage_seconds", "Time of finished requests, by stage.", ["stage"], buckets=STAGE_BUCKETS
         )
         self.stages = {name: stage.labels(name) for name in STAGES}
         self.in_flight = Gauge(
@@ -279,13 +275,13 @@ class ServerMetrics:
         self.finished = Counter(
             "saccade_finished_choices",
             "Sequences by finish reason: stop, length, cancelled or error.",
-            labelnames=["outcome"],
+            ["outcome"],
             registry=self.registry,
         )
         self.responses = Counter(
             "saccade_http_responses",
             "HTTP responses by route and status; 499: the client disconnected before the response began.",
-            labelnames=["route", "status"],
+            ["route", "status"],
             registry=self.registry,
         )
 

@@ -2,9 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from saccade.metrics import SchedulerCounters
 from saccade.request import ZoomResult
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.sequence import RequestState, Sequence
@@ -12,43 +14,14 @@ from saccade.scheduler.step_builder import StepBuilder
 from saccade.step_plan import StepPlan
 
 
-@dataclass
-class SchedulerCounters:
-    """Names and meanings as in EngineStats."""
-
-    prefix_queried_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_copied_tokens: int = 0
-    prefix_queried_visual_tokens: int = 0
-    prefix_hit_visual_tokens: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    visual_tokens: int = 0
-    full_visual_tokens: int = 0
-    looks: int = 0
-    gated_looks: int = 0
-    zooms: int = 0
-    steps: int = 0
-    encodes: int = 0
-    encode_slices: int = 0
-    encode_failures: int = 0
-    started: int = 0
-    wait_seconds: float = 0.0
-    timed_steps: int = 0
-    step_seconds: float = 0.0
-    step_seconds_predicted: float = 0.0
-
-
-@dataclass
 class SchedulerStats(SchedulerCounters):
     # By request id, longest waiting first.
-    _unstarted: OrderedDict[str, RequestState] = field(default_factory=OrderedDict)
+    _unstarted: OrderedDict[str, RequestState] = msgspec.field(default_factory=OrderedDict)
     _untimed: tuple[float, ...] | None = None  # quantities of steps whose time is part of the next one's
     _observation: tuple[tuple[float, ...], float] | None = None  # quantities and ms, not learnt yet
 
     def values(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: getattr(self, name) for name in SchedulerCounters.__struct_fields__}
 
     def oldest_wait(self, now: float) -> float:
         first = next(iter(self._unstarted.values()), None)
