@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import RequestError
@@ -599,6 +599,9 @@ def test_text_leaves_a_waiting_image_its_slot_and_text_blocks(known: bool) -> No
     kinds=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     known=st.booleans(),
     overlap=st.booleans(),
+)
+@example(  # each text fits beside the image, but not with what running texts grow by
+    rows=4, step_tokens=5, text=7, vision=2, target=None, patience=0.0, kinds=[1], known=False, overlap=False
 )
 def test_a_picture_does_not_starve_for_its_pool_however_many_texts_pass_it(
     rows: int,

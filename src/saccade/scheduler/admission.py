@@ -1,14 +1,13 @@
 """Whether a request fits at all, and which waiting sequences start in a step."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.kv_cache.prefix_cache import PrefixCache
 from saccade.scheduler.cost_model import CostModel, Work
 from saccade.scheduler.kv_manager import KVManager
 from saccade.scheduler.policy import PrefillBudget, SchedulerConfig, has_time
-from saccade.scheduler.queues import Queues, SequenceQueue
+from saccade.scheduler.queues import Queues
 from saccade.scheduler.sequence import RequestState, Sequence
 from saccade.scheduler.stats import SchedulerStats
 from saccade.scheduler.step_builder import StepBuilder
@@ -66,7 +65,7 @@ class Admission:
             if (skipped and sequence.state.layout.spans) or not self._can_start(sequence):
                 index += 1
                 continue
-            if skipped and self._kv.competes(sequence, skipped, free_slots=len(queues.free_slots)):
+            if skipped and self._kv.competes(sequence, skipped, queues):
                 return
             if not kind and not sequence.prompt_donor() and self._kv.must_encode(sequence):
                 queue.remove(sequence)  # its features were evicted meanwhile
@@ -107,16 +106,21 @@ class Admission:
     def _may_start(self, step: StepBuilder, sequence: Sequence, budget: PrefillBudget) -> bool:
         """Whether slots, the other class and the step's time permit it."""
         queues, kind, now = self._queues, sequence.encoding, self._clock()
-        other, free = queues.waiting[not kind], len(queues.free_slots)
-        competes = partial(self._kv.competes, sequence, free_slots=free)
-        yields = queues.starved[not kind] and _must_yield(
-            sequence, other, now, self._config.patience, competes
-        )
-        if not free or yields or (len(other) and queues.slots_used[kind] >= self._config.max_class_slots):
+        other = queues.waiting[not kind]
+        if not queues.free_slots or (len(other) and queues.slots_used[kind] >= self._config.max_class_slots):
+            return False
+        if queues.starved[not kind] and len(other) and self._must_yield(sequence, other[0], now):
             return False
         alone = self._cost.predict(Work(rows=1, context=sequence.num_tokens))
         waited = now - sequence.state.arrival_time
         return has_time(budget, step.milliseconds, alone, waited, self._config)
+
+    def _must_yield(self, sequence: Sequence, head: Sequence, now: float) -> bool:
+        """Whether a waiting sequence must leave slots and memory to the head of the other queue, which lacks
+        them, if that ranks before it and has waited long enough."""
+        waited = now - head.state.arrival_time
+        outranks = head.rank < sequence.rank and waited > self._config.patience
+        return outranks and self._kv.competes(sequence, head, self._queues)
 
     def _start(self, step: StepBuilder, sequence: Sequence, budget: PrefillBudget) -> bool:
         """Give a slot and first tokens to a sequence that shares its prefix; frees it if none fit."""
@@ -136,21 +140,6 @@ class Admission:
             step.await_swaps |= bool(sequence.host_blocks)
             step.schedule(sequence, sequence.next_slice(tokens))
         return True
-
-
-def _must_yield(
-    sequence: Sequence,
-    other: SequenceQueue,
-    now: float,
-    patience: float,
-    competes: Callable[[Sequence], bool],
-) -> bool:
-    """Whether a waiting sequence must leave slots and memory to the head of the other queue, which lacks
-    them, ranks before it and has waited long enough."""
-    if not len(other):
-        return False
-    head = other[0]
-    return head.rank < sequence.rank and now - head.state.arrival_time > patience and competes(head)
 
 
 def size_chunk(kv: KVManager, step: StepBuilder, sequence: Sequence, budget: PrefillBudget) -> int:

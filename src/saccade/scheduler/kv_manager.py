@@ -22,6 +22,7 @@ from saccade.request import Request
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.encoder_scheduler import EncoderScheduler
 from saccade.scheduler.policy import SchedulerConfig
+from saccade.scheduler.queues import Queues
 from saccade.scheduler.sequence import RequestState, Sequence, pixels_by_view
 from saccade.scheduler.step_builder import StepBuilder
 from saccade.scheduler.swap_policy import SwapPolicy
@@ -89,15 +90,17 @@ class KVManager:
         pool = self.pool
         return not pool.has_vision_pool or not all(map(pool.in_vision, sequence.blocks))
 
-    def competes(self, sequence: Sequence, head: Sequence, *, free_slots: int) -> bool:
+    def competes(self, sequence: Sequence, head: Sequence, queues: Queues) -> bool:
         """Whether starting `sequence` could take what `head` waits for. With two pools it does not if the
         head waits for vision blocks, the sequence needs none, and a slot and text blocks are left for the
-        head."""
-        if not self.pool.has_vision_pool or free_slots < 2:
+        head, beside those that the sequence and the running ones grow by."""
+        if not self.pool.has_vision_pool or len(queues.free_slots) < 2:
             return True
         text, vision = self._needed_blocks(sequence, sequence.num_reserved_tokens)
+        text = max(text, self.num_growth_blocks(sequence))
         head_text, _ = self._needed_blocks(head, head.num_reserved_tokens)
-        return bool(vision) or text + head_text > self.pool.num_available()
+        reserved = sum(map(self.num_growth_blocks, queues.running))
+        return bool(vision) or text + head_text + reserved > self.pool.num_available()
 
     def num_growth_blocks(self, sequence: Sequence) -> int:
         """Blocks that a running sequence needs for its next block's worth of output."""
