@@ -44,7 +44,6 @@ CASES: dict[str, tuple[str, str]] = {
     "add_rms_norm": ("points", "add + rms norm"),
     "silu_mul": ("points", "silu * up"),
     "add_layer_norm": ("points", "ViT add + layer norm"),
-    "gelu": ("points", "ViT gelu"),
     "skinny_linear": ("products", ""),
     "argmax": ("sample", "greedy"),
     "draw": ("sample", "top-p"),

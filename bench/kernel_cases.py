@@ -510,15 +510,6 @@ def vit_cases() -> Iterator[Case]:
     )
     yield Case(
         "points",
-        "ViT gelu 4096",
-        partial(tensors, [(PATCHES, VIT_INNER)]),
-        4,
-        {"kernel": lambda x: elementwise.gelu_triton(x[0], None, "tanh")},
-        {"reference": lambda x: elementwise.gelu_reference(x[0], None, "tanh")},
-        4 * PATCHES * VIT_INNER / COPY,
-    )
-    yield Case(
-        "points",
         "ViT rotation 4096",
         partial(tensors, [(PATCHES, 3 * VIT), (PATCHES, VIT_DIM)]),
         4,

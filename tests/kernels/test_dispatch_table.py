@@ -58,10 +58,10 @@ def test_matrices_of_float32_stay_with_torch(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_mode_overrides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "TRITON", True)
     monkeypatch.setitem(CHOICE, "argmax", TORCH)
-    monkeypatch.setitem(CHOICE, "gelu", KERNEL)
+    monkeypatch.setitem(CHOICE, "silu_mul", KERNEL)
     assert use_triton("argmax", OnCuda(), KernelMode("triton"))  # type: ignore[arg-type]
     assert not use_triton("skinny_linear", OnCuda(4), KernelMode("triton"))  # type: ignore[arg-type]
-    assert not use_triton("gelu", OnCuda(), KernelMode("torch"))  # type: ignore[arg-type]
+    assert not use_triton("silu_mul", OnCuda(), KernelMode("torch"))  # type: ignore[arg-type]
     assert not use_triton("argmax", OnCuda(), DEFAULT_MODE)  # type: ignore[arg-type]
 
 

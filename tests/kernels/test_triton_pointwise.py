@@ -13,9 +13,6 @@ from saccade.kernels.norm_rope.elementwise import (
     add_norm_triton,
     add_rms_norm,
     add_rms_norm_reference,
-    gelu,
-    gelu_reference,
-    gelu_triton,
     silu_mul,
     silu_mul_reference,
     silu_mul_triton,
@@ -78,19 +75,6 @@ def test_silu_mul_is_the_reference(place: Place, inner: int, monkeypatch: pytest
     poison(monkeypatch)
     x = 8 * strided(place, 3, 2 * inner)
     assert_near(silu_mul_triton(x, PointTuning(128)), silu_mul_reference(x), place.dtype)
-
-
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("place", PLACES)
-def test_gelu_is_the_reference(
-    place: Place, biased: bool, approximate: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(monkeypatch)
-    x = 6 * strided(place, 3, 300)
-    bias = place.randn(300, seed=1) if biased else None
-    out = gelu_triton(x, bias, approximate, PointTuning(128))
-    assert_near(out, gelu_reference(x, bias, approximate), place.dtype)
 
 
 @pytest.mark.parametrize("dim", [64, 72])
@@ -210,15 +194,12 @@ def test_wrappers_run_the_reference_on_the_cpu_and_refuse_what_does_not_fit() ->
     assert torch.equal(add_rms_norm(x, x, weight, 1e-6)[1], x + x)
     assert torch.equal(add_layer_norm(x, None, weight, weight, 1e-6)[1], x)
     assert torch.equal(silu_mul(x), silu_mul_reference(x))
-    assert torch.equal(gelu(x, weight, "tanh"), gelu_reference(x, weight, "tanh"))
     with pytest.raises(ValueError, match=r"\(7,\)"):
         add_rms_norm(x, None, weight[:7], 1e-6)
     with pytest.raises(ValueError, match="residual"):
         add_rms_norm(x, x[:2], weight, 1e-6)
     with pytest.raises(ValueError, match="2 \\* inner"):
         silu_mul(x[:, :7])
-    with pytest.raises(ValueError, match="'fast'"):
-        gelu(x, None, "fast")
     pages, slots = torch.zeros(2, 8, 1, 2), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"need \[T, 8\]"):
         qk_norm_rope(x[:, :6], 2, None, x[:, :2], x[:, :2], slots, pages, pages)

@@ -1,4 +1,4 @@
-"""Elementwise kernels of a layer: residual add with the norm that follows it, SwiGLU and GELU.
+"""Elementwise kernels of a layer: residual add with the norm that follows it, SwiGLU.
 
 Residual add and norm, in one pass:
 
@@ -48,27 +48,6 @@ def _silu_mul_kernel(x, out, inner, stride, BLOCK: tl.constexpr, PDL: tl.constex
     tl.store(out + row * inner + column, (bent * over.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
-@jit
-def _gelu_kernel(x, bias, out, width, stride, BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr,
-                 PDL: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    wait_for_previous(PDL)
-    value = tl.load(x + row * stride + column, mask=inside, other=0.0)
-    kind = value.dtype
-    value = value.to(tl.float32)
-    if BIAS:
-        value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-        value = value.to(kind).to(tl.float32)
-    if TANH:
-        bend = 0.7978845608028654 * (value + 0.044715 * value * value * value)  # sqrt(2 / pi)
-        share = 1.0 - 1.0 / (1.0 + tl.exp(2.0 * bend))  # (1 + tanh) / 2
-    else:
-        share = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
-    tl.store(out + row * width + column, (value * share).to(kind), mask=inside)
-
-
 def silu_mul(x: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """[T, 2 * inner] to [T, inner]."""
     if x.dim() != 2 or x.shape[1] % 2 or x.stride(1) != 1:
@@ -91,42 +70,6 @@ def silu_mul_triton(x: Tensor, tuning: PointTuning | None = None, mode: KernelMo
 def silu_mul_reference(x: Tensor) -> Tensor:
     gate, over = x.chunk(2, dim=-1)
     return F.silu(gate) * over
-
-
-def gelu(x: Tensor, bias: Tensor | None, approximate: str, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    """[T, width] to the same; approximate is "none" (erf) or "tanh"."""
-    if x.dim() != 2 or x.stride(1) != 1:
-        raise ValueError(f"gelu takes dense [T, width], not {tuple(x.shape)} of strides {x.stride()}")
-    if bias is not None and (bias.shape != x.shape[1:] or bias.dtype != x.dtype):
-        raise ValueError(f"gelu of {tuple(x.shape)} {x.dtype} with a bias {tuple(bias.shape)} {bias.dtype}")
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"gelu by {approximate!r}; 'none' and 'tanh' exist")
-    if use_triton("gelu", x, mode):
-        return gelu_triton(x, bias, approximate, mode=mode)
-    return gelu_reference(x, bias, approximate)
-
-
-def gelu_triton(
-    x: Tensor,
-    bias: Tensor | None,
-    approximate: str,
-    tuning: PointTuning | None = None,
-    mode: KernelMode = DEFAULT_MODE,
-) -> Tensor:
-    tuning = tuning or PointTuning(pdl=mode.pdl)
-    rows, width = x.shape
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    if rows:
-        _gelu_kernel[(rows, up(width, tuning.block))](
-            x, x if bias is None else bias, out, width, x.stride(0), BIAS=bias is not None,
-            TANH=approximate == "tanh", BLOCK=tuning.block, PDL=tuning.pdl, num_warps=tuning.warps,
-            **({"launch_pdl": True} if tuning.pdl else {}),
-        )  # fmt: skip
-    return out
-
-
-def gelu_reference(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    return F.gelu(x if bias is None else x + bias, approximate=approximate)
 
 
 WIDEST = 16384  # one program holds a whole line in its registers
