@@ -51,7 +51,6 @@ CASES: dict[str, tuple[str, str]] = {
     "copy_block": ("points", "copy of a block"),
     "texture": ("pixels", "texture of"),
 }
-FRESH = "SDPA flash, gathered"  # what `fresh_attention: torch` runs
 AHEADS = {"plain": 0, "pdl": 0, "pdl, 512 ahead": 512, "pdl, 2048 ahead": 2048}
 WITHOUT = "pdl, 512 ahead"  # the way to launch a layer that others are measured against
 KV_HEADS, CHUNK = 8, DecodeTuning().chunk
@@ -82,12 +81,6 @@ def choices(results: list[Result], failed: set[str]) -> dict[str, tuple[str, str
     for name, (part, begins) in CASES.items():
         wrong = part in failed
         made[name] = (choice.TORCH, "wrong on this chip") if wrong else verdict(ratios(results, part, begins))
-    fresh = [
-        found.others[FRESH] / min(found.kernels.values())
-        for found in results
-        if found.part == "prefill" and FRESH in found.others and found.kernels
-    ]
-    made["fresh_attention"] = verdict(fresh)
     return made
 
 

@@ -43,7 +43,7 @@ from saccade.worker.buckets import later_shapes
 from saccade.worker.cuda_graphs import StepGraphCache
 from saccade.worker.encoder_warmup import ODD_SIZES, SIZES
 from saccade.worker.graph_step import GraphStep
-from saccade.worker.slots import Slots
+from saccade.worker.input_batch import Slots
 
 META = torch.device("meta")
 ROWS, LONGEST, BLOCK = 256, 32768, 16
@@ -91,8 +91,8 @@ def passes(made: Rooms) -> dict[str, Callable[[], None]]:
     return {
         "kernels": lambda: first.compile_kernels(model, image, META, BLOCK, ROWS),
         "steps": lambda: graphs.warm_up(progress=False),
-        "workspace again": lambda: _drop(first.run_prompt(model, META, 8192, BLOCK)),
-        "short prompt again": lambda: _drop(first.run_prompt(model, META, 70, BLOCK)),
+        "workspace again": lambda: _drop(first.run_prompt(model, META, 8192, BLOCK, model.mode)),
+        "short prompt again": lambda: _drop(first.run_prompt(model, META, 70, BLOCK, model.mode)),
         "images again": images,
         "later steps": later,
     }

@@ -11,12 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import bare
 from bench.candidates import candidates
-from saccade.kernels.attention import kv_blocks as copy_block
 from saccade.kernels.attention.decode import SHORT, DecodeTuning, decode_attention_triton, default_splits
 from saccade.kernels.attention.decode import default_tuning as decode_tuning
-from saccade.kernels.attention.kv_blocks import kv_write_reference
 from saccade.kernels.attention.metadata import AttentionMetadata
-from saccade.kernels.attention.paged import paged_attention_reference
+from saccade.kernels.attention.paged import copy_block_reference, copy_block_triton, paged_attention_reference
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, Compact
 from saccade.kernels.dispatch import KernelMode
@@ -26,6 +24,7 @@ from saccade.kernels.norm_rope import elementwise, rope
 from saccade.kernels.norm_rope.qk_norm_rope import (
     HeadNorm,
     QkNormRopeTuning,
+    kv_write_reference,
     qk_norm_rope_reference,
     qk_norm_rope_triton,
 )
@@ -485,8 +484,8 @@ def copy_cases() -> Iterator[Case]:
         f"copy of a block, {layers} layers",
         make,
         1,
-        {"kernel": lambda x: copy_block.copy_block_triton(x[0], x[1], 7, 16000)},
-        {"reference": lambda x: copy_block.copy_block_reference(x[0], x[1], 7, 16000)},
+        {"kernel": lambda x: copy_block_triton(x[0], x[1], 7, 16000)},
+        {"reference": lambda x: copy_block_reference(x[0], x[1], 7, 16000)},
         4 * layers * BLOCK * KV_HEADS * DIM * BF16.itemsize / COPY,
     )
 

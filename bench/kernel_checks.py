@@ -11,10 +11,14 @@ from triton.runtime.errors import OutOfResources
 
 from bench import bare
 from bench.candidates import CANDIDATES, TALL, TILES, fits
-from saccade.kernels.attention import kv_blocks as copy_block
 from saccade.kernels.attention.decode import DecodeTuning, decode_attention_triton
 from saccade.kernels.attention.metadata import AttentionMetadata
-from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
+from saccade.kernels.attention.paged import (
+    copy_block_reference,
+    copy_block_triton,
+    paged_attention_reference,
+    sdpa_any_shape,
+)
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import FORMATS, read_slots
 from saccade.kernels.dispatch import KernelMode
@@ -375,8 +379,8 @@ def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
         k, v = (torch.randn(36, 50, *inner, device=device) for _ in "kv")
         source, target = dice.randrange(50), dice.randrange(50)
         wanted = torch.stack((k, v))
-        copy_block.copy_block_reference(wanted[0], wanted[1], source, target)
-        launch(copy_block.copy_block_triton, k, v, source, target)
+        copy_block_reference(wanted[0], wanted[1], source, target)
+        launch(copy_block_triton, k, v, source, target)
         yield Check(f"copy of a block of {inner}", float((torch.stack((k, v)) != wanted).sum()), 0)
 
 

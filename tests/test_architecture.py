@@ -90,7 +90,7 @@ MAY_IMPORT = {
         "saccade.kv_cache",
         "saccade.errors",
         "saccade.kernels.attention.quantized_kv",
-        "saccade.kernels.attention.kv_blocks",
+        "saccade.kernels.attention.paged",
         "saccade.kernels.dispatch",
         "saccade.step_plan",
         "saccade.request",

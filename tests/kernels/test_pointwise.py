@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from saccade.kernels.attention.kv_blocks import kv_write_reference
 from saccade.kernels.norm_rope.elementwise import add_rms_norm, rms_norm_reference
-from saccade.kernels.norm_rope.qk_norm_rope import qk_norm_rope
+from saccade.kernels.norm_rope.qk_norm_rope import kv_write_reference, qk_norm_rope
 from saccade.kernels.norm_rope.rope import apply_rotary, interleaved_axes, rotary_angles
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from saccade.kernels.attention.kv_blocks import kv_write_reference
 from saccade.kernels.attention.quantized_kv import (
     FORMATS,
     LARGEST,
@@ -14,6 +13,7 @@ from saccade.kernels.attention.quantized_kv import (
     quantise,
     read_slots,
 )
+from saccade.kernels.norm_rope.qk_norm_rope import kv_write_reference
 from saccade.kv_cache.groups import KVCacheGroup, full_attention
 from saccade.kv_cache.pages import Pages
 

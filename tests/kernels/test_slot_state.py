@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.attention import decode as paged_decode
-from saccade.kernels.attention.kv_blocks import kv_write_reference
 from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentionMetadata
 from saccade.kernels.attention.paged import paged_attention, paged_attention_reference
 from saccade.kernels.dispatch import KernelMode
+from saccade.kernels.norm_rope.qk_norm_rope import kv_write_reference
 from saccade.kernels.sampling.slot_state import (
     SlotState,
     advance_slots,

@@ -45,7 +45,7 @@ def test_every_epilogue_is_the_reference(
     poison(monkeypatch)
     columns, depth = 136, 264  # no multiple of any tile
     with where_it_fits() if place.dtype == torch.float32 else nullcontext():
-        # Of several splits it is the second kernel that adds bias and residual, as for few rows.
+        # Of several splits it is the second kernel that adds the bias, as for few rows.
         assert_epilogues(place, rows, columns, depth, tuning, sums=tuning.splits == 1)
     x, weight = place.randn(rows, depth), place.randn(columns, depth, seed=1) * depth**-0.5
     bias = place.randn(columns, seed=2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels.attention.kv_blocks import copy_block, copy_block_reference, copy_block_triton
+from saccade.kernels.attention.paged import copy_block, copy_block_reference, copy_block_triton
 from saccade.kernels.gemm.skinny import SkinnyTuning, skinny_partials, skinny_triton
 from saccade.kernels.norm_rope.elementwise import (
     PointTuning,

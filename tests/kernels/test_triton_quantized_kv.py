@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.attention.decode import DecodeTuning, decode_attention_triton
-from saccade.kernels.attention.kv_blocks import kv_write_reference
 from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.attention.paged import paged_attention_reference, sdpa_any_shape
 from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_triton
@@ -16,6 +15,7 @@ from saccade.kernels.attention.quantized_kv import FORMATS, Compact
 from saccade.kernels.norm_rope.qk_norm_rope import (
     HeadNorm,
     QkNormRopeTuning,
+    kv_write_reference,
     qk_norm_rope_reference,
     qk_norm_rope_triton,
 )

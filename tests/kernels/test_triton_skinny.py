@@ -86,3 +86,5 @@ def test_wrappers_run_the_reference_on_the_cpu_and_refuse_what_does_not_fit() ->
         skinny_linear_gated(x, weight[:5])
     with pytest.raises(ValueError, match="residual"):
         skinny_linear_normed(x, weight, residual[:2], norm)
+    with pytest.raises(ValueError, match="both or neither"):
+        skinny_triton(x, weight, residual=residual)

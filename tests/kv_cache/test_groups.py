@@ -10,7 +10,7 @@ from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.groups import GroupKind, KVCacheGroup, full_attention, resolve_groups, single_group
 from saccade.kv_cache.pages import Pages
 from saccade.kv_cache.prefix_cache import HashChain, PrefixCache, match_groups
-from saccade.worker.slots import Slots
+from saccade.worker.input_batch import Slots
 
 BLOCK = 4
 WIDE = KVCacheGroup("wide", "full_attention", (0, 2, 3), kv_heads=2, head_dim=8, dtype="float32")

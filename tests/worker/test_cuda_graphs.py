@@ -37,8 +37,7 @@ from saccade.worker.buckets import (
 )
 from saccade.worker.cuda_graphs import MAX_FAILURES, RETRY_AFTER, StepGraphCache
 from saccade.worker.execution_mode import ExecutionMode, resolve_execution_mode
-from saccade.worker.input_batch import PackedUpload
-from saccade.worker.slots import Slots
+from saccade.worker.input_batch import PackedUpload, Slots
 
 CPU = torch.device("cpu")
 
@@ -161,7 +160,7 @@ class Script:
     def fill_with_padding(self, shape: StepShape) -> None:
         pass
 
-    def run(self, shape: StepShape) -> None:
+    def run(self, shape: StepShape, *, compile_only: bool = False) -> None:
         pass
 
     takes_visual = keeps_hidden_states = True

@@ -58,9 +58,8 @@ from saccade.worker.cuda_graphs import StepGraphCache
 from saccade.worker.encoder_warmup import TowerWarmup, likely_tower_shapes, warm_up_encoder
 from saccade.worker.execution_mode import resolve_execution_mode
 from saccade.worker.graph_step import GraphStep
-from saccade.worker.input_batch import InputBatch
+from saccade.worker.input_batch import InputBatch, Slots
 from saccade.worker.model_runner import ModelRunner, VisionParts
-from saccade.worker.slots import Slots
 from saccade.worker.warmup import IdleWarmup, WarmupStep, compile_kernels, compilers
 
 log = logging.getLogger(__name__)

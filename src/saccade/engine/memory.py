@@ -217,7 +217,7 @@ def _measure_workspace(
     """Peak bytes of the largest step beyond the weights: one long chunk, a full set of logits."""
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    hidden = run_prompt(model, device, tokens, block_size)
+    hidden = run_prompt(model, device, tokens, block_size, model.mode)
     for _ in range(3):  # the sampler keeps up to three copies of the logits
         logits = model.logits(hidden[:rows])
         hidden = hidden + logits.mean() * 0

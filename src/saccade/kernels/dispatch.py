@@ -17,7 +17,6 @@ TORCH, KERNEL = "torch", "triton"
 CHOICE: dict[str, str] = {
     "decode_attention": KERNEL,  # H200: 6.14x the reference over 8 cases, 3.16 to 20.62
     "prefill_attention": KERNEL,  # H200: 1.08x the reference over 6 cases, 0.71 to 1.47
-    "fresh_attention": KERNEL,  # H200: 1.52x the reference over 3 cases, 1.31 to 1.84
     "qk_norm_rope": KERNEL,  # H200: 15.80x the reference over 4 cases, 13.55 to 19.84
     "rotary_angles": KERNEL,  # H200: 4.93x the reference over 3 cases, 4.48 to 5.47
     "rotary": KERNEL,  # H200: 10.15x the reference over 1 cases, 10.15 to 10.15
@@ -33,7 +32,7 @@ CHOICE: dict[str, str] = {
     "patchify": KERNEL,  # H200: 29 us for 1024 x 1024 pixels; an earlier reference took 455
 }
 
-NEEDS_16_BIT = frozenset({"decode_attention", "prefill_attention", "fresh_attention", "skinny_linear"})
+NEEDS_16_BIT = frozenset({"decode_attention", "prefill_attention", "skinny_linear"})
 
 
 class KernelMode(NamedTuple):
@@ -45,6 +44,9 @@ class KernelMode(NamedTuple):
     # [n] int32 on the device, 0 between launches: programs of a kernel count there which of them finishes
     # last. Only launches on one stream may share it. None: such kernels take two launches.
     counters: Tensor | None = None
+    # Launches only compile (`jit.compile_only`): their outputs are uninitialised, and of layers that launch
+    # the same kernels one is enough.
+    compile_only: bool = False
 
 
 DEFAULT_MODE = KernelMode()

@@ -49,6 +49,7 @@ __all__ = [
     "hash_triton",
     "jit",
     "jit_unspecialized",
+    "pdl_options",
     "power_of_two",
     "prefetch_l2",
     "tl",
@@ -232,11 +233,16 @@ def up(value: int, step: int) -> int:
     return -(-value // step)
 
 
+def pdl_options(pdl: bool) -> dict[str, Any]:
+    """Of a launch whose kernel calls `wait_for_previous`."""
+    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+
+
 @jit
 def wait_for_previous(PDL: tl.constexpr):
     """With programmatic dependent launch: wait until the kernel before has ended and its writes are visible.
 
-    Launch with `launch_pdl=PDL`. The next kernel may start at once; it waits here, too.
+    Launch with `pdl_options`. The next kernel may start at once; it waits here, too.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.attention.kv_blocks import copy_block
+from saccade.kernels.attention.paged import copy_block
 from saccade.kernels.attention.quantized_kv import LARGEST, SCALE_BYTES, Compact
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kv_cache.groups import KVCacheGroup

@@ -9,7 +9,6 @@ from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentio
 from saccade.kernels.attention.paged import sdpa_any_shape
 from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import KernelMode
-from saccade.kernels.jit import compiling
 from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
 from saccade.kv_cache.groups import full_attention
 from saccade.kv_cache.pages import FixedPaged, Paged
@@ -118,7 +117,7 @@ class Decoder(LanguageModel):
             for index, (layer, norm) in enumerate(zip(self._layers[:stop], norms, strict=False)):
                 if tap is not None:
                     tap.record(index, x)
-                if compiling() and self._windows[index] in self._windows[levels:index]:
+                if mode.compile_only and self._windows[index] in self._windows[levels:index]:
                     continue  # it launches the same kernels as a layer before it
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
                 inner, x = layer.forward(normed, x, rotary, k, v, paged.slots, rows, compact, mode)

@@ -88,7 +88,7 @@ class StepGraphCache:
         with compile_only():
             for shape in shapes:
                 self.step.fill_with_padding(shape)
-                self.step.run(shape)
+                self.step.run(shape, compile_only=True)
 
     @property
     def pending(self) -> int:

@@ -9,20 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.encoder.merge_embeddings import fill_visual_buffer, merge_visual_buffer, visual_slices
+from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.slot_state import advance_slots, gather_slots
 from saccade.kv_cache.pages import FixedPaged, Pages
 from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.sampling.sampler import Sampler
-from saccade.step_plan import ScheduledSequence
+from saccade.step_plan import ScheduledSequence, StepPlan
 from saccade.worker.buckets import PREFILL_TOKENS, PREFILLS, SplitBatch, StepShape, max_decodes
-from saccade.worker.slots import Slots
-
-Ints = NDArray[np.int32]
+from saccade.worker.input_batch import InputBatch, Ints, Slots
 
 
 class PrefillInputs(NamedTuple):
@@ -123,6 +121,33 @@ class GraphStep:
             return False
         return self.keeps_hidden_states or not split.has_relevance_targets
 
+    def fill_inputs(
+        self, plan: StepPlan, split: SplitBatch, shape: StepShape, batch: InputBatch
+    ) -> tuple[int, ...] | None:
+        """Fill the buffers; returns the lines of the plan's samples, None if in order. Uploads nothing if the
+        device knows everything."""
+        stale = [one for one in split.decodes if not self._slots.is_current(one)]
+        parts: dict[str, Sequence[int] | Ints] = {}
+        if stale:
+            parts["corrections"] = self._slots.corrections(stale)
+        decodes = (*[one.slot for one in split.decodes], *[-1] * (shape.decodes - len(split.decodes)))
+        if decodes and self.known_decode_slots != decodes:
+            parts["decodes"] = decodes
+        if split.prefills:
+            parts["prefills"] = pack_prefills(split.prefills, shape)
+        sent = batch.upload(plan, parts) if parts or plan.block_table_updates or plan.block_copies else {}
+        if "corrections" in sent:
+            self._slots.correct(sent["corrections"].view(-1, 5))
+        if "decodes" in sent:
+            self.decode_slots[: len(decodes)].copy_(sent["decodes"])
+            self.known_decode_slots = decodes
+        if "prefills" in sent:
+            self.prefill_inputs[: len(sent["prefills"])].copy_(sent["prefills"])
+        uploaded = {one.slot for one in (*stale, *split.prefills)}
+        for one in plan.scheduled:
+            self._slots.advance(one, uploaded=one.slot in uploaded)
+        return sample_lines(plan.scheduled, split, shape) if split.prefills else None
+
     def load_features(
         self, prefills: Sequence[ScheduledSequence], shape: StepShape, features: Callable[[bytes], Tensor]
     ) -> None:
@@ -154,25 +179,26 @@ class GraphStep:
             self._logits = torch.zeros(size, dtype=self._model.dtype, device=self._device)
         return self._logits[: shape.lines]
 
-    def run(self, shape: StepShape) -> None:
-        """What a graph captures."""
-        hidden, outputs = self._forward(shape)
+    def run(self, shape: StepShape, *, compile_only: bool = False) -> None:
+        """What a graph captures; or, within `jit.compile_only`, what compiles its kernels."""
+        mode = self._mode._replace(compile_only=compile_only)
+        hidden, outputs = self._forward(shape, mode)
         if shape.ending != "early_exit":
-            self._sample(shape, hidden, outputs)
+            self._sample(shape, hidden, outputs, mode)
 
-    def _sample(self, shape: StepShape, hidden: Tensor, outputs: Tensor) -> None:
+    def _sample(self, shape: StepShape, hidden: Tensor, outputs: Tensor, mode: KernelMode) -> None:
         slots = self.all_slots(shape)
-        logits = self._model.raw_logits(hidden, self._mode)
+        logits = self._model.raw_logits(hidden, mode)
         lines = len(slots)
         if shape.ending == "logits":
             self.logits(shape).copy_(logits)
             self._output_positions[:lines].copy_(outputs)
             return
         if shape.ending == "greedy":
-            tokens, finite = greedy(logits, self._mode)
+            tokens, finite = greedy(logits, mode)
         else:
-            tokens, finite = self._sampler.draw(logits, slots, outputs, self._mode)
-        advance_slots(slots, tokens, self._slots.state, self._mode)
+            tokens, finite = self._sampler.draw(logits, slots, outputs, mode)
+        advance_slots(slots, tokens, self._slots.state, mode)
         # Copies come last: programmatic dependent launch works between two kernels only.
         self.tokens[:lines].copy_(tokens)
         self.finite[:lines].copy_(finite)
@@ -193,20 +219,20 @@ class GraphStep:
         """[lines] int64, of the last step that ended in logits."""
         return self._output_positions[: shape.lines]
 
-    def _forward(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+    def _forward(self, shape: StepShape, mode: KernelMode) -> tuple[Tensor, Tensor]:
         """Hidden states [lines, hidden] and output positions [lines] of the tokens to sample."""
         if shape.prefills:
-            return self._forward_mixed(shape)
+            return self._forward_mixed(shape, mode)
         state, slots = self._slots.state, self.decode_slots[: shape.decodes]
-        got = gather_slots(slots, state, self._pages.block_size, self._mode)
+        got = gather_slots(slots, state, self._pages.block_size, mode)
         paged = FixedPaged(
             self._pages, got.slots, state.tables, slots, got.contexts, None, shape.decodes, shape.max_context
         )
         embeds = self._model.embed(got.tokens)
-        hidden: Tensor = self._model(embeds, got.positions.expand(3, -1), paged, None, mode=self._mode)
+        hidden: Tensor = self._model(embeds, got.positions.expand(3, -1), paged, None, mode=mode)
         return hidden, got.outputs
 
-    def _forward_mixed(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+    def _forward_mixed(self, shape: StepShape, mode: KernelMode) -> tuple[Tensor, Tensor]:
         state, block_size = self._slots.state, self._pages.block_size
         inputs = self._unpack(self.prefill_inputs, shape)
         self._enter_prefills(inputs)
@@ -218,7 +244,7 @@ class GraphStep:
         last = (inputs.offsets[1:] - 1).clamp(min=0).long()  # of each prefill, among all tokens
         if shape.decodes:
             decodes = self.decode_slots[: shape.decodes]
-            got = gather_slots(decodes, state, block_size, self._mode)
+            got = gather_slots(decodes, state, block_size, mode)
             kv_slots, tokens = torch.cat((got.slots, kv_slots)), torch.cat((got.tokens, tokens))
             positions = torch.cat((got.positions.expand(3, -1), positions), dim=1)
             slots, lengths = torch.cat((decodes, slots)), torch.cat((got.contexts, lengths))
@@ -241,7 +267,7 @@ class GraphStep:
             )
         tap = self._tap(shape, positions, last) if self._tapped_layers else None
         stop = self._tapped_layers[-1] if shape.ending == "early_exit" else None
-        hidden: Tensor = self._model(embeds, positions, paged, deep, tap, stop, self._mode)
+        hidden: Tensor = self._model(embeds, positions, paged, deep, tap, stop, mode)
         lines = hidden.index_select(0, last)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
 
@@ -263,3 +289,12 @@ class GraphStep:
     def _unpack(self, packed: Tensor, shape: StepShape) -> PrefillInputs:
         sizes = _sizes(shape.prefill_tokens, shape.prefills)
         return PrefillInputs(*torch.split(packed[: sum(sizes)], sizes))
+
+
+def sample_lines(
+    scheduled: Sequence[ScheduledSequence], split: SplitBatch, shape: StepShape
+) -> tuple[int, ...]:
+    """Where a CUDA graph step leaves the samples of a plan: decodes, their padding, prefills."""
+    lines = {one.slot: line for line, one in enumerate(split.decodes)}
+    lines |= {one.slot: shape.decodes + line for line, one in enumerate(split.prefills)}
+    return tuple(lines[one.slot] for one in scheduled if one.sample)

@@ -1,4 +1,4 @@
-"""From a step plan to the model's inputs: one packed upload per step, none if the device knows everything."""
+"""The slots of sequences on the device, and from a step plan to the inputs of an eager step in one upload."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.kernels.sampling.slot_state import SlotState
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.step_plan import ScheduledSequence, StepPlan
-from saccade.worker.buckets import SplitBatch, StepShape
-from saccade.worker.graph_step import GraphStep, pack_prefills
-from saccade.worker.slots import Slots
 
 Ints = NDArray[np.int32]
 
@@ -21,6 +19,92 @@ NONE = np.empty(0, dtype=np.int32)
 # Block copies launched one by one, with a kernel for K and one for V. More are batched, in a dozen launches:
 # too many for a question about a cached image, which has one copy.
 FEW_COPIES = 4
+UNKNOWN = -1
+
+
+class Slots:
+    """The slots of running sequences: their state on the device, and what the host knows about it.
+
+    A decode adds one to everything in its slot, so the host can keep count and nothing is read back.
+    """
+
+    def __init__(self, count: int, blocks_per_seq: int, device: torch.device, groups: int = 1) -> None:
+        self.count, self.blocks_per_seq = count, blocks_per_seq
+        self.lines = lines = count + 1  # padding writes to the last one
+        # Block tables of all KV cache groups; `state` has those of group 0.
+        self._tables = torch.zeros(groups * lines, blocks_per_seq, dtype=torch.int32, device=device)
+        self.state = SlotState(
+            tables=self.tables(0),
+            last=torch.zeros(lines, dtype=torch.int64, device=device),
+            lengths=torch.zeros(lines, dtype=torch.int32, device=device),
+            positions=torch.zeros(lines, dtype=torch.float32, device=device),
+            outputs=torch.zeros(lines, dtype=torch.int32, device=device),
+        )
+        self._next = [UNKNOWN] * count  # index of the token that the slot's state is ready to compute
+        # Position in that state until a plan has confirmed it: a prompt may end at any position, decodes then
+        # continue by ones.
+        self._unconfirmed: list[float | None] = [None] * count
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.state)
+
+    def reset(self, slot: int) -> None:
+        """Another sequence takes the slot."""
+        self._next[slot] = UNKNOWN
+
+    def is_current(self, decode: ScheduledSequence) -> bool:
+        """Whether the state on the device is all that this decode needs."""
+        if self._next[decode.slot] != decode.start:
+            return False
+        position = self._unconfirmed[decode.slot]
+        return position is None or position == float(decode.positions[0, 0])
+
+    def advance(self, one: ScheduledSequence, *, uploaded: bool) -> None:
+        """The launched step leaves the slot ready for the next token. `uploaded`: the device was given the
+        sequence's state; otherwise it continued with its own."""
+        if not one.sample:
+            self._next[one.slot] = UNKNOWN
+            return
+        self._next[one.slot] = one.start + one.num_tokens
+        self._unconfirmed[one.slot] = float(one.positions[0, -1]) + 1 if uploaded else None
+
+    def corrections(self, decodes: Sequence[ScheduledSequence]) -> list[int]:
+        """The argument of `correct`, flat, for decodes whose slots are not current."""
+        entries = []
+        for one in decodes:
+            position = int(np.float32(one.positions[0, 0]).view(np.int32))
+            token = one.tokens[0] if one.tokens else UNKNOWN
+            entries += [one.slot, one.start, position, one.output_position, token]
+        return entries
+
+    def correct(self, entries: Tensor) -> None:
+        """[n, 5] int32: slot, length, position (bits of float32), output position, token or -1 to keep it."""
+        slots = entries[:, 0].long()
+        state = self.state
+        state.lengths[slots] = entries[:, 1]
+        state.positions[slots] = entries[:, 2].contiguous().view(torch.float32)
+        state.outputs[slots] = entries[:, 3]
+        tokens = entries[:, 4].long()
+        state.last[slots] = torch.where(tokens < 0, state.last[slots], tokens)
+
+    def tables(self, group: int) -> Tensor:
+        """The block tables of a KV cache group, [slots + 1, blocks]."""
+        return self._tables[group * self.lines : (group + 1) * self.lines]
+
+    def update_tables(self, indices: Tensor, blocks: Tensor) -> None:
+        """[n] int32 each; block i of a slot has index (group * lines + slot) * blocks_per_seq + i."""
+        if len(indices):
+            self._tables.view(-1).index_copy_(0, indices.long(), blocks)
+
+    def store(self, slots: Tensor, tokens: Tensor, following: Tensor) -> None:
+        """After an eager step: tokens [S] int64 sampled for slots [S] int64, and the state of the following
+        token [3, S] int32: length, position (bits of float32), output position."""
+        state = self.state
+        state.last[slots] = tokens
+        state.lengths[slots] = following[0]
+        state.positions[slots] = following[1].view(torch.float32)
+        state.outputs[slots] = following[2]
 
 
 @dataclass(frozen=True)
@@ -76,11 +160,11 @@ class InputBatch:
     def build_inputs(self, plan: StepPlan) -> ModelInputs:
         """Apply the plan's block table updates and block copies, and build the inputs of an eager step."""
         host = _HostInputs(plan.scheduled)
-        return self._inputs(host, self._send(plan, host.arrays()))
+        return self._inputs(host, self.upload(plan, host.arrays()))
 
     def apply_updates(self, plan: StepPlan) -> None:
         """Block table updates and block copies alone, of a plan without sequences."""
-        self._send(plan, {})
+        self.upload(plan, {})
 
     def store_outputs(self, inputs: ModelInputs, tokens: Tensor) -> None:
         """After an eager step: store the state of the following tokens, which the next step reads on the
@@ -90,34 +174,7 @@ class InputBatch:
         for one in inputs.scheduled:
             self.slots.advance(one, uploaded=True)
 
-    def fill_graph_inputs(
-        self, plan: StepPlan, split: SplitBatch, shape: StepShape, step: GraphStep
-    ) -> tuple[int, ...] | None:
-        """Fill the buffers of a CUDA graph step; returns the lines of the plan's samples, None if in
-        order."""
-        stale = [one for one in split.decodes if not self.slots.is_current(one)]
-        parts: dict[str, Sequence[int] | Ints] = {}
-        if stale:
-            parts["corrections"] = self.slots.corrections(stale)
-        decodes = (*[one.slot for one in split.decodes], *[-1] * (shape.decodes - len(split.decodes)))
-        if decodes and step.known_decode_slots != decodes:
-            parts["decodes"] = decodes
-        if split.prefills:
-            parts["prefills"] = pack_prefills(split.prefills, shape)
-        sent = self._send(plan, parts) if parts or plan.block_table_updates or plan.block_copies else {}
-        if "corrections" in sent:
-            self.slots.correct(sent["corrections"].view(-1, 5))
-        if "decodes" in sent:
-            step.decode_slots[: len(decodes)].copy_(sent["decodes"])
-            step.known_decode_slots = decodes
-        if "prefills" in sent:
-            step.prefill_inputs[: len(sent["prefills"])].copy_(sent["prefills"])
-        uploaded = {one.slot for one in (*stale, *split.prefills)}
-        for one in plan.scheduled:
-            self.slots.advance(one, uploaded=one.slot in uploaded)
-        return sample_lines(plan.scheduled, split, shape) if split.prefills else None
-
-    def _send(self, plan: StepPlan, arrays: dict[str, Sequence[int] | Ints]) -> dict[str, Tensor]:
+    def upload(self, plan: StepPlan, arrays: dict[str, Sequence[int] | Ints]) -> dict[str, Tensor]:
         """Upload the arrays, and carry out the plan's block table updates and block copies with the same
         upload."""
         upload = PackedUpload()
@@ -215,12 +272,3 @@ class _HostInputs:
             "unknown_at": self.unknown_at,
             "unknown_slots": self.unknown_slots,
         }
-
-
-def sample_lines(
-    scheduled: Sequence[ScheduledSequence], split: SplitBatch, shape: StepShape
-) -> tuple[int, ...]:
-    """Where a CUDA graph step leaves the samples of a plan: decodes, their padding, prefills."""
-    lines = {one.slot: line for line, one in enumerate(split.decodes)}
-    lines |= {one.slot: shape.decodes + line for line, one in enumerate(split.prefills)}
-    return tuple(lines[one.slot] for one in scheduled if one.sample)

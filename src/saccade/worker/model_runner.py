@@ -170,7 +170,7 @@ class ModelRunner:
         self, plan: StepPlan, graphs: StepGraphCache, split: SplitBatch, shape: StepShape, replay: Replay
     ) -> LaunchedStep:
         step = graphs.step
-        lines = self._batch.fill_graph_inputs(plan, split, shape, step)
+        lines = step.fill_inputs(plan, split, shape, self._batch)
         if shape.has_visual and self._vision is not None:
             step.load_features(split.prefills, shape, self._vision.cache.get)
         replay()
@@ -223,7 +223,9 @@ class ModelRunner:
         self._sampler.clear_slots()
         with compile_only():
             inputs = self._batch.build_inputs(StepPlan(0, (), (), (), (), tuple(scheduled)))
-            hidden, _ = self._forward(inputs)
+            mode = self._model.mode._replace(compile_only=True)
+            embeds = self._model.embed(inputs.tokens)
+            hidden = self._model(embeds, inputs.positions, inputs.paged, None, mode=mode)
             logits = self._model.logits(hidden[inputs.sample_at])
             self._sampler.sample(logits, scheduled, inputs.sample_slots, inputs.output_positions)
             if draws and compiling():

@@ -65,9 +65,10 @@ def compile_kernels(
     KV blocks in 8 bits, if there are any."""
     if model.mode.kernels == TORCH:
         return
+    mode = model.mode._replace(compile_only=True)
     with compile_only():
-        run_prompt(model, device, SHORT, block_size)
-        hidden = run_prompt(model, device, TOKENS, block_size)
+        run_prompt(model, device, SHORT, block_size, mode)
+        hidden = run_prompt(model, device, TOKENS, block_size, mode)
         for count in {1, max_seqs}:
             greedy(model.logits(hidden[:count]), model.mode)
         _copies(model, device, block_size, compact)
@@ -78,7 +79,9 @@ def compile_kernels(
             _tower(model.vision, device, dtype)
 
 
-def run_prompt(model: LanguageModel, device: torch.device, tokens: int, block_size: int) -> Tensor:
+def run_prompt(
+    model: LanguageModel, device: torch.device, tokens: int, block_size: int, mode: KernelMode
+) -> Tensor:
     """The hidden states of a lone prompt of so many tokens, on pages of its own."""
     pages = Pages.allocate(single_group(model.kv_cache_groups, block_size), 1, device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
@@ -92,7 +95,7 @@ def run_prompt(model: LanguageModel, device: torch.device, tokens: int, block_si
         contexts=(tokens,),
         decodes=0,
     )
-    hidden: Tensor = model(model.embed(zeros), zeros.expand(3, -1), paged, None)
+    hidden: Tensor = model(model.embed(zeros), zeros.expand(3, -1), paged, None, mode=mode)
     return hidden
 
 

@@ -27,7 +27,16 @@ from torch import Tensor
 from saccade.kernels.attention.metadata import check_pages
 from saccade.kernels.attention.quantized_kv import Compact, kv_offsets, load_kv_tile, pointers
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
-from saccade.kernels.jit import arrives_last, jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import (
+    arrives_last,
+    jit,
+    jit_unspecialized,
+    pdl_options,
+    power_of_two,
+    tl,
+    up,
+    wait_for_previous,
+)
 
 PROGRAMS = 256  # about two for each multiprocessor of an H200; twice that where contexts are long
 MOST_SPLITS, FEW_SPLITS = 64, 16  # of long contexts and of short ones
@@ -258,24 +267,23 @@ def decode_attention_triton(
     last = tuning.last and splits > 1
     dim_up, group_up = max(power_of_two(dim), 16), power_of_two(heads // kv_heads)
     sizes = {"HEADS": heads, "DIM": dim, "DIM_UP": dim_up, "TILE": tuning.tile}
-    sizes |= {"CHUNK": tuning.chunk, "WINDOW": window is not None, "PDL": tuning.pdl}
+    sizes |= {"CHUNK": tuning.chunk, "WINDOW": window is not None, **pdl_options(tuning.pdl)}
     weigh = {"GROUP_UP": 1, "SPLITS_UP": 1, "STEP": 1}  # of no meaning unless `last`
     if last:
         step = max(1, min(power_of_two(splits), HELD * 32 * tuning.warps // (group_up * dim_up)))
         weigh = {"GROUP_UP": group_up, "SPLITS_UP": power_of_two(splits), "STEP": step}
-    pdl = {"launch_pdl": True} if tuning.pdl else {}
     small = pointers(compact, k_pages)
     _split_kernel[(kv_heads, splits, rows)](
         q, k_pages, v_pages, *small[:5], tables, lengths if index is None else index, lengths, parts, logs,
         out, _counters(mode, rows * kv_heads) if last else lengths, scale * LOG2_E, window or 0, splits,
         tables.stride(0), q.stride(0), INDEXED=index is not None, LAST=last, KV_HEADS=kv_heads,
         LINES=max(group_up, 16), BLOCK=block, WHOLE=splits == 1, KIND=small.kind, **sizes, **weigh,
-        num_warps=tuning.warps, num_stages=tuning.stages, **pdl,
+        num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     if splits > 1 and not last:
         _combine_kernel[(heads, rows)](
             parts, logs, lengths, out, window or 0, splits, SPLITS_UP=power_of_two(splits), **sizes,
-            num_warps=tuning.combine_warps, **pdl,
+            num_warps=tuning.combine_warps,
         )  # fmt: skip
     return out
 

@@ -80,13 +80,23 @@ class AttentionMetadata:
         self.block_tables, self.seq_lens, self.query_start_loc = block_tables, seq_lens, query_start_loc
         self.query_lens, self.seq_lens_cpu, self.num_decodes = query_lens, seq_lens_cpu, num_decodes
         self.block_size = block_size
-        # Whether all chunks are prompts from their beginning: the keys and values lie together.
-        self.fresh = num_decodes < rows and query_lens[num_decodes:] == seq_lens_cpu[num_decodes:]
         self._reads: dict[int | None, ReferenceReads] = {}
 
     @property
     def num_tokens(self) -> int:
         return sum(self.query_lens)
+
+    @property
+    def max_decode_len(self) -> int:
+        return max(self.seq_lens_cpu[: self.num_decodes])
+
+    @property
+    def chunk_start_loc(self) -> Tensor:
+        return self.query_start_loc[self.num_decodes :]
+
+    def tables_of(self, rows: slice) -> tuple[Tensor, Tensor, None]:
+        """Block tables and lengths of some rows."""
+        return self.block_tables[rows], self.seq_lens[rows], None
 
     def reference_reads(self, window: int | None) -> ReferenceReads:
         found = self._reads.get(window)
@@ -157,7 +167,7 @@ class PaddedAttentionMetadata:
     """Rows of a fixed number whose lengths only the device knows: the metadata of a CUDA graph.
 
     The first `num_decodes` rows have one query each (padding: of length 0); behind them come `num_tokens` -
-    `num_decodes` queries of the other rows by `query_start_loc`, the last of them perhaps of no row.
+    `num_decodes` queries of the other rows by `chunk_start_loc`, the last of them perhaps of no row.
     """
 
     def __init__(
@@ -165,30 +175,34 @@ class PaddedAttentionMetadata:
         block_tables: Tensor,  # [any, W] int32
         table_index: Tensor,  # [R] int32: row r's line of the tables; not read for padding
         seq_lens: Tensor,  # [R] int32
-        query_start_loc: Tensor | None,  # [R - num_decodes + 1] int32, if there are such rows
+        chunk_start_loc: Tensor | None,  # [R - num_decodes + 1] int32, if there are such rows
         num_decodes: int,
         num_tokens: int,
-        max_seq_len: int,  # of decode rows
+        max_decode_len: int,
         block_size: int,
     ) -> None:
         rows = table_index.shape[0]
-        starts = 0 if query_start_loc is None else query_start_loc.shape[0] - 1
+        starts = 0 if chunk_start_loc is None else chunk_start_loc.shape[0] - 1
         if seq_lens.shape != (rows,) or starts != rows - num_decodes:
             raise ValueError(
                 f"{rows} tables and {seq_lens.shape[0]} lengths, {num_decodes} of them of one query, with "
-                f"offsets {None if query_start_loc is None else tuple(query_start_loc.shape)}"
+                f"offsets {None if chunk_start_loc is None else tuple(chunk_start_loc.shape)}"
             )
         self.block_tables, self.table_index = block_tables, table_index
-        self.seq_lens, self.query_start_loc = seq_lens, query_start_loc
+        self.seq_lens, self.chunk_start_loc = seq_lens, chunk_start_loc
         self.num_decodes, self.num_tokens = num_decodes, num_tokens
-        self.max_seq_len, self.block_size = max_seq_len, block_size
+        self.max_decode_len, self.block_size = max_decode_len, block_size
         self._unpadded: tuple[Tensor, AttentionMetadata] | None = None
+
+    def tables_of(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Block tables, and of some rows the lengths and their lines of the tables."""
+        return self.block_tables, self.seq_lens[rows], self.table_index[rows]
 
     def unpadded(self) -> tuple[Tensor, AttentionMetadata]:
         """Which queries are no padding, [n] int64, and their rows. Reads the lengths back: for the CPU."""
         if self._unpadded is None:
             lengths = self.seq_lens.tolist()
-            starts = [] if self.query_start_loc is None else self.query_start_loc.tolist()
+            starts = [] if self.chunk_start_loc is None else self.chunk_start_loc.tolist()
             work = [(row, row, row + 1) for row in range(self.num_decodes) if lengths[row]]
             decodes = len(work)
             work += [

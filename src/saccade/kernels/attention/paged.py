@@ -1,4 +1,4 @@
-"""Attention of a step's queries over a paged KV cache.
+"""Attention of a step's queries over a paged KV cache, and the copy of a KV block.
 
 Row r holds `query_len` queries, the last tokens of a sequence of `seq_len`. With i the position of a query
 (seq_len - query_len .. seq_len - 1) and head h reading kv head h // (heads / kv_heads):
@@ -8,6 +8,9 @@ Row r holds `query_len` queries, the last tokens of a sequence of `seq_len`. Wit
 Token j is at KV slot block_table[j // block_size] * block_size + j % block_size.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -27,6 +30,7 @@ from saccade.kernels.attention.metadata import (
 from saccade.kernels.attention.prefill import prefill_attention_triton
 from saccade.kernels.attention.quantized_kv import Compact, check_compact, read_slots
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
+from saccade.kernels.jit import jit_unspecialized, power_of_two, tl, up
 
 # Shapes differ at every step. cuDNN's attention compiles a plan for each new shape: 50 to 65 ms on an H200,
 # for up to half off the attention's time once the shape comes again (most in the vision tower).
@@ -77,111 +81,54 @@ def paged_attention(
     _check(q, k_pages, v_pages, rows, window)
     if compact is not None:
         check_compact(compact, k_pages)
-    kv = LayerKV(k_pages, v_pages, compact)
-    if isinstance(rows, PaddedAttentionMetadata):
-        return _padded_attention(q, kv, rows, scale, window, mode)
-    if mode.deterministic and use_triton("prefill_attention", q, mode):
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        prefill_attention_triton(
-            q, k_pages, v_pages, rows.block_tables, rows.seq_lens, rows.query_start_loc, rows.num_tokens, out,
-            scale, window, compact=compact,
-        )  # fmt: skip
-        return out
-    decodes_by_kernel = bool(rows.num_decodes) and use_triton("decode_attention", q, mode)
-    chunks_by_kernel = rows.num_decodes < len(rows.query_lens) and use_triton("prefill_attention", q, mode)
-    if rows.fresh and not use_triton("fresh_attention", q, mode):
-        chunks_by_kernel = False
-    if not (decodes_by_kernel or chunks_by_kernel):
+    if use_triton("decode_attention", q, mode) and use_triton("prefill_attention", q, mode):
+        return _attend_triton(q, LayerKV(k_pages, v_pages, compact), rows, scale, window, mode)
+    if isinstance(rows, AttentionMetadata):
         return paged_attention_reference(q, k_pages, v_pages, rows, scale, window, compact, mode)
-    first = rows.num_decodes
-    if decodes_by_kernel and first == len(rows.query_lens):
-        return _decode(q, kv, rows, scale, window, mode)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if decodes_by_kernel:
-        out[:first] = _decode(q[:first], kv, rows, scale, window, mode)
-    elif first:
-        out[:first] = _decode_reference(q[:first], kv, rows.reference_reads(window).decodes, scale)
-    if chunks_by_kernel:
-        prefill_attention_triton(
-            q, k_pages, v_pages, rows.block_tables[first:], rows.seq_lens[first:],
-            rows.query_start_loc[first:], rows.num_tokens - first, out, scale, window, compact=compact,
-        )  # fmt: skip
-    else:
-        _chunks_reference(q, kv, rows, scale, window, out)
-    return out
-
-
-def _decode(
-    q: Tensor, kv: LayerKV, rows: AttentionMetadata, scale: float, window: int | None, mode: KernelMode
-) -> Tensor:
-    count = rows.num_decodes
-    return decode_attention_triton(
-        q, kv.k_pages, kv.v_pages, rows.block_tables[:count], rows.seq_lens[:count], scale, window,
-        max(rows.seq_lens_cpu[:count]), compact=kv.compact, mode=mode,
-    )  # fmt: skip
-
-
-def _padded_attention(
-    q: Tensor, kv: LayerKV, rows: PaddedAttentionMetadata, scale: float, window: int | None, mode: KernelMode
-) -> Tensor:
-    k_pages, v_pages, compact = kv
-    if not (use_triton("decode_attention", q, mode) and use_triton("prefill_attention", q, mode)):
-        return padded_attention_reference(q, k_pages, v_pages, rows, scale, window, compact, mode)
-    if mode.deterministic:
-        return _padded_in_one_order(q, kv, rows, scale, window)
-    first, out = rows.num_decodes, None
-    if first:
-        out = decode_attention_triton(
-            q[:first], k_pages, v_pages, rows.block_tables, rows.seq_lens[:first], scale, window,
-            rows.max_seq_len, index=rows.table_index[:first], compact=compact, mode=mode,
-        )  # fmt: skip
-    if rows.query_start_loc is None and out is not None:
-        return out
-    whole = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if out is not None:
-        whole[:first] = out
-    if rows.query_start_loc is not None:
-        prefill_attention_triton(
-            q, k_pages, v_pages, rows.block_tables, rows.seq_lens[first:], rows.query_start_loc,
-            rows.num_tokens - first, whole, scale, window, index=rows.table_index[first:], compact=compact,
-        )  # fmt: skip
-    return whole
-
-
-def _padded_in_one_order(
-    q: Tensor, kv: LayerKV, rows: PaddedAttentionMetadata, scale: float, window: int | None
-) -> Tensor:
-    """Decode rows as prompts of one token: a token's sums are then the same as in any prompt."""
-    k_pages, v_pages, compact = kv
-    first, out = rows.num_decodes, torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    singles = torch.arange(first + 1, dtype=torch.int32, device=q.device)
-    chunks = slice(first, None), rows.query_start_loc, rows.num_tokens - first
-    for part, starts, tokens in ((slice(0, first), singles, first), chunks):
-        if starts is not None and tokens:
-            prefill_attention_triton(
-                q, k_pages, v_pages, rows.block_tables, rows.seq_lens[part], starts, tokens, out, scale,
-                window, index=rows.table_index[part], compact=compact,
-            )  # fmt: skip
-    return out
-
-
-def padded_attention_reference(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    rows: PaddedAttentionMetadata,
-    scale: float,
-    window: int | None,
-    compact: Compact | None = None,
-    mode: KernelMode = DEFAULT_MODE,
-) -> Tensor:
     if q.is_cuda:
         raise RuntimeError("a CUDA graph needs the attention kernels; use --graphs off")
     queries, unpadded = rows.unpadded()
     out = torch.zeros(q.shape, dtype=q.dtype)
     if len(queries):
-        seen = paged_attention_reference(q[queries], k_pages, v_pages, unpadded, scale, window, compact, mode)
-        out[queries] = seen
+        out[queries] = paged_attention_reference(
+            q[queries], k_pages, v_pages, unpadded, scale, window, compact, mode
+        )
+    return out
+
+
+def _attend_triton(
+    q: Tensor,
+    kv: LayerKV,
+    rows: AttentionMetadata | PaddedAttentionMetadata,
+    scale: float,
+    window: int | None,
+    mode: KernelMode,
+) -> Tensor:
+    k_pages, v_pages, compact = kv
+    first, decoded = rows.num_decodes, None
+    if first and not mode.deterministic:
+        tables, lengths, index = rows.tables_of(slice(0, first))
+        decoded = decode_attention_triton(
+            q[:first], k_pages, v_pages, tables, lengths, scale, window, rows.max_decode_len, index=index,
+            compact=compact, mode=mode,
+        )  # fmt: skip
+        if first == rows.num_tokens:
+            return decoded
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    parts = [(slice(first, None), rows.chunk_start_loc, rows.num_tokens - first)]
+    if decoded is not None:
+        out[:first] = decoded
+    elif first:
+        # Deterministic: decode rows as prompts of one token. A token's sums are then those of any prompt.
+        singles = torch.arange(first + 1, dtype=torch.int32, device=q.device)
+        parts.append((slice(0, first), singles, first))
+    for part, starts, tokens in parts:
+        if starts is not None and tokens:
+            tables, lengths, index = rows.tables_of(part)
+            prefill_attention_triton(
+                q, k_pages, v_pages, tables, lengths, starts, tokens, out, scale, window, index=index,
+                compact=compact,
+            )  # fmt: skip
     return out
 
 
@@ -286,3 +233,53 @@ def _attend_chunk(q: Tensor, kv: LayerKV, chunk: ChunkReads, scale: float) -> Te
         grouped, k, v, attn_mask=chunk.mask, is_causal=chunk.causal, scale=scale
     )
     return out.permute(2, 0, 1, 3).reshape(count, heads, dim)
+
+
+# -- block copies
+#
+# The layers of a large pool span more than 2^31 bytes, which torch copies in dozens of launches: for
+# Qwen3-VL-8B 0.33 ms of the host before every question about a known image. Here it is one launch of 4.7 MB.
+
+COPY_STEP = 4096  # values of one program, at most
+
+
+@jit_unspecialized("source", "target", "blocks")
+def _copy_kernel(k, v, source, target, blocks, SIZE: tl.constexpr, STEP: tl.constexpr):
+    """A part of a block of one layer, of K or of V."""
+    part, layer, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = part * STEP + tl.arange(0, STEP)
+    inside = at < SIZE
+    first = layer.to(tl.int64) * blocks
+    read, write = (first + source) * SIZE + at, (first + target) * SIZE + at
+    if which == 0:
+        tl.store(k + write, tl.load(k + read, mask=inside), mask=inside)
+    else:
+        tl.store(v + write, tl.load(v + read, mask=inside), mask=inside)
+
+
+def copy_block(k: Tensor, v: Tensor, source: int, target: int, mode: KernelMode = DEFAULT_MODE) -> None:
+    """pages[l, target] = pages[l, source] for k and v [layers, blocks, ...], or other pairs (scales)."""
+    if k.shape != v.shape or k.dtype != v.dtype or not (k.is_contiguous() and v.is_contiguous()):
+        raise ValueError(
+            f"a block is copied in dense tensors that are alike, not {tuple(k.shape)} {k.dtype} of strides "
+            f"{k.stride()} and {tuple(v.shape)} {v.dtype} of strides {v.stride()}"
+        )
+    if not (0 <= source < k.shape[1] and 0 <= target < k.shape[1]):
+        raise ValueError(f"block {source} is to be copied to {target}; there are {k.shape[1]}")
+    if use_triton("copy_block", k, mode):
+        copy_block_triton(k, v, source, target)
+    else:
+        copy_block_reference(k, v, source, target)
+
+
+def copy_block_triton(k: Tensor, v: Tensor, source: int, target: int) -> None:
+    layers, blocks, *inner = k.shape
+    size = math.prod(inner)
+    step = min(power_of_two(size), COPY_STEP)
+    grid = (up(size, step), layers, 2)
+    _copy_kernel[grid](k, v, source, target, blocks, SIZE=size, STEP=step, num_warps=4)
+
+
+def copy_block_reference(k: Tensor, v: Tensor, source: int, target: int) -> None:
+    for one in (k, v):
+        one[:, target].copy_(one[:, source])

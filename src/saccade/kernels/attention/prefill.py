@@ -23,7 +23,7 @@ from torch import Tensor
 
 from saccade.kernels.attention.decode import LOG2_E, check_paged
 from saccade.kernels.attention.quantized_kv import Compact, kv_offsets, load_kv_tile, pointers
-from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl, wait_for_previous
+from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl
 
 
 class PrefillTuning(NamedTuple):
@@ -33,7 +33,6 @@ class PrefillTuning(NamedTuple):
     tile: int = 64  # keys at once
     warps: int = 4
     stages: int = 3
-    pdl: bool = False
 
 
 MIXED = PrefillTuning(lines=128, tile=32, warps=8, stages=4)  # blocks of two kinds: larger tiles spill
@@ -104,11 +103,10 @@ def _prefill_kernel(q, k_pages, v_pages, k_small, v_small, k_scale, v_scale, bor
                     HEADS: tl.constexpr,
                     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_UP: tl.constexpr,
                     LINES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-                    KIND: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                    KIND: tl.constexpr):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PER: tl.constexpr = LINES // GROUP  # queries of a tile
     kv = tl.program_id(0)
-    wait_for_previous(PDL)
     row, tile = _find_row(offsets, rows, tl.num_programs(1) - 1 - tl.program_id(1), PER)
     begin = tl.load(offsets + row)
     count = tl.load(offsets + row + 1) - begin
@@ -190,7 +188,5 @@ def prefill_attention_triton(
         scale * LOG2_E, window or 0, rows, tables.stride(0), q.stride(0), INDEXED=index is not None,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
         DIM_UP=max(power_of_two(dim), 16), LINES=tuning.lines, BLOCK=block, TILE=tuning.tile,
-        KIND=small.kind, WINDOW=window is not None, PDL=tuning.pdl, num_warps=tuning.warps,
-        num_stages=tuning.stages,
-        **({"launch_pdl": True} if tuning.pdl else {}),
+        KIND=small.kind, WINDOW=window is not None, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip

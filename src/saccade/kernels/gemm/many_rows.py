@@ -46,9 +46,8 @@ def _add(acc, w_at, at, depth, values, EVEN: tl.constexpr):
 
 
 @jit
-def _store(acc, bias, residual, out, first, m, split, rows, columns, residual_stride, PIECE: tl.constexpr,
-           LINES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-           PARTS: tl.constexpr):  # fmt: skip
+def _store(acc, bias, out, first, m, split, rows, columns, PIECE: tl.constexpr, LINES: tl.constexpr,
+           GATED: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """A piece into the answer [rows, columns] with its epilogue, or as it is into the part of this split."""
     kind = out.dtype.element_ty
     if PARTS:
@@ -72,18 +71,14 @@ def _store(acc, bias, residual, out, first, m, split, rows, columns, residual_st
         inside = (n < columns)[:, None] & (m < rows)[None, :]
         if BIAS:
             y += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[:, None]
-        if ADD:
-            add = tl.load(residual + m[None, :] * residual_stride + n[:, None], mask=inside, other=0.0)
-            y = y.to(kind).to(tl.float32) + add.to(tl.float32)
         tl.store(out + m[None, :] * columns + n[:, None], y.to(kind), mask=inside)
 
 
 @jit_unspecialized("rows", "steps")
-def many_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
-                PIECES: tl.constexpr, PIECE: tl.constexpr, LINES: tl.constexpr, DEPTH: tl.constexpr,
-                GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
-                EVEN: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
-                PDL: tl.constexpr):  # fmt: skip
+def many_kernel(x, w, bias, out, rows, columns, depth, steps, x_stride, PIECES: tl.constexpr,
+                PIECE: tl.constexpr, LINES: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr,
+                BIAS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+                AHEAD: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """`steps` of K for PIECES (1 to 3) times PIECE rows of W. Programs that share W are neighbours."""
     EACH: tl.constexpr = PIECE // 2 if GATED else PIECE  # columns of the answer
     m = tl.program_id(0) * LINES + tl.arange(0, LINES)
@@ -117,11 +112,8 @@ def many_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride
             acc1 = _add(acc1, w1[:, None] + at[None, :], at, depth, values, EVEN)
         if PIECES > 2:
             acc2 = _add(acc2, w2[:, None] + at[None, :], at, depth, values, EVEN)
-    _store(acc0, bias, residual, out, first, m, split, rows, columns, residual_stride, PIECE, LINES, GATED,
-           BIAS, ADD, PARTS)  # fmt: skip
+    _store(acc0, bias, out, first, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)
     if PIECES > 1:
-        _store(acc1, bias, residual, out, first + EACH, m, split, rows, columns, residual_stride, PIECE,
-               LINES, GATED, BIAS, ADD, PARTS)  # fmt: skip
+        _store(acc1, bias, out, first + EACH, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)
     if PIECES > 2:
-        _store(acc2, bias, residual, out, first + 2 * EACH, m, split, rows, columns, residual_stride, PIECE,
-               LINES, GATED, BIAS, ADD, PARTS)  # fmt: skip
+        _store(acc2, bias, out, first + 2 * EACH, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)

@@ -1,7 +1,6 @@
 """Matrix products with few rows:  y = x W^T  for x [M, K], W [N, K], M from 1 to 64, to 256 where measured.
 
     plain    y = cast(x W^T) + bias
-    add      y = residual + cast(x W^T)
     gated    y = silu(cast(x G^T)) * cast(x U^T)          W = (G, U), [2 * N, K]
     normed   t = residual + cast(x W^T);  y = rms norm of t   (both are returned)
 
@@ -31,7 +30,7 @@ from torch import Tensor
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.many_rows import many_kernel
 from saccade.kernels.gemm.split_k import SplitKPartials, reduce_kernel, skinny_kernel
-from saccade.kernels.jit import power_of_two, up
+from saccade.kernels.jit import pdl_options, power_of_two, up
 from saccade.kernels.norm_rope.elementwise import WIDEST, add_rms_norm, silu_mul
 
 MOST_ROWS = 64
@@ -217,8 +216,8 @@ def skinny_triton(
     weight: Tensor,
     *,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
     gated: bool = False,
+    residual: Tensor | None = None,  # together with a norm
     norm: Norm | None = None,
     tuning: SkinnyTuning | None = None,
     mode: KernelMode = DEFAULT_MODE,
@@ -227,11 +226,13 @@ def skinny_triton(
     _check(x, weight, bias, residual, gated)
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     t = tuning or default_tuning(rows, columns, depth, gated, mode)
+    if (norm is None) != (residual is None):
+        raise ValueError("a residual is added with the norm that follows it; give both or neither")
     if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
         raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
     if t.splits == 1 and norm is None:
         out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
-        _multiply_into(out, 1, x, weight, bias, residual, gated, t)
+        _multiply_into(out, 1, x, weight, bias, gated, t)
         return out, out
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     stream = torch.empty_like(out) if norm is not None else out
@@ -241,9 +242,8 @@ def skinny_triton(
         parts, x if bias is None else bias, x if residual is None else residual,
         norm.weight if norm else x, out, stream, rows, columns,
         0 if residual is None else residual.stride(0), norm.eps if norm else 0.0,
-        SPLITS=parts.shape[0], GATED=gated, BIAS=bias is not None, ADD=residual is not None,
-        NORM=norm is not None, BLOCK=block, PDL=t.pdl, num_warps=max(1, min(16, block // 256)),
-        **({"launch_pdl": True} if t.pdl else {}),
+        SPLITS=parts.shape[0], GATED=gated, BIAS=bias is not None, NORM=norm is not None, BLOCK=block,
+        num_warps=max(1, min(16, block // 256)), **pdl_options(t.pdl),
     )  # fmt: skip
     return out, stream
 
@@ -259,19 +259,12 @@ def _parts(x: Tensor, weight: Tensor, gated: bool, t: SkinnyTuning) -> Tensor:
     pieces = up(x.shape[1], t.depth)
     splits = up(pieces, up(pieces, t.splits))
     parts = torch.empty(splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    _multiply_into(parts, splits, x, weight, None, None, gated, t)
+    _multiply_into(parts, splits, x, weight, None, gated, t)
     return parts
 
 
 def _multiply_into(
-    out: Tensor,
-    splits: int,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    gated: bool,
-    t: SkinnyTuning,
+    out: Tensor, splits: int, x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, t: SkinnyTuning
 ) -> None:
     """Into the result [rows, columns], or into partial sums [splits, rows, rows of W]."""
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
@@ -282,20 +275,20 @@ def _multiply_into(
     if t.ahead & (t.ahead - 1):
         raise ValueError(f"{t.ahead} weights ahead; it must be a power of two, or 0")
     if t.mode == "many":
-        _multiply_many_into(out, splits, x, weight, bias, residual, gated, t)
+        _multiply_many_into(out, splits, x, weight, bias, gated, t)
         return
     lines = 1 if t.mode == "fma" else t.lines or max(16, power_of_two(rows))
     skinny_kernel[(up(columns, t.columns), splits, up(rows, lines))](
-        x, weight, x if bias is None else bias, x if residual is None else residual, out, rows, columns,
-        depth, up(up(depth, t.depth), splits), x.stride(0), 0 if residual is None else residual.stride(0),
-        LINES=lines, COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated, BIAS=bias is not None,
-        ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0, STAGES=t.stages,
-        AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps, **({"launch_pdl": True} if t.pdl else {}),
+        x, weight, x if bias is None else bias, out, rows, columns, depth, up(up(depth, t.depth), splits),
+        x.stride(0), LINES=lines, COLUMNS=t.columns, DEPTH=t.depth, MODE=t.mode, GATED=gated,
+        BIAS=bias is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0, STAGES=t.stages,
+        AHEAD=t.ahead, num_warps=t.warps, **pdl_options(t.pdl),
     )  # fmt: skip
 
 
-def _multiply_many_into(out: Tensor, splits: int, x: Tensor, weight: Tensor, bias: Tensor | None,
-                        residual: Tensor | None, gated: bool, t: SkinnyTuning) -> None:  # fmt: skip
+def _multiply_many_into(
+    out: Tensor, splits: int, x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, t: SkinnyTuning
+) -> None:
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     piece = t.columns & -t.columns  # 192: three of 64
     if t.lines is None or rows > LIMITS[-1] or piece < 16 or t.columns > 3 * piece:
@@ -304,12 +297,10 @@ def _multiply_many_into(out: Tensor, splits: int, x: Tensor, weight: Tensor, bia
             "columns (16 or more) or thrice that"
         )
     many_kernel[(up(rows, t.lines), up(weight.shape[0], t.columns), splits)](
-        x, weight, x if bias is None else bias, x if residual is None else residual, out, rows, columns,
-        depth, up(up(depth, t.depth), splits), x.stride(0), 0 if residual is None else residual.stride(0),
-        PIECES=t.columns // piece, PIECE=piece, LINES=t.lines, DEPTH=t.depth, GATED=gated,
-        BIAS=bias is not None, ADD=residual is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0,
-        STAGES=t.stages, AHEAD=t.ahead, PDL=t.pdl, num_warps=t.warps,
-        **({"launch_pdl": True} if t.pdl else {}),
+        x, weight, x if bias is None else bias, out, rows, columns, depth, up(up(depth, t.depth), splits),
+        x.stride(0), PIECES=t.columns // piece, PIECE=piece, LINES=t.lines, DEPTH=t.depth, GATED=gated,
+        BIAS=bias is not None, PARTS=out.dim() == 3, EVEN=depth % t.depth == 0, STAGES=t.stages,
+        AHEAD=t.ahead, num_warps=t.warps, **pdl_options(t.pdl),
     )  # fmt: skip
 
 

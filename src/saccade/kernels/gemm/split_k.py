@@ -66,11 +66,10 @@ def _settled(acc, MODE: tl.constexpr):
 
 
 @jit_unspecialized("rows", "steps")
-def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stride, residual_stride,
-                  LINES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
-                  GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
-                  EVEN: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
-                  PDL: tl.constexpr):  # fmt: skip
+def skinny_kernel(x, w, bias, out, rows, columns, depth, steps, x_stride, LINES: tl.constexpr,
+                  COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr, GATED: tl.constexpr,
+                  BIAS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+                  AHEAD: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """`steps` pieces of K for COLUMNS outputs; into `out` [rows, columns], or its sums as a part."""
     split = tl.program_id(1)
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -104,18 +103,15 @@ def skinny_kernel(x, w, bias, residual, out, rows, columns, depth, steps, x_stri
         if GATED:
             bent = silu(y.to(kind).to(tl.float32)).to(kind).to(tl.float32)
             y = bent * _settled(over, MODE).to(kind).to(tl.float32)
-        if ADD:
-            wide = m.to(tl.int64)[:, None]
-            add = tl.load(residual + wide * residual_stride + n[None, :], mask=inside, other=0.0)
-            y = y.to(kind).to(tl.float32) + add.to(tl.float32)
         tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], y.to(kind), mask=inside)
 
 
 @jit_unspecialized("rows")
 def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
-                  SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-                  NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Add the parts of BLOCK columns of one row in their order, then the epilogue; NORM: of the whole row."""
+                  SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
+                  BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Add the parts of BLOCK columns of one row in their order, then the epilogue; NORM: residual and norm,
+    of the whole row."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_previous(PDL)
@@ -134,9 +130,8 @@ def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, res
     y = y.to(kind).to(tl.float32)
     if GATED:
         y = silu(y).to(kind).to(tl.float32) * over.to(kind).to(tl.float32)
-    if ADD:
-        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
     if NORM:
+        y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
         tl.store(stream + row * columns + n, y.to(kind), mask=inside)
         y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
     tl.store(out + row * columns + n, y.to(kind), mask=inside)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, pdl_options, power_of_two, tl, up, wait_for_previous
 
 
 class PointTuning(NamedTuple):
@@ -61,8 +61,8 @@ def silu_mul_triton(x: Tensor, tuning: PointTuning | None = None, mode: KernelMo
     out = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     if rows:
         _silu_mul_kernel[(rows, up(inner, tuning.block))](
-            x, out, inner, x.stride(0), BLOCK=tuning.block, PDL=tuning.pdl, num_warps=tuning.warps,
-            **({"launch_pdl": True} if tuning.pdl else {}),
+            x, out, inner, x.stride(0), BLOCK=tuning.block, num_warps=tuning.warps,
+            **pdl_options(tuning.pdl),
         )  # fmt: skip
     return out
 
@@ -176,8 +176,8 @@ def add_norm_triton(
         _add_norm_kernel[(rows,)](
             x, x if residual is None else residual, weight, weight if bias is None else bias, out, total,
             width, x.stride(0), 0 if residual is None else residual.stride(0), eps, ADD=residual is not None,
-            LAYER=bias is not None, BLOCK=block, PDL=pdl,
-            num_warps=warps or max(1, min(16, block // 256)), **({"launch_pdl": True} if pdl else {}),
+            LAYER=bias is not None, BLOCK=block,
+            num_warps=warps or max(1, min(16, block // 256)), **pdl_options(pdl),
         )  # fmt: skip
     return out, total
 

@@ -19,11 +19,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.attention.kv_blocks import kv_write_reference
-from saccade.kernels.attention.quantized_kv import Compact, check_compact, pointers, quantize_halves
+from saccade.kernels.attention.quantized_kv import (
+    Compact,
+    check_compact,
+    compact_write,
+    pointers,
+    quantize_halves,
+)
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_unspecialized, pdl_options, power_of_two, tl, up, wait_for_previous
 from saccade.kernels.norm_rope.elementwise import rms_norm_reference
 from saccade.kernels.norm_rope.rope import apply_rotary_reference, rotated
 
@@ -205,8 +210,8 @@ def qk_norm_rope_triton(
             values.stride(0), SPLITS=0 if parts is None else values.shape[0], BIAS=bias is not None,
             HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
             HALF_UP=power_of_two(dim // 2), LINES=lines, NORM=norm is not None, BLOCK=k_pages.shape[1],
-            KIND=small.kind, WHOLE=small.k.dtype == torch.int8, PDL=tuning.pdl,
-            num_warps=tuning.warps, **({"launch_pdl": True} if tuning.pdl else {}),
+            KIND=small.kind, WHOLE=small.k.dtype == torch.int8, num_warps=tuning.warps,
+            **pdl_options(tuning.pdl),
         )  # fmt: skip
     return q
 
@@ -231,3 +236,20 @@ def qk_norm_rope_reference(
     qk = apply_rotary_reference(qk, cos, sin)
     kv_write_reference(qk[:, heads:], v, k_pages, v_pages, slots, compact)
     return qk[:, :heads]
+
+
+def kv_write_reference(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, compact: Compact | None = None
+) -> None:
+    """pages[slots[t]] = new[t] for k and v [T, kv_heads, dim]; slots [T] int64: block * block_size + offset.
+    On the CPU negative slots (padding) write nothing."""
+    if slots.device.type == "cpu" and bool((slots < 0).any()):  # a GPU would have to synchronise
+        real = slots >= 0
+        k, v, slots = k[real], v[real], slots[real]
+    if compact is not None:
+        compact_write(k, v, compact, slots)
+        if not compact.first:
+            return
+        slots = slots.clamp(max=compact.first * k_pages.shape[1])  # quantised tokens go to the spare block
+    k_pages.flatten(0, 1).index_copy_(0, slots, k.to(k_pages.dtype))
+    v_pages.flatten(0, 1).index_copy_(0, slots, v.to(v_pages.dtype))

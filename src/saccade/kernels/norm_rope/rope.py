@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.jit import jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, jit_unspecialized, pdl_options, power_of_two, tl, up, wait_for_previous
 
 
 class RotaryTuning(NamedTuple):
@@ -142,8 +142,7 @@ def rotary_angles_triton(
         _angles_kernel[(up(tokens, tuning.lines),)](
             positions, frequencies, frequencies if axes is None else axes, cos, sin, tokens,
             positions.stride(0), HALF=half, HALF_UP=power_of_two(half), LINES=tuning.lines,
-            AXES=axes is not None, PDL=tuning.pdl, num_warps=tuning.warps,
-            **({"launch_pdl": True} if tuning.pdl else {}),
+            AXES=axes is not None, num_warps=tuning.warps, **pdl_options(tuning.pdl),
         )  # fmt: skip
     return cos, sin
 
@@ -195,8 +194,8 @@ def apply_rotary_triton(
     if tokens:
         _rotary_kernel[(tokens, up(heads, lines))](
             x, cos, sin, out, heads, x.stride(0), out.stride(0), X_HEAD=x.stride(1), OUT_HEAD=out.stride(1),
-            DIM=dim, HALF_UP=power_of_two(dim // 2), LINES=lines, PDL=tuning.pdl, num_warps=tuning.warps,
-            **({"launch_pdl": True} if tuning.pdl else {}),
+            DIM=dim, HALF_UP=power_of_two(dim // 2), LINES=lines, num_warps=tuning.warps,
+            **pdl_options(tuning.pdl),
         )  # fmt: skip
     return out
 

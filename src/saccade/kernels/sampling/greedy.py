@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.jit import jit, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import jit, pdl_options, power_of_two, tl, up, wait_for_previous
 
 
 class GreedyTuning(NamedTuple):
@@ -95,7 +95,7 @@ def greedy_triton(logits: Tensor, tuning: GreedyTuning | None = None) -> tuple[T
     size = t.piece or (2048 if rows <= 16 else 8192)
     pieces = up(vocab, size)
     values, places, sounds = (made(kind, pieces) for kind in (torch.float32, torch.int32, torch.int32))
-    more = {"PDL": t.pdl, **({"launch_pdl": True} if t.pdl else {})}
+    more = pdl_options(t.pdl)
     _best_kernel[(rows, pieces)](
         logits, values, places, sounds, vocab, logits.stride(0), pieces, PIECE=size,
         TILE=min(t.tile, power_of_two(size)), num_warps=t.warps, **more,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
-from saccade.kernels.jit import compiling, jit_unspecialized, power_of_two, tl, wait_for_previous
+from saccade.kernels.jit import jit_unspecialized, pdl_options, power_of_two, tl, wait_for_previous
 
 
 class SlotState(NamedTuple):
@@ -85,20 +85,20 @@ def gather_slots(
     """step_rows [n] int32, negative for padding; no device row twice."""
     _check(step_rows, state)
     if use_triton("device_rows", step_rows, mode):
-        return gather_slots_triton(step_rows, state, block_size, mode.pdl)
+        return gather_slots_triton(step_rows, state, block_size, mode)
     return gather_slots_reference(step_rows, state, block_size)
 
 
 def gather_slots_triton(
-    step_rows: Tensor, state: SlotState, block_size: int, pdl: bool = False
+    step_rows: Tensor, state: SlotState, block_size: int, mode: KernelMode = DEFAULT_MODE
 ) -> GatheredSlots:
     n, device = step_rows.shape[0], step_rows.device
     kinds = (torch.int64, torch.float32, torch.int32, torch.int64, torch.int64, torch.int64)
-    new = torch.zeros if compiling() else torch.empty  # others look things up by these numbers
+    new = torch.zeros if mode.compile_only else torch.empty  # others look things up by these numbers
     made = GatheredSlots(*(new(n, dtype=kind, device=device) for kind in kinds))
     _gather_kernel[(1,)](
-        step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=_padded(n),
-        PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
+        step_rows, *state, *made, n, state.tables.stride(0), BLOCK=block_size, UP=_padded(n), num_warps=4,
+        **pdl_options(mode.pdl),
     )  # fmt: skip
     return made
 
@@ -140,7 +140,7 @@ def advance_slots_triton(step_rows: Tensor, tokens: Tensor, state: SlotState, pd
     n = step_rows.shape[0]
     _advance_kernel[(1,)](
         step_rows, tokens, state.last, state.lengths, state.positions, state.outputs, n,
-        UP=_padded(n), PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
+        UP=_padded(n), num_warps=4, **pdl_options(pdl),
     )  # fmt: skip
 
 

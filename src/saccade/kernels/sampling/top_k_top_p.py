@@ -44,7 +44,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.jit import constant, jit, jit_unspecialized, power_of_two, tl, up, wait_for_previous
+from saccade.kernels.jit import (
+    constant,
+    jit,
+    jit_unspecialized,
+    pdl_options,
+    power_of_two,
+    tl,
+    up,
+    wait_for_previous,
+)
 from saccade.kernels.sampling.greedy import best_of_line
 from saccade.kernels.sampling.threshold import (
     ENDLESS,
@@ -344,7 +353,7 @@ def draw_triton(
     counters, late = made(torch.int32), made(torch.int32)
     listed, spares = made(torch.int64, t.room), made(torch.int32, t.room)
     ways = power_of_two(pieces)
-    more = {"PDL": t.pdl, **({"launch_pdl": True} if t.pdl else {})}
+    more = pdl_options(t.pdl)
     _look_kernel[(lines, pieces)](
         logits, rows, parameters, values, places, sounds, masses, sample, vocab, logits.stride(0), pieces,
         PIECE=piece, TILE=tile, EVERY=every, MANY=power_of_two(piece // every), num_warps=t.warps, **more,
