@@ -93,7 +93,7 @@ def test_relevance_that_arrives_after_preemption_still_decides() -> None:
     engine.add(looking("a", **ENDLESS))
     engine.step()  # the look is on its way
     (sequence,) = engine.scheduler._requests["a"].sequences
-    engine.scheduler._admission.preempt(sequence)
+    engine.scheduler._planner.preempt(sequence)
     engine.scheduler.check()
     engine.run()
     assert engine.scheduler.stats().looks == 1
@@ -255,7 +255,7 @@ def test_a_request_is_preempted_between_an_early_exit_and_its_output() -> None:
     assert engine.step() is not None
     assert engine.device.early_exits == 1
     (sequence, _) = engine.scheduler._requests["a"].sequences
-    engine.scheduler._admission.preempt(sequence)
+    engine.scheduler._planner.preempt(sequence)
     engine.scheduler.check()
     engine.run()
     for index in range(2):

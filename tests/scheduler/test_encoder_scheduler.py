@@ -280,5 +280,6 @@ def test_a_view_a_request_has_got_since_it_came_is_kept_for_it() -> None:
     engine.add(look("seen", 1))
     making = engine.scheduler._kv.encoder
     making.remove(engine.scheduler._requests["seen"])  # as if it had come without the view
+    making.add(engine.scheduler._requests["seen"])  # and a host decision had added it
     until_done(engine, "seen")
     assert [first for first, _ in slices(engine)].count(0) == 1

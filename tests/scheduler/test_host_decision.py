@@ -74,7 +74,7 @@ def test_a_sequence_that_waits_for_the_host_can_be_preempted_and_cancelled() -> 
     for _ in range(4):
         engine.step()
     (sequence,) = engine.scheduler._requests["slow"].sequences
-    engine.scheduler._admission.preempt(sequence)
+    engine.scheduler._planner.preempt(sequence)
     engine.scheduler.check()
     engine.step()
     engine.cancel("gone")

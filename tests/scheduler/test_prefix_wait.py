@@ -3,7 +3,7 @@
 import pytest
 
 from saccade.kv_cache.prefix_cache import PrefixCache
-from saccade.scheduler.admission import PrefixWait
+from saccade.scheduler.queues import PrefixWait
 from saccade.scheduler.sequence import Sequence
 from saccade.step_plan import StepPlan
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits

@@ -231,7 +231,7 @@ def preempt(engine: Engine, place: int) -> None:
     """One of those that run, as if another needed its blocks."""
     running = list(engine.scheduler._queues.running)
     if running:
-        engine.scheduler._admission.preempt(running[place % len(running)])
+        engine.scheduler._planner.preempt(running[place % len(running)])
         engine.scheduler.check()
 
 

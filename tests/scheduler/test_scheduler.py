@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from saccade.encoder.prompt_layout import lay_out_prompt
 from saccade.errors import ContextTooLong, InvalidValue, Overloaded
 from saccade.scheduler.policy import prefill_budgets
-from saccade.scheduler.sequence import RequestState, Sequence, derive_seed, text_position
+from saccade.scheduler.sequence import derive_seed, text_position
 from saccade.step_plan import StepOutput, StepPlan
 from tests.scheduler.simulated_device import IMAGE_ID, Engine, answer_alone, image, question, small_limits
 
@@ -589,13 +588,13 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(overlap: bo
 
 
 def test_a_sequence_with_a_pending_token_does_not_start() -> None:
-    request = question("a", TEXT)
-    group = RequestState(request, lay_out_prompt(request), {})
-    sequence = Sequence(0, group, 0, seed=0, max_tokens=30, chain=None, tokens=list(TEXT))
-    group.sequences.append(sequence)
-    assert sequence.can_start()
+    engine = Engine()
+    engine.add(question("a", TEXT))
+    (sequence,) = engine.scheduler._requests["a"].sequences
+    can_start = engine.scheduler._planner._can_start
+    assert can_start(sequence)
     sequence.pending = 1
-    assert not sequence.can_start()
+    assert not can_start(sequence)
 
 
 # Totals

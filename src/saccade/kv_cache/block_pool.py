@@ -28,6 +28,7 @@ class BlockPool:
             raise ValueError(f"{vision} of {count} blocks are for views; the text pool needs at least one")
         self.count = count
         self.vision = vision
+        self.has_vision_pool = vision > 0
         self.roles = roles if vision else frozenset[Role]()  # of the views whose blocks the vision pool holds
         self.on_evict: Callable[[int], None] | None = None  # called with every evicted block
         self.shared_refs = 0  # references beyond the first, of all blocks together
@@ -38,10 +39,6 @@ class BlockPool:
         # In order of release: the first is evicted first. An OrderedDict finds its first key at once, where a
         # dict walks over all deleted ones.
         self._cached: tuple[OrderedDict[int, None], OrderedDict[int, None]] = (OrderedDict(), OrderedDict())
-
-    @property
-    def has_vision_pool(self) -> bool:
-        return self.vision > 0
 
     def in_vision(self, block: int) -> bool:
         return block >= self._border

@@ -11,7 +11,7 @@ from typing import Any
 from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.partial_views import PartialViews
 from saccade.errors import ImageNotFound
-from saccade.request import Media, Pixels
+from saccade.request import Media
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.scheduler.sequence import RequestState, Sequence, image_placeholder
 from saccade.scheduler.step_builder import StepBuilder
@@ -55,14 +55,6 @@ class NamedImages:
         """Held for the request: they count like pixels."""
         return sum(map(self._store.nbytes_of, _absent(state)))
 
-    def mark_lost(self, state: RequestState) -> None:
-        self.lost[state.request.id] = None
-
-    def take_lost(self) -> list[str]:
-        """Requests to be ended."""
-        lost, self.lost = self.lost, {}
-        return list(lost)
-
     def kept(self, state: RequestState) -> tuple[int, ...]:
         """Placeholders of images whose features a later request would find; for the first delta only."""
         media = state.request.media if state.first_token_at is None else ()
@@ -91,24 +83,19 @@ class EncoderScheduler:
         self.cache = cache
         self.named = NamedImages(cache)
         self.partial = partial if partial is not None else PartialViews(config.max_encode_patches)
-        # Unfinished requests by view key, the reverse, and by the content of their images.
-        self._requests: dict[bytes, set[RequestState]] = {}
-        self._views: dict[RequestState, set[bytes]] = {}
+        # Unfinished requests by view key, and by the content of their images.
+        self._by_view: dict[bytes, set[RequestState]] = {}
         self._by_image: dict[bytes, set[RequestState]] = {}
 
     def add(self, state: RequestState) -> None:
         for span in state.layout.spans:
-            self._add_view(state, span)
-
-    def _add_view(self, state: RequestState, span: Span) -> None:
-        self._requests.setdefault(span.key, set()).add(state)
-        self._views.setdefault(state, set()).add(span.key)
-        self._by_image.setdefault(span.view.content, set()).add(state)
+            self._by_view.setdefault(span.key, set()).add(state)
+            self._by_image.setdefault(span.view.content, set()).add(state)
 
     def remove(self, state: RequestState) -> None:
-        for key in self._views.pop(state, ()):
-            _discard(self._requests, key, state)
-        for content in {span.view.content for span in state.layout.spans} & self._by_image.keys():
+        for key in {span.key for span in state.layout.spans}:
+            _discard(self._by_view, key, state)
+        for content in {span.view.content for span in state.layout.spans}:
             _discard(self._by_image, content, state)
 
     def delete_image(self, content: bytes) -> None:
@@ -126,30 +113,21 @@ class EncoderScheduler:
         for span in sequence.spans(start, start + tokens):
             if span.start in sequence.pins:
                 continue
-            if not self.cache.is_ready(span.key) and not self._complete(
-                step, sequence.state, span, must=must
-            ):
+            ready = self.cache.is_ready(span.key)
+            if not ready and not self._encode(step, sequence.state, span, must=must):
                 return max(span.start - start, 0)
             self._pin(sequence, span)
         return tokens
 
-    def _complete(self, step: StepBuilder, state: RequestState, span: Span, *, must: bool) -> bool:
-        """Whether the step completes the view."""
-        pixels, fetching = state.pixels[span.key], self.cache.is_fetching(span.key)
-        if fetching:
-            return False
-        if not pixels.size:
-            self.named.mark_lost(state)
-            return False
-        return self.encode(step, state, span, pixels, must=must)
-
-    def encode(
-        self, step: StepBuilder, state: RequestState, span: Span, pixels: Pixels, *, must: bool
-    ) -> bool:
+    def _encode(self, step: StepBuilder, state: RequestState, span: Span, *, must: bool) -> bool:
         """Encode what the step can afford of a view, something in any case if it `must` and has no view yet;
         gives whether that completes it."""
-        key = span.key
-        self._add_view(state, span)  # a request may have got views since its arrival
+        key, pixels = span.key, state.pixels[span.key]
+        if self.cache.is_fetching(key):
+            return False
+        if not pixels.size:
+            self.named.lost[state.request.id] = None
+            return False
         step.view_requests.setdefault(key, []).append(state)
         if key in step.views:
             return False  # another request needs it as well
@@ -221,7 +199,7 @@ class EncoderScheduler:
         """A step with slices of these views failed: gives the requests that need them."""
         for key in keys:
             self.partial.drop(key)
-        return [state for key in keys for state in self._requests.get(key, ()) if _is_ahead(state, key)]
+        return [state for key in keys for state in self._by_view.get(key, ()) if _is_ahead(state, key)]
 
     def fail_views(self, step: StepBuilder, failed: Mapping[bytes, str]) -> dict[str, str]:
         """Views could not be encoded (by key: why): gives error messages for the requests that came to one in
@@ -237,13 +215,14 @@ class EncoderScheduler:
         return messages
 
     def _needed(self, key: bytes) -> bool:
-        return any(_is_ahead(state, key) for state in self._requests.get(key, ()))
+        return any(_is_ahead(state, key) for state in self._by_view.get(key, ()))
 
     def check(self, launching: Iterable[bytes]) -> None:
         """Raise if a partly encoded view is not needed, or complete; `launching` are the views of steps whose
         output is not known yet."""
         self.partial.check()
-        shown = {(span.view.content, state) for state in self._views for span in state.layout.spans}
+        states = {state for states in self._by_view.values() for state in states}
+        shown = {(span.view.content, state) for state in states for span in state.layout.spans}
         if shown != {(content, state) for content, states in self._by_image.items() for state in states}:
             raise RuntimeError("the images of requests and the requests by image differ")
         for key in self.partial.keys:

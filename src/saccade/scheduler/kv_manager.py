@@ -16,7 +16,7 @@ from saccade.encoder.partial_views import PartialViews
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.kv_cache.pool_sizing import VisionBlocks
-from saccade.kv_cache.prefix_cache import HashChain, PrefixCache, match_groups
+from saccade.kv_cache.prefix_cache import PrefixCache, match_groups
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.request import Request
 from saccade.scheduler.cost_model import CostModel
@@ -126,19 +126,10 @@ class KVManager:
             self._encoder_cache.prefetch(span.key)
         return not all(self._encoder_cache.is_expected(span.key) for span in uncached)
 
-    def can_start(self, sequence: Sequence) -> bool:
-        """Whether its tokens are known and no view is still being fetched."""
-        if not sequence.can_start():
-            return False
-        cache = self._encoder_cache
-        spans = sequence.state.layout.spans
-        return not any(cache.is_fetching(span.key) and not cache.is_ready(span.key) for span in spans)
-
     def poll(self) -> None:
         """Take over what threads and other servers did with the encoder cache since the last step."""
-        if self._encoder_cache.needs_poll:
-            for content in self._encoder_cache.poll():
-                self._hide_image(content)
+        for content in self._encoder_cache.poll():
+            self._hide_image(content)
 
     def delete_image(self, content: bytes, then: Callable[[], None] | None = None) -> None:
         """`then` is called when its files are deleted too."""
@@ -151,19 +142,6 @@ class KVManager:
             self.prefix.image_versions.delete(content)
 
     # Starting
-
-    def add_request(self, state: RequestState) -> None:
-        """Raises if the request names an image that is not cached."""
-        if state.names_images:
-            self.encoder.named.admit(state, self.uncached_views(state.sequences[0]))
-        if state.layout.spans:
-            self.encoder.add(state)
-
-    def remove_request(self, state: RequestState) -> None:
-        if state.layout.spans:
-            self.encoder.remove(state)
-        if state.names_images:
-            self.encoder.named.release(state)
 
     def share_prefix(self, sequence: Sequence, reserved: int) -> Shortage | None:
         """Share the blocks that already hold its beginning, if the rest fits too beside the `reserved` blocks
@@ -191,19 +169,15 @@ class KVManager:
         return HeadStart(blocks[: self._config.blocks_for(computed)], computed)
 
     def _match_prefix(self, sequence: Sequence) -> tuple[list[int], int]:
-        """Cached blocks that hold its beginning, and how many of its tokens; the last may be partial."""
-        if self.prefix is None or sequence.chain is None:
+        """Cached blocks that hold its beginning, and how many of its tokens; the last may be partial. A few
+        tokens of a partial block are cheaper to compute than to copy, unless they are a view's, whose
+        features they would need."""
+        prefix, chain = self.prefix, sequence.chain
+        if prefix is None or chain is None:
             return [], 0
-        version = self.prefix.version, len(sequence.tokens)  # it is asked three times per start
-        if sequence.prefix_match is None or sequence.prefix_match[0] != version:
-            sequence.prefix_match = version, self._find_prefix(self.prefix, sequence, sequence.chain)
-        return sequence.prefix_match[1]
-
-    def _find_prefix(
-        self, prefix: PrefixCache, sequence: Sequence, chain: HashChain
-    ) -> tuple[list[int], int]:
-        """A few tokens of a partial block are cheaper to compute than to copy, unless they are a view's,
-        whose features they would need."""
+        version = prefix.version, len(sequence.tokens)  # it is asked three times per start
+        if sequence.prefix_match is not None and sequence.prefix_match[0] == version:
+            return sequence.prefix_match[1]
         chain.extend(sequence.tokens)
         (blocks,) = match_groups((prefix,), chain)
         shared = len(blocks) * self._block_size
@@ -212,7 +186,8 @@ class KVManager:
             alike = self.pool.in_vision(part.block) == (len(blocks) in self.vision_blocks(sequence.state))
             part = part if alike else None
         if part and (part.tokens >= self._config.copy_tokens or sequence.spans(shared, shared + part.tokens)):
-            return [*blocks, part.block], shared + part.tokens
+            blocks, shared = [*blocks, part.block], shared + part.tokens
+        sequence.prefix_match = version, (blocks, shared)
         return blocks, shared
 
     def _share(self, sequence: Sequence, head: HeadStart, reserved: int) -> Shortage | None:
@@ -235,21 +210,15 @@ class KVManager:
 
     def copy_on_write(self, step: StepBuilder, sequence: Sequence) -> None:
         """If its next token falls into a shared block, give the sequence a copy of that block. The original
-        stays held until `release_copied`, so that no copy's source is another copy's target."""
+        stays held until the step is planned, so that no copy's source is another copy's target."""
         index = sequence.num_computed_tokens // self._block_size
         if index < len(sequence.blocks):
             copy = self.pool.allocate(vision=self.pool.in_vision(sequence.blocks[index]))
             step.block_copies.append((sequence.blocks[index], copy))
             sequence.blocks[index] = copy
 
-    def release_copied(self, step: StepBuilder) -> None:
-        for source, _ in step.block_copies:
-            self.pool.release(source)
-
     def swap_in(self, step: StepBuilder, sequence: Sequence) -> None:
-        """Have the step fill the blocks that were found in host memory."""
-        if not sequence.swapped:
-            return
+        """Have the step fill the blocks that were found in host memory, for a sequence swapped out before."""
         first, host_blocks = len(sequence.blocks), self.swap.take(sequence)
         self.allocate(sequence, (first + len(host_blocks)) * self._block_size if host_blocks else 0)
         step.swap_ins += zip(host_blocks, sequence.blocks[first:], strict=True)
@@ -281,7 +250,7 @@ class KVManager:
             sequence.tokens = list(state.layout.tokens)
             sequence.max_tokens = self._config.max_tokens_of(state.request)
             sequence.prefix_match = None
-            sequence.set_prompt()
+            sequence.prompt_length = len(state.layout.tokens)
             if sequence.chain is not None:
                 sequence.chain.set_spans(state.layout.spans)
             if sequence.num_computed_tokens == len(sequence.tokens):  # nothing was added: sample at the end

@@ -119,10 +119,6 @@ class PrefillBudget:
     least: int  # tokens the next prompt gets in any case
 
 
-def rank_of(arrival_time: float, priority: int, seq_id: int, config: SchedulerConfig) -> Rank:
-    return arrival_time + priority * config.patience, seq_id
-
-
 def prefill_budgets(
     config: SchedulerConfig,
     tokens: int,
@@ -140,14 +136,6 @@ def prefill_budgets(
         first = min(max(int(tokens * share), 1), tokens - 1) if tokens > 1 else tokens * (turn % 2)
     until = target if target is None else now + max(target - now, 0.0) * share
     return PrefillBudget(first, until, config.min_chunk), PrefillBudget(tokens, target, config.min_chunk)
-
-
-def has_time(budget: PrefillBudget, now: float, alone: float, waited: float, config: SchedulerConfig) -> bool:
-    """Whether a new sequence may make a step of `now` ms longer. The batch does not grow beyond the target
-    unless the sequence has waited long, or even a single stream (`alone` ms) would miss the target."""
-    if budget.until is None or now < budget.until:
-        return True
-    return budget.least > 0 and (alone > (config.step_target or 0.0) or waited > config.patience)
 
 
 class ArrivalRate:

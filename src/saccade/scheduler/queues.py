@@ -1,43 +1,30 @@
-"""The waiting queues and the running sequences, each in order of rank, and the free slots."""
+"""The waiting queues and the running sequences, each in order of rank, and the free slots. Also who waits for
+blocks that another sequence computes."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Ordered
 from heapq import heappop, heappush
 from operator import attrgetter
 
+from saccade.kv_cache.prefix_cache import PrefixCache
+from saccade.scheduler.policy import SchedulerConfig
 from saccade.scheduler.sequence import Sequence
 
 _rank = attrgetter("rank")
 
 
-class SequenceQueue:
+class SequenceQueue(list[Sequence]):
     """Sequences in order of rank; adding and removing take a binary search."""
 
-    def __init__(self) -> None:
-        self._members: list[Sequence] = []
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._members)
-
-    def __getitem__(self, index: int) -> Sequence:
-        return self._members[index]
-
     def add(self, sequence: Sequence) -> None:
-        insort(self._members, sequence, key=_rank)
+        insort(self, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
-        index = bisect_left(self._members, sequence.rank, key=_rank)
-        if index == len(self._members) or self._members[index] is not sequence:
+        index = bisect_left(self, sequence.rank, key=_rank)
+        if index == len(self) or self[index] is not sequence:
             raise RuntimeError(f"sequence {sequence.seq_id} is not in the queue it is removed from")
-        del self._members[index]
-
-    @property
-    def is_ordered(self) -> bool:
-        return self._members == sorted(self._members, key=_rank)
+        del self[index]
 
 
 class Queues:
@@ -50,10 +37,6 @@ class Queues:
         self.running_requests = 0
         self.free_slots = list(range(num_slots))  # a heap: low slots first
         self._num_slots = num_slots
-
-    def add(self, sequence: Sequence, *, encoding: bool) -> None:
-        sequence.encoding = encoding
-        self.waiting[encoding].add(sequence)
 
     def start(self, sequence: Sequence) -> None:
         """Move a waiting sequence to a slot."""
@@ -81,7 +64,7 @@ class Queues:
         """Seconds that a prompt without output has waited for step time: since its arrival, or since it got a
         slot. Heads that lack slots or memory do not count: longer steps would not help them."""
         queues = zip(self.waiting, self.starved, strict=True)
-        heads = [queue[0].state.arrival_time for queue, starved in queues if len(queue) and not starved]
+        heads = [queue[0].state.arrival_time for queue, starved in queues if queue and not starved]
         fresh = (one for kind in prefills for one in kind if one.num_tokens <= one.prompt_length)
         since = heads + [one.state.started_at for one in fresh]
         return now - min(since) if since else 0.0
@@ -116,7 +99,7 @@ class Queues:
             item.slot is not None or item.blocks or item.pins or item.num_computed_tokens for item in waiting
         ):
             found.append("a waiting sequence holds something")
-        if not all(queue.is_ordered for queue in (*self.waiting, self.running)):
+        if any(queue != sorted(queue, key=_rank) for queue in (*self.waiting, self.running)):
             found.append("a queue is out of order")
         if self.slots_used != [sum(item.encoding is kind for item in self.running) for kind in (False, True)]:
             found.append("the slots of the classes are miscounted")
@@ -126,9 +109,50 @@ class Queues:
 
 
 def choose_preemption_victim(
-    running: SequenceQueue | Ordered[Sequence], sequence: Sequence, can_free: Callable[[Sequence], bool]
+    running: Ordered[Sequence], sequence: Sequence, can_free: Callable[[Sequence], bool]
 ) -> Sequence:
     """The last by rank whose preemption frees a block; `sequence` itself if none behind it does. The first is
     never preempted, so it finishes, and then the next is the first."""
-    last_first = (running[index] for index in range(len(running) - 1, -1, -1))
-    return next(one for one in last_first if one is sequence or can_free(one))
+    return next(one for one in reversed(running) if one is sequence or can_free(one))
+
+
+class PrefixWait:
+    """Blocks that running sequences are computing, which a waiting sequence with the same prefix should wait
+    for. A block can be shared once the output of its step has arrived: of several questions about one image
+    that arrive together, the first computes the image."""
+
+    def __init__(self, config: SchedulerConfig, prefix: PrefixCache | None) -> None:
+        self._least = config.blocks_for(config.wait_tokens)
+        self._prefix = prefix
+        self._keys: set[bytes] = set()
+
+    def begin_step(self, running: Iterable[Sequence]) -> None:
+        self._keys = set()
+        for sequence in running:
+            self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """One more runs, from this step on."""
+        if self._prefix is not None and sequence.chain is not None:
+            for key in reversed(sequence.chain.keys[sequence.num_cached_blocks :]):
+                if self._prefix.contains(key):
+                    break  # and all before it
+                self._keys.add(key)
+
+    def still_waits(self, sequence: Sequence) -> bool:
+        """Whether the block it waits for is still being computed; cheap, for every waiting sequence."""
+        return sequence.awaited_block in self._keys
+
+    def should_wait(self, sequence: Sequence) -> bool:
+        """Whether enough of what it needs next is being computed; notes the block to wait for."""
+        if not self._keys or self._prefix is None or sequence.chain is None:
+            return False
+        chain = sequence.chain
+        chain.extend(sequence.tokens)
+        first = stop = len(self._prefix.match(chain))
+        while stop < len(chain.keys) and chain.keys[stop] in self._keys:
+            stop += 1
+        if stop - first < self._least:
+            return False
+        sequence.awaited_block = chain.keys[stop - self._least]
+        return True

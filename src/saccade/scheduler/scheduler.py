@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from itertools import count
 
-from saccade.errors import EncodingFailed, InvalidValue
+from saccade.errors import ContextTooLong, EncodingFailed, InvalidValue, Overloaded
 from saccade.lod.types import RelevanceMaps
 from saccade.metrics import EngineStats
 from saccade.request import Delta, FinishReason, Request
-from saccade.scheduler.admission import Admission, check_fits
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.cost_prior import UNKNOWN
 from saccade.scheduler.encoder_scheduler import IMAGE_EVICTED, IMAGE_NOT_FOUND
@@ -62,11 +61,11 @@ class Scheduler:
         self._queues = Queues(config.max_num_seqs)
         self._in_flight: dict[int, StepBuilder] = {}  # by plan number, oldest first
         self._seq_ids = count()
-        self._stats = SchedulerStats()
-        self._admission = Admission(config, self._queues, self._kv, self._cost, self._stats, clock)
-        self._planner = StepPlanner(config, self._queues, self._kv, self._admission, clock, drafter)
+        self._stats = SchedulerStats(cost=self._cost)
+        self._planner = StepPlanner(config, self._queues, self._kv, self._stats, clock, drafter)
         self.delete_image = self._kv.delete_image
         self.discard_untimed = self._stats.discard_untimed
+        self.update_cost_model = self._stats.update_cost_model
 
     # Requests
 
@@ -83,12 +82,14 @@ class Scheduler:
         num_waiting = len(self._requests) - self._queues.running_requests
         check_fits(state, self._config, self._kv, num_waiting, self._pixel_bytes)
         state.sequences = new_sequences(state, self._config, self._kv.prefix, self._seq_ids)
-        self._kv.add_request(state)
+        if state.names_images:
+            self._kv.encoder.named.admit(state, self._kv.uncached_views(state.sequences[0]))
+        if layout.spans:
+            self._kv.encoder.add(state)
         self._requests[request.id] = state
         self._pixel_bytes += state.pixel_bytes
-        self._stats.add(state)
         for sequence in state.sequences:
-            self._admission.enqueue(sequence)
+            self._planner.enqueue(sequence)
         if not state.sequences[0].encoding:
             self._planner.arrivals.add(state.arrival_time)
 
@@ -119,8 +120,8 @@ class Scheduler:
         """Before each step: end requests whose named image is gone, ask again for pending host decisions."""
         deltas: list[Delta] = []
         if self._kv.encoder.named.lost:
-            lost = dict.fromkeys(self._kv.encoder.named.take_lost(), IMAGE_EVICTED)
-            deltas += self._fail_requests(lost, IMAGE_NOT_FOUND)
+            lost, self._kv.encoder.named.lost = self._kv.encoder.named.lost, {}
+            deltas += self._fail_requests(dict.fromkeys(lost, IMAGE_EVICTED), IMAGE_NOT_FOUND)
         for request_id, relevance in list(self._unresolved.items()):
             deltas += self._resolve(self._requests[request_id], relevance)
         return deltas
@@ -134,7 +135,8 @@ class Scheduler:
             raise RuntimeError(
                 f"{len(self._in_flight)} steps are in flight; apply one before planning another"
             )
-        self._kv.poll()
+        if self._kv.encoder.cache.needs_poll:
+            self._kv.poll()
         step = StepBuilder(self._config.max_step_tokens, self._config.max_encode_patches, self._cost)
         self._planner.fill(step, self._stats.steps)
         return self._finish_plan(step)
@@ -146,7 +148,8 @@ class Scheduler:
         if self._kv.swap.space.in_use:
             self._kv.swap.finish_plan(step)
         plan = step.build(self._stats.steps, self._config.early_exit)
-        self._kv.release_copied(step)
+        for source, _ in step.block_copies:
+            self._kv.pool.release(source)
         for sequence, _, item in planned:
             if plan.early_exit:
                 sequence.awaits_output = True
@@ -165,10 +168,6 @@ class Scheduler:
         """For the engine loop when nothing could be planned: a sequence may wait for features on disk."""
         self._kv.encoder.cache.wait()
 
-    def update_cost_model(self) -> None:
-        """For the engine loop when a step has been launched and there is time."""
-        self._stats.update_cost_model(self._cost)
-
     # The output of a step
 
     def apply(self, plan: StepPlan, output: StepOutput, seconds: float | None = None) -> list[Delta]:
@@ -178,10 +177,11 @@ class Scheduler:
         if not oldest == plan.number == output.number:
             raise RuntimeError(f"step {oldest} is next to be applied, not {plan.number} with {output.number}")
         step = self._in_flight.pop(plan.number)
-        self._stats.record_time(self._cost, step, seconds)
+        self._stats.record_time(step, seconds)
         samples = step.samples(output)
-        ended = [] if step.resolved else self._resolve_step(step, output.relevance)
-        ended += self._fail_requests(dict.fromkeys(step.nonfinite_requests(output), NONFINITE))
+        ended = self._resolve_step(step, output.relevance) if step.deciding and not step.resolved else []
+        if output.nonfinite:  # the tokens of these mean nothing
+            ended += self._fail_requests(dict.fromkeys(step.nonfinite_requests(output), NONFINITE))
         relevance = iter(output.relevance)
         special = step.early_exit or bool(step.deciding) or bool(output.num_tokens)
         block_size, generated = self._config.block_size, 0
@@ -245,7 +245,7 @@ class Scheduler:
         step.resolved = True
         deltas: list[Delta] = []
         maps = iter(relevance)
-        for sequence, epoch, item in step.planned if step.deciding else ():
+        for sequence, epoch, item in step.planned:
             found = next(maps) if item.relevance_targets else ()
             decision = sequence.state.decision
             if item.seq_id not in step.deciding or sequence.finished:
@@ -282,7 +282,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True
-        self._admission.release(sequence)
+        self._planner.release(sequence)
         if sequence.swapped:
             self._kv.swap.space.drop(sequence.seq_id)
         state = sequence.state
@@ -291,8 +291,10 @@ class Scheduler:
             del self._requests[state.request.id]
             self._unresolved.pop(state.request.id, None)
             self._pixel_bytes -= state.pixel_bytes
-            self._stats.remove(state)
-            self._kv.remove_request(state)
+            if state.layout.spans:
+                self._kv.encoder.remove(state)
+            if state.names_images:
+                self._kv.encoder.named.release(state)
         if self._kv.encoder.partial.views:
             self._kv.encoder.drop_unneeded()
 
@@ -318,7 +320,6 @@ class Scheduler:
 
     @property
     def bottleneck(self) -> str | None:
-        """What the heads of the queues lacked in the last step planned: rows (slots), memory or step time."""
         return self._queues.bottleneck
 
     @property
@@ -326,9 +327,10 @@ class Scheduler:
         return self._cost.coefficients
 
     def stats(self) -> EngineStats:
+        oldest = next((state for state in self._requests.values() if not state.started), None)
         return EngineStats(
             waiting=len(self._requests) - self._queues.running_requests,
-            oldest_wait=self._stats.oldest_wait(self._clock()),
+            oldest_wait=self._clock() - oldest.arrival_time if oldest else 0.0,
             features=self._kv.encoder.cache.stats,
             step_error=self._cost.error,
             **self._queues.stats(),
@@ -345,3 +347,51 @@ class Scheduler:
         faults += find_pending_faults(sequences, self._in_flight.values())
         if faults:
             raise RuntimeError("scheduler: " + "; ".join(faults))
+
+
+def check_fits(
+    state: RequestState, config: SchedulerConfig, kv: KVManager, num_waiting: int, pixel_bytes: int
+) -> None:
+    """Raise for a request that is invalid, can never fit, or finds the queue full. `pixel_bytes`: of the
+    requests present."""
+    sampling, prompt = state.request.sampling, state.request.max_length
+    if prompt < 1:
+        raise InvalidValue("the prompt is empty; it needs at least one token", param="prompt")
+    if sampling.max_tokens < 1:
+        raise InvalidValue(f"max_tokens is {sampling.max_tokens}; ask for at least 1", param="max_tokens")
+    if sampling.n < 1:
+        raise InvalidValue(f"n is {sampling.n}; ask for at least 1", param="n")
+    if prompt >= config.max_model_len:
+        visual = sum(span.view.tokens for span in state.layout.spans)
+        raise ContextTooLong(
+            f"the prompt has {prompt} tokens, of which images take {visual}; the context holds "
+            f"{config.max_model_len}, output included; shorten the prompt or use smaller images",
+            param="prompt",
+        )
+    blocks = config.blocks_for(config.max_tokens_of(state.request) - 1)  # the last token is never computed
+    if blocks > kv.pool.count:
+        raise ContextTooLong(
+            f"{prompt} prompt tokens and up to {sampling.max_tokens} output tokens need {blocks} KV blocks "
+            f"of {config.block_size} tokens; the cache has {kv.pool.count}; shorten the prompt or lower "
+            "max_tokens",
+            param="max_tokens",
+        )
+    if kv.pool.has_vision_pool:
+        vision = kv.vision_blocks(state).among(0, blocks)
+        for name, needed, is_vision in (("text", blocks - vision, False), ("images", vision, True)):
+            if needed > kv.pool.size(vision=is_vision):
+                raise ContextTooLong(
+                    f"the request needs {needed} KV blocks of {config.block_size} tokens for {name}; their "
+                    f"pool has {kv.pool.size(vision=is_vision)}; shorten the prompt, lower max_tokens or use "
+                    "smaller images",
+                    param="prompt",
+                )
+    if num_waiting >= config.max_queue:
+        raise Overloaded(
+            f"{num_waiting} requests are waiting and the queue holds {config.max_queue}; try again later"
+        )
+    if pixel_bytes and pixel_bytes + state.pixel_bytes > config.max_queue_bytes:
+        raise Overloaded(
+            f"images of {pixel_bytes} bytes are waiting or being answered, and {config.max_queue_bytes} may "
+            "be at a time; try again later"
+        )

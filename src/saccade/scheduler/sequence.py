@@ -22,7 +22,7 @@ from saccade.request import (
     ZoomResult,
 )
 from saccade.scheduler.host_decision import HostDecision
-from saccade.scheduler.policy import Rank, SchedulerConfig, rank_of
+from saccade.scheduler.policy import Rank, SchedulerConfig
 from saccade.step_plan import PromptLayout, RelevanceTarget, ScheduledSequence, SlotInit, Span
 
 
@@ -94,7 +94,7 @@ class Sequence:
     tokens: list[int]  # known ids: the prompt, then the output
     rank: Rank = (0.0, 0)
 
-    prompt_length: int = field(init=False)
+    prompt_length: int = field(init=False)  # the longest it can become while a decision is pending
     prompt_changed: bool = False  # since it was last sent to the device
     encoding: bool = False  # its class: whether a view must be encoded, as of when it was queued
     pending: int = 0  # tokens sampled at most by steps whose output is not known yet
@@ -117,10 +117,6 @@ class Sequence:
     swapped: bool = False  # it was swapped out before
 
     def __post_init__(self) -> None:
-        self.set_prompt()
-
-    def set_prompt(self) -> None:
-        """While a decision is pending, the prompt counts as long as it can become."""
         state = self.state
         undecided = state.decision is not None
         self.prompt_length = state.request.max_length if undecided else len(state.layout.tokens)
@@ -151,10 +147,6 @@ class Sequence:
             if item.slot is not None and not item.arriving and item.num_computed_tokens >= item.prompt_length:
                 return item
         return None
-
-    def can_start(self) -> bool:
-        """Its tokens must be known; the first sequence of the request computes the prompt for all."""
-        return not self.pending and (self is self.state.sequences[0] or self.prompt_donor() is not None)
 
     def spans(self, start: int, stop: int) -> Ordered[Span]:
         if start >= self.prompt_length:
@@ -249,7 +241,7 @@ def new_sequences(
     for index, seq_id in zip(range(request.sampling.n), seq_ids, strict=False):
         seed = derive_seed(request.sampling, config.seed, request.id, index)
         chain = prefix.new_chain(request.salt, layout.spans) if prefix is not None else None
-        rank = rank_of(state.arrival_time, request.priority, seq_id, config)
+        rank = state.arrival_time + request.priority * config.patience, seq_id
         made.append(Sequence(seq_id, state, index, seed, max_tokens, chain, list(layout.tokens), rank))
     return made
 

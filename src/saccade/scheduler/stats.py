@@ -1,37 +1,23 @@
 """The scheduler's counters for EngineStats, and the times of steps and requests."""
 
-from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
-
-import msgspec
 
 from saccade.metrics import SchedulerCounters
 from saccade.request import ZoomResult
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.sequence import RequestState, Sequence
+from saccade.scheduler.sequence import Sequence
 from saccade.scheduler.step_builder import StepBuilder
-from saccade.step_plan import StepPlan
+from saccade.step_plan import EncodeTask, StepPlan
 
 
-class SchedulerStats(SchedulerCounters):
-    # By request id, longest waiting first.
-    _unstarted: OrderedDict[str, RequestState] = msgspec.field(default_factory=OrderedDict)
+class SchedulerStats(SchedulerCounters, kw_only=True):
+    cost: CostModel
     _untimed: tuple[float, ...] | None = None  # quantities of steps whose time is part of the next one's
     _observation: tuple[tuple[float, ...], float] | None = None  # quantities and ms, not learnt yet
 
     def values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SchedulerCounters.__struct_fields__}
-
-    def oldest_wait(self, now: float) -> float:
-        first = next(iter(self._unstarted.values()), None)
-        return now - first.arrival_time if first else 0.0
-
-    def add(self, state: RequestState) -> None:
-        self._unstarted[state.request.id] = state
-
-    def remove(self, state: RequestState) -> None:
-        self._unstarted.pop(state.request.id, None)
 
     def count_start(self, sequence: Sequence, now: float, block_size: int) -> None:
         """A sequence gets a slot; counts the first of a request."""
@@ -41,7 +27,6 @@ class SchedulerStats(SchedulerCounters):
         state.started = True
         state.started_at = now
         state.cached_tokens = sequence.num_computed_tokens
-        self.remove(state)
         self.started += 1
         self.wait_seconds += now - state.arrival_time
         request, layout = state.request, state.layout
@@ -65,27 +50,24 @@ class SchedulerStats(SchedulerCounters):
         self.gated_looks += sum(why is not None for why in zoomed.gated)
         self.zooms += sum(map(len, zoomed.regions))
 
-    def count_preemption(self, sequence: Sequence) -> None:
-        sequence.state.num_preemptions += 1
-        self.preemptions += 1
-
     def count_step(self, plan: StepPlan) -> None:
         self.steps += 1
-        finished = sum(encode.stop_layer is None for encode in plan.encodes)
-        self.encodes += finished
-        self.encode_slices += sum(
-            encode.first_layer > 0 or encode.stop_layer is not None for encode in plan.encodes
-        )
+        self._count_encodes(plan.encodes, 1)
+
+    def _count_encodes(self, encodes: Iterable[EncodeTask], sign: int) -> None:
+        for task in encodes:
+            self.encodes += sign * (task.stop_layer is None)
+            self.encode_slices += sign * (task.first_layer > 0 or task.stop_layer is not None)
 
     def count_failed_views(self, step: StepBuilder, views: Collection[bytes]) -> None:
         """These views of a planned step could not be encoded."""
         lost = [encode for encode in step.encodes if encode.key in views]
         self.encode_failures += len(lost)
-        self.encodes -= sum(encode.stop_layer is None for encode in lost)
-        self.encode_slices -= sum(encode.first_layer > 0 or encode.stop_layer is not None for encode in lost)
+        self._count_encodes(lost, -1)
 
-    def record_time(self, cost: CostModel, step: StepBuilder, seconds: float | None) -> None:
+    def record_time(self, step: StepBuilder, seconds: float | None) -> None:
         """Compare a step's time with its prediction. Time that is not known is part of the next step's."""
+        cost = self.cost
         if step.failed or step.early_exit:  # the model knows complete steps only
             self.discard_untimed()
             return
@@ -97,7 +79,7 @@ class SchedulerStats(SchedulerCounters):
             self.timed_steps += 1
             self.step_seconds += seconds
             self.step_seconds_predicted += cost.price(quantities) / 1e3
-            self.update_cost_model(cost)
+            self.update_cost_model()
             self._observation = quantities, seconds * 1e3
         if step.encodes:
             expected = cost.price(quantities) / 1e3
@@ -105,11 +87,11 @@ class SchedulerStats(SchedulerCounters):
                 step, cost.encoding(step.work) / 1e3 * ((seconds or expected) / (expected or 1.0))
             )
 
-    def update_cost_model(self, cost: CostModel) -> None:
-        """Let the model learn from the last timed step."""
+    def update_cost_model(self) -> None:
+        """Let the model learn from the last timed step; called when there is time."""
         observation, self._observation = self._observation, None
         if observation is not None:
-            cost.observe(*observation)
+            self.cost.observe(*observation)
 
     def discard_untimed(self) -> None:
         self._untimed = None

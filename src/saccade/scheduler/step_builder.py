@@ -154,9 +154,7 @@ class StepBuilder:
         return _split(output, counts)
 
     def nonfinite_requests(self, output: StepOutput) -> list[str]:
-        """Requests whose logits were not finite: their tokens mean nothing."""
-        if not output.nonfinite:
-            return []
+        """Requests whose logits were not finite."""
         sampled = [sequence for sequence, _, item in self.planned if item.sample]
         return list(dict.fromkeys(sampled[index].state.request.id for index in output.nonfinite))
 

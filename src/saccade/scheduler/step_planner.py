@@ -4,11 +4,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
-from saccade.scheduler.admission import Admission, size_chunk
+from saccade.scheduler.cost_model import Work
 from saccade.scheduler.kv_manager import KVManager
-from saccade.scheduler.policy import ArrivalRate, SchedulerConfig, prefill_budgets
-from saccade.scheduler.queues import Queues, choose_preemption_victim
+from saccade.scheduler.policy import ArrivalRate, PrefillBudget, SchedulerConfig, prefill_budgets
+from saccade.scheduler.queues import PrefixWait, Queues, choose_preemption_victim
 from saccade.scheduler.sequence import Sequence
+from saccade.scheduler.stats import SchedulerStats
 from saccade.scheduler.step_builder import StepBuilder
 
 CLASSES = (False, True)  # sequences without, and with views to encode
@@ -26,25 +27,20 @@ class StepPlanner:
         config: SchedulerConfig,
         queues: Queues,
         kv: KVManager,
-        admission: Admission,
+        stats: SchedulerStats,
         clock: Callable[[], float],
         drafter: Drafter | None,
     ) -> None:
         self._config = config
         self._queues = queues
         self._kv = kv
-        self._admission = admission
+        self._stats = stats
         self._clock = clock
         self._drafter = drafter
+        self._prefix_wait = PrefixWait(config, kv.prefix)
         self.arrivals = ArrivalRate()
 
     def fill(self, step: StepBuilder, number: int) -> None:
-        decodes, prefills = self._split_running()
-        self._schedule_decodes(step, decodes, reserve=1 if any(prefills) else 0)
-        self._set_time_limits(step, prefills)
-        self._schedule_prefills(step, prefills, number)
-
-    def _split_running(self) -> tuple[list[Sequence], Prefills]:
         decodes: list[Sequence] = []
         prefills: Prefills = ([], [])
         for sequence in self._queues.running:
@@ -53,7 +49,32 @@ class StepPlanner:
                 decodes.append(sequence)
             elif remaining:
                 prefills[sequence.encoding].append(sequence)
-        return decodes, prefills
+        self._schedule_decodes(step, decodes, reserve=1 if any(prefills) else 0)
+        self._set_time_limits(step, prefills)
+        self._schedule_prefills(step, prefills, number)
+
+    # Queues
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Add to the queue of its class; the sequences of a request need its views once."""
+        first = sequence.state.sequences[0]
+        sequence.encoding = self._kv.prefetch_views(first) if sequence is first else first.encoding
+        self._queues.waiting[sequence.encoding].add(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to its queue. It resumes with what was swapped out or cached, and computes the rest again."""
+        self._kv.swap.swap_out(sequence)
+        self.release(sequence)
+        self.enqueue(sequence)
+        sequence.state.num_preemptions += 1
+        self._stats.preemptions += 1
+
+    def release(self, sequence: Sequence) -> None:
+        """Take it out of its queue or slot, and free what it holds."""
+        self._queues.remove(sequence)
+        self._kv.free(sequence)
+
+    # Decodes
 
     def _schedule_decodes(self, step: StepBuilder, decodes: list[Sequence], *, reserve: int) -> None:
         """The next token of every running answer, in order of rank; `reserve` tokens are left to prompts."""
@@ -89,9 +110,11 @@ class StepPlanner:
             victim = choose_preemption_victim(self._queues.running, sequence, self._kv.can_free)
             if victim is sequence:
                 return False
-            self._admission.preempt(victim)
+            self.preempt(victim)
         self._kv.allocate(sequence, stop)
         return True
+
+    # Prefills
 
     def _set_time_limits(self, step: StepBuilder, prefills: Prefills) -> None:
         """With streams the step has a target; without, only image prefill is limited."""
@@ -131,8 +154,130 @@ class StepPlanner:
                 budgets[kind].until = step.encode_until = step.milliseconds
             for sequence in prefills[kind]:
                 preempted = sequence.slot is None
-                tokens = 0 if preempted else size_chunk(self._kv, step, sequence, budgets[kind])
+                tokens = 0 if preempted else self._size_chunk(step, sequence, budgets[kind])
                 if tokens:
                     step.schedule(sequence, sequence.next_slice(tokens))
             if self._queues.waiting[kind]:
-                self._admission.admit(step, kind, budgets[kind])
+                self._admit(step, kind, budgets[kind])
+
+    def _size_chunk(self, step: StepBuilder, sequence: Sequence, budget: PrefillBudget) -> int:
+        """Chunked prefill: how many tokens of a prompt this step computes, with their views cached or
+        encoded."""
+        tokens = min(sequence.remaining, step.tokens_left, budget.tokens)
+        least, start = min(tokens, budget.least), sequence.num_computed_tokens
+        ready = tokens = step.fit_tokens(start, tokens, budget.until, least)
+        if tokens and sequence.state.layout.spans:
+            must = budget.least > 0  # the first prompt of a class always advances
+            ready = self._kv.encoder.prepare_views(step, sequence, tokens, must=must)
+        if step.encodes:  # they take time too
+            ready = min(ready, step.fit_tokens(start, ready, budget.until, max(least, 1)))
+        if ready:
+            budget.tokens -= ready
+            budget.least = 0
+        return ready
+
+    # Admission
+
+    def _admit(self, step: StepBuilder, kind: bool, budget: PrefillBudget) -> None:
+        """Start waiting sequences of a class in order, up to the first that does not fit. If that lacks only
+        vision blocks, text behind it may start, up to the first that would take what it needs."""
+        queues = self._queues
+        self._prefix_wait.begin_step(queues.running)
+        queue = queues.waiting[kind]
+        if queues.starved[kind] and not (step.tokens_left and budget.tokens):
+            queues.starved[kind] = not self._would_fit(queue[0])
+        reserved: int | None = None
+        skipped: Sequence | None = None  # it lacks vision blocks
+        index = 0
+        while index < len(queue) and step.tokens_left and budget.tokens:
+            sequence = queue[index]
+            if (skipped and sequence.state.layout.spans) or not self._can_start(sequence):
+                index += 1
+                continue
+            if skipped and self._kv.competes(sequence, skipped, queues):
+                return
+            if not kind and not sequence.prompt_donor() and self._kv.must_encode(sequence):
+                queue.remove(sequence)  # its features were evicted meanwhile
+                self.enqueue(sequence)
+                continue
+            queues.starved[kind] = skipped is not None or not queues.free_slots
+            if not self._may_start(step, sequence, budget):
+                return
+            if reserved is None:
+                reserved = sum(map(self._kv.num_growth_blocks, queues.running))
+            shortage = self._kv.share_prefix(sequence, reserved)
+            if shortage is None:
+                if not self._start(step, sequence, budget):
+                    return
+                reserved += self._kv.num_growth_blocks(sequence)
+                continue
+            queues.starved[kind] = True
+            if skipped or shortage.text:
+                return
+            skipped, index = sequence, index + 1
+
+    def _would_fit(self, head: Sequence) -> bool:
+        """Whether a head that lacked slots or memory would start now if the step had tokens for it."""
+        if not self._queues.free_slots or not self._can_start(head):
+            return False
+        reserved = sum(map(self._kv.num_growth_blocks, self._queues.running))
+        fits = self._kv.share_prefix(head, reserved) is None
+        if fits:
+            self._kv.free(head)
+        return fits
+
+    def _can_start(self, sequence: Sequence) -> bool:
+        """Whether it need not wait for its tokens, its views, or blocks that another sequence computes. The
+        first sequence of a request computes the prompt for all."""
+        if sequence.pending or self._prefix_wait.still_waits(sequence):
+            return False
+        has_donor = sequence.prompt_donor() is not None
+        if not has_donor and sequence is not sequence.state.sequences[0]:
+            return False
+        cache = self._kv.encoder.cache
+        spans = sequence.state.layout.spans
+        if any(cache.is_fetching(span.key) and not cache.is_ready(span.key) for span in spans):
+            return False
+        return has_donor or not self._prefix_wait.should_wait(sequence)
+
+    def _may_start(self, step: StepBuilder, sequence: Sequence, budget: PrefillBudget) -> bool:
+        """Whether slots, the other class and the step's time permit it. The batch does not grow beyond the
+        target unless the sequence has waited long, or even a single stream would miss the target."""
+        config, queues, kind, now = self._config, self._queues, sequence.encoding, self._clock()
+        other = queues.waiting[not kind]
+        if not queues.free_slots or (other and queues.slots_used[kind] >= config.max_class_slots):
+            return False
+        if other and queues.starved[not kind] and self._must_yield(sequence, other[0], now):
+            return False
+        if budget.until is None or step.milliseconds < budget.until:
+            return True
+        alone = step.cost.predict(Work(rows=1, context=sequence.num_tokens))
+        waited = now - sequence.state.arrival_time
+        return budget.least > 0 and (alone > (config.step_target or 0.0) or waited > config.patience)
+
+    def _must_yield(self, sequence: Sequence, head: Sequence, now: float) -> bool:
+        """Whether a waiting sequence must leave slots and memory to the head of the other queue, which lacks
+        them, if that ranks before it and has waited long enough."""
+        waited = now - head.state.arrival_time
+        outranks = head.rank < sequence.rank and waited > self._config.patience
+        return outranks and self._kv.competes(sequence, head, self._queues)
+
+    def _start(self, step: StepBuilder, sequence: Sequence, budget: PrefillBudget) -> bool:
+        """Give a slot and first tokens to a sequence that shares its prefix; frees it if none fit."""
+        swaps_only = sequence.host_blocks and step.planned  # its blocks are swapped in during this step
+        tokens = 0 if swaps_only else self._size_chunk(step, sequence, budget)
+        if not tokens and not swaps_only:
+            self._kv.free(sequence)
+            return False
+        self._queues.start(sequence)
+        self._prefix_wait.add(sequence)
+        step.start(sequence)
+        self._stats.count_start(sequence, self._clock(), self._config.block_size)
+        self._kv.copy_on_write(step, sequence)
+        if sequence.swapped:
+            self._kv.swap_in(step, sequence)
+        self._kv.allocate(sequence, sequence.num_reserved_tokens)
+        if tokens:
+            step.await_swaps |= bool(sequence.host_blocks)
+            step.schedule(sequence, sequence.next_slice(tokens))
+        return True
