@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.encoder.cache import prefetch as fetches
+from saccade.encoder.cache import disk as fetches
 from saccade.errors import ImageNotFound
 from saccade.request import NO_PIXELS, Media, Request
 from tests.encoder.cache.test_store import SlowDisk

@@ -1,5 +1,6 @@
 """The feature store: what is needed stays, and what leaves one tier is found in the next."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from saccade.encoder.cache import prefetch as fetches
+from saccade.encoder.cache import disk as fetches
 from saccade.encoder.cache.disk import DiskRead, DiskTier
 from saccade.encoder.cache.store import EncoderCache
-from saccade.encoder.cache.tiers import IdentityTransfer
+from saccade.encoder.cache.tiers import FeatureTransfer
 
 A, B, C = b"a", b"b", b"c"
 
@@ -29,7 +30,7 @@ class SlowDisk(DiskTier):
     def __init__(self, *, size: int = 10) -> None:
         self.files: dict[bytes, tuple[bytes, str]] = {}  # key -> content, features
         self.damaged: set[bytes] = set()
-        self.reading: list[tuple[bytes, int]] = []
+        self.reading: list[DiskRead] = []
         self._over: list[DiskRead] = []
         self._size = size
         self.nbytes = self.evictions = self.written = self.dropped_writes = 0
@@ -52,19 +53,21 @@ class SlowDisk(DiskTier):
         self.files[key] = content, kept
         return True
 
-    def read(self, key: bytes, ticket: int) -> bool:
-        self.reading.append((key, ticket))
-        return True
+    def read(self, key: bytes) -> DiskRead | None:
+        content, _ = self.files.get(key, (b"", None))
+        self.reading.append(DiskRead(key, content, time.time()))
+        return self.reading[-1]
 
     def finish(self, *keys: bytes) -> None:
         """Reads of these (or all) are over; of what is gone or damaged nothing comes."""
-        for key, ticket in [one for one in self.reading if not keys or one[0] in keys]:
-            self.reading.remove((key, ticket))
-            content, kept = self.files.get(key, (b"", None))
-            if key in self.damaged:
-                self.files.pop(key, None)
+        for read in [one for one in self.reading if not keys or one.key in keys]:
+            self.reading.remove(read)
+            _, kept = self.files.get(read.key, (b"", None))
+            if read.key in self.damaged:
+                self.files.pop(read.key, None)
                 kept = None
-            self._over.append(DiskRead(key, content, ticket, kept, self._size if kept else 0))
+            read.host, read.nbytes = kept, self._size if kept else 0
+            self._over.append(read)
 
     def completed_reads(self) -> list[DiskRead]:
         over, self._over = self._over, []
@@ -220,7 +223,7 @@ def test_a_deleted_view_that_is_held_survives_demotion() -> None:
     features.check()
 
 
-class FailingTransfer(IdentityTransfer):
+class FailingTransfer(FeatureTransfer[Any]):
     """Has memory for copies when the test says so."""
 
     def __init__(self) -> None:
@@ -338,7 +341,7 @@ def test_prefetching_is_bounded() -> None:
     disk._size = fetches.PREFETCH_BYTES
     features.prefetch(A)
     features.prefetch(B)
-    assert [key for key, _ in disk.reading] == [A]
+    assert [read.key for read in disk.reading] == [A]
     disk.finish()
     features.poll()
     now[0] = fetches.PREFETCH_SECONDS + 1  # nobody came for it
@@ -346,7 +349,7 @@ def test_prefetching_is_bounded() -> None:
     features.check()
     assert features.stats.host.bytes == 0
     features.prefetch(B)
-    assert [key for key, _ in disk.reading] == [B]
+    assert [read.key for read in disk.reading] == [B]
 
 
 def test_a_view_deleted_while_it_is_read_does_not_come_back() -> None:

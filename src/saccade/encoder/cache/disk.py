@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 QUEUED_BYTES = 256 << 20  # of features waiting to be written
 REFRESH_SECONDS = 5.0  # between two listings, which show what other servers did in the folder
 READERS = 2
+READ_SECONDS = 0.25  # a read may take before the view is encoded instead
+NO_PIXELS_SECONDS = 30.0  # the same where there are no pixels to encode
+PREFETCH_BYTES = 1 << 30  # read, or being read, for requests that have not used it yet
+PREFETCH_SECONDS = 10.0  # prefetched features stay pinned without being used
 
 
 class _Job(Enum):
@@ -42,14 +46,15 @@ class _Write:
     created: float  # Unix seconds
 
 
-class DiskRead(NamedTuple):
-    """A completed read; `host` is None if it failed."""
+@dataclass(eq=False)
+class DiskRead:
+    """A read. `host` stays None if it fails."""
 
     key: bytes
     content: bytes
-    ticket: int
-    host: Any | None
-    nbytes: int  # of the features
+    created: float  # Unix seconds
+    host: Any | None = None
+    nbytes: int = 0  # of the features
 
 
 class DiskTier:
@@ -76,7 +81,7 @@ class DiskTier:
         self._deletions: dict[bytes, _Deletion] = {}  # by image: files still to be removed
         self._hidden: dict[bytes, float] = {}  # images deleted here since the last listing began
         self._writes: queue.SimpleQueue[_Write | _Job] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[tuple[bytes, bytes, int] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[DiskRead | None] = queue.SimpleQueue()
         self._completed: queue.SimpleQueue[DiskRead] = queue.SimpleQueue()
         self._read_done = threading.Event()
         self._closed = False
@@ -121,13 +126,14 @@ class DiskTier:
         self._writes.put(write)
         return True
 
-    def read(self, key: bytes, ticket: int) -> bool:
-        """Start a read, which `completed_reads` returns later. False if there is no such file."""
+    def read(self, key: bytes) -> DiskRead | None:
+        """Start a read, which `completed_reads` returns later. None if there is no such file."""
         found = self._views.get(key)
         if found is None or self._closed:
-            return False
-        self._reads.put((key, found.content, ticket))
-        return True
+            return None
+        read = DiskRead(key, found.content, time.time())
+        self._reads.put(read)
+        return read
 
     def completed_reads(self) -> list[DiskRead]:
         """Reads completed since the last call."""
@@ -260,16 +266,89 @@ class DiskTier:
         self.nbytes -= found.nbytes if found else 0
 
     def _read_loop(self) -> None:
-        while (job := self._reads.get()) is not None:
-            key, content, ticket = job
+        while (read := self._reads.get()) is not None:
             try:
-                host = self._folder.read(key, content, self._allocate)
+                read.host = self._folder.read(read.key, read.content, self._allocate)
             except Exception:  # out of memory, for example
                 log.exception("features could not be read")
-                host = None
-            if host is None:
+            if read.host is not None:
+                read.nbytes = len(self._to_bytes(read.host).data)
+            else:
                 with self._lock:
-                    self._remove(key)
-            nbytes = len(self._to_bytes(host).data) if host is not None else 0
-            self._completed.put(DiskRead(key, content, ticket, host, nbytes))
+                    self._remove(read.key)
+            self._completed.put(read)
             self._read_done.set()
+
+
+class Prefetcher:
+    """Reads features from disk into host memory for queued requests."""
+
+    def __init__(self, disk: DiskTier | None, clock: Callable[[], float]) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._reads: dict[bytes, tuple[DiskRead, float]] = {}  # under way, and since when
+        self._unused: dict[bytes, tuple[float, int]] = {}  # key -> since when, bytes
+        self._unused_bytes = 0
+        self.reads = 0
+        self.failed = 0
+
+    @property
+    def unused(self) -> frozenset[bytes]:
+        """Views read or being read that no request has used yet."""
+        return frozenset(self._unused)
+
+    def start(self, key: bytes, *, must: bool) -> bool:
+        """Start a read; gives whether it did. `must` ignores the limit on unused bytes."""
+        size = self._disk.size(key) if self._disk is not None else None
+        if self._disk is None or size is None or key in self._reads or key in self._unused:
+            return False
+        if not must and self._unused_bytes + size > PREFETCH_BYTES:
+            return False
+        read = self._disk.read(key)
+        if read is None:
+            return False
+        now = self._clock()
+        self._reads[key] = read, now
+        self._unused[key] = now, size
+        self._unused_bytes += size
+        return True
+
+    def is_worth_waiting(self, key: bytes, *, must: bool) -> bool:
+        limit = NO_PIXELS_SECONDS if must else READ_SECONDS
+        return key in self._reads and self._clock() - self._reads[key][1] < limit
+
+    def mark_used(self, key: bytes) -> bool:
+        """Gives whether the view was prefetched and not used before."""
+        since = self._unused.pop(key, None)
+        self._unused_bytes -= since[1] if since else 0
+        return since is not None
+
+    def expired(self) -> list[bytes]:
+        """Views prefetched long ago and never used."""
+        oldest = self._clock() - PREFETCH_SECONDS
+        return [key for key, (since, _) in self._unused.items() if since < oldest]
+
+    def cancel(self, key: bytes) -> None:
+        """Ignore the result of a read."""
+        self._reads.pop(key, None)
+
+    def completed(self) -> list[DiskRead]:
+        """Completed reads that are still wanted, failed ones included."""
+        wanted = []
+        for read in self._disk.completed_reads() if self._disk is not None else ():
+            self.reads += 1
+            self.failed += read.host is None
+            current = self._reads.get(read.key)
+            if current is not None and current[0] is read:
+                del self._reads[read.key]
+                wanted.append(read)
+        return wanted
+
+    @property
+    def has_reads(self) -> bool:
+        return bool(self._reads)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a read completes, at most `seconds`; return at once without one."""
+        if self._reads and self._disk is not None:
+            self._disk.wait(seconds)

@@ -19,16 +19,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from saccade.encoder.cache.disk import DiskTier
-from saccade.encoder.cache.prefetch import Prefetcher
-from saccade.encoder.cache.tiers import (
-    CacheEntry,
-    CacheTier,
-    FeatureTransfer,
-    IdentityTransfer,
-    PendingUpload,
-    ViewIndex,
-)
+from saccade.encoder.cache.disk import DiskTier, Prefetcher
+from saccade.encoder.cache.tiers import CacheEntry, CacheTier, FeatureTransfer, PendingUpload, ViewIndex
 from saccade.metrics import FeatureStats, TierStats
 
 log = logging.getLogger(__name__)
@@ -60,7 +52,7 @@ class EncoderCache(Generic[T]):
         self._device: CacheTier[T | PendingUpload[T]] = CacheTier(budget, ttl, clock)
         self._host: CacheTier[Any] = CacheTier(host, ttl, clock)  # pinned there: held or prefetched views
         self._disk = disk
-        self._transfer: FeatureTransfer[T] = transfer if transfer is not None else IdentityTransfer()
+        self._transfer: FeatureTransfer[T] = transfer or FeatureTransfer()
         self._prefetcher = Prefetcher(disk, clock)
         self._views: ViewIndex[CachedView] = ViewIndex()  # in memory
         self._deleted: set[bytes] = set()  # pinned when they were deleted; they go when unpinned
@@ -209,11 +201,12 @@ class EncoderCache(Generic[T]):
 
     def poll(self) -> list[bytes]:
         """Take in completed reads, expire old entries; gives images that other servers have deleted."""
-        for one, created in self._prefetcher.completed():
-            if one.host is None:
-                self._drop_prefetched(one.key)
-            else:
-                self._put_fetched(one.key, one.host, CachedView(one.content, one.nbytes, created))
+        for read in self._prefetcher.completed():
+            if read.host is None:
+                self._drop_prefetched(read.key)
+            elif read.key not in self._host:
+                self._views.setdefault(read.key, CachedView(read.content, read.nbytes, read.created))
+                self._host.put(read.key, read.host, self._transfer.host_bytes(read.nbytes))
         for key in self._prefetcher.expired():
             self._drop_prefetched(key)
         for key, entry in self._device.expire():
@@ -265,12 +258,6 @@ class EncoderCache(Generic[T]):
     def _views_of(self, content: bytes) -> list[bytes]:
         """The views of an image that are in memory."""
         return [key for key in self._views.of(content) if key not in self._deleted]
-
-    def _put_fetched(self, key: bytes, host: Any, view: CachedView) -> None:
-        if key not in self._host:
-            if key not in self._views:
-                self._views[key] = view
-            self._host.put(key, host, self._transfer.host_bytes(view.nbytes))
 
     def _promote(self, key: bytes) -> None:
         """Start copying an entry of the host tier to the device."""

@@ -23,36 +23,26 @@ class PendingUpload(Generic[T]):
         self.wait = wait
 
 
-class FeatureTransfer(Protocol[T]):
-    """Copies between device and host memory. No call waits for a copy, except `to_bytes`, which threads
-    call."""
+class FeatureTransfer(Generic[T]):
+    """Copies between device and host memory. No call waits for a copy, except `to_bytes`, which threads call.
+    This base class copies nothing: simulations have only names as features."""
 
-    def to_host(self, features: T) -> Any: ...
-    def to_device(self, host: Any) -> T | PendingUpload[T]: ...
-    def host_bytes(self, nbytes: int) -> int:
-        """Host memory taken by features of `nbytes` on the device."""
-
-    def to_bytes(self, host: Any) -> FeatureBytes: ...
-    def allocate_host(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, memoryview]:
-        """Host memory to read features into, and a view of its bytes."""
-
-
-class IdentityTransfer:
-    """For simulations, whose features are only names."""
-
-    def to_host(self, features: Any) -> Any:
+    def to_host(self, features: T) -> Any:
         return features
 
-    def to_device(self, host: Any) -> Any:
-        return host
+    def to_device(self, host: Any) -> T | PendingUpload[T]:
+        found: T = host
+        return found
 
     def host_bytes(self, nbytes: int) -> int:
+        """Host memory taken by features of `nbytes` on the device."""
         return nbytes
 
     def to_bytes(self, host: Any) -> FeatureBytes:
         raise NotImplementedError("simulated features have no bytes")
 
     def allocate_host(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, memoryview]:
+        """Host memory to read features into, and a view of its bytes."""
         raise NotImplementedError("simulated features have no bytes")
 
 

@@ -46,15 +46,12 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return flat.data
 
 
-class CpuTransfer:
+class CpuTransfer(FeatureTransfer[Tensor]):
     def to_host(self, features: Tensor) -> HostFeatures:
         return HostFeatures(copy_to_own_mapping(features))
 
     def to_device(self, host: HostFeatures) -> Tensor | PendingUpload[Tensor]:
         return copy_to_own_mapping(host.tensor)
-
-    def host_bytes(self, nbytes: int) -> int:
-        return nbytes
 
     def to_bytes(self, host: HostFeatures) -> FeatureBytes:
         if host.ready is not None:
@@ -75,9 +72,8 @@ class CudaTransfer(CpuTransfer):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def to_host(self, features: Tensor) -> HostFeatures:
-        self._stream.wait_stream(
-            torch.cuda.current_stream(self._device)
-        )  # the features may still be computed
+        # The features may still be computed.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
             host.copy_(features, non_blocking=True)
@@ -111,10 +107,6 @@ class CudaTransfer(CpuTransfer):
         return HostFeatures(tensor), _bytes_of(tensor)
 
 
-def make_transfer(device: torch.device) -> FeatureTransfer[Tensor]:
-    return CudaTransfer(device) if device.type == "cuda" else CpuTransfer()
-
-
 def build_encoder_cache(
     config: EngineConfig, feature_bytes: int, model: LanguageModel, device: torch.device
 ) -> EncoderCache[Tensor]:
@@ -126,7 +118,7 @@ def build_encoder_cache(
         raise ConfigError(
             f"vision cache: host is {cache.host / GIB:.1f} GiB, but the machine has {present / GIB:.1f} GiB"
         )
-    transfer = make_transfer(device)
+    transfer = CudaTransfer(device) if device.type == "cuda" else CpuTransfer()
     disk = None
     if cache.disk and cache.dir is not None:
         identity = tower_fingerprint(model.vision, device)
