@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.encoder.merge_embeddings import merge_embeddings
+from saccade.encoder.encoder_runner import merge_embeddings
 from saccade.request import View
 from saccade.step_plan import ScheduledSequence, Span
 

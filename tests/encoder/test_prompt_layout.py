@@ -7,7 +7,7 @@ import torch
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from saccade.encoder.prompt_layout import extend_layout, insert_zoomed_views, lay_out_prompt
+from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.errors import InvalidValue
 from saccade.lod.types import LodParams, Region
 from saccade.request import Media, Request, View, ZoomRequest
@@ -158,6 +158,8 @@ def test_a_layout_is_extended_to_that_of_the_decided_request(
     asked = Request(id="r", prompt=prompt, media=tuple(items), zooming=place, registered=registered)
     regions = [Region((i, i, i + 4, i + 3), (1 + i, 2), 1.0) for i in range(zooms)]
     decided = insert_zoomed_views(asked, dict.fromkeys(slots, regions))
-    found, whole = extend_layout(lay_out_prompt(asked), asked, decided), lay_out_prompt(decided)
+    assert asked.zooming is not None
+    found = lay_out_prompt(decided, lay_out_prompt(asked), asked.zooming.at)
+    whole = lay_out_prompt(decided)
     assert (found.tokens, found.spans, found.delta) == (whole.tokens, whole.spans, whole.delta)
     assert np.array_equal(found.positions, whole.positions)

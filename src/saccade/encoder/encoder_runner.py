@@ -1,23 +1,31 @@
-"""The encoder runner: uploads pixels, makes and packs patches, runs the vision tower, splits the features."""
+"""The encoder runner: uploads pixels, makes and packs patches, runs the vision tower, splits the features.
+
+`merge_embeddings` then puts the features in place of the placeholders' embeddings. An eager step packs the
+features of its visual tokens; a captured step reads them from a static buffer with a row per token, zero
+where the token is text. Neither waits for the device.
+"""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.encoder.encoder_graphs import EncoderGraphs, TowerGraph, TowerStages
 from saccade.encoder.partial_views import PartialViews
-from saccade.encoder.preprocess import PixelProcessing, Preprocessor
+from saccade.encoder.preprocess import Preprocessor
 from saccade.encoder.upload import PinnedStaging, PixelUploads
 from saccade.host.allocator import copy_to_own_mapping
+from saccade.inputs.image_processor import PatchSettings
 from saccade.inputs.media.decode import contiguous
-from saccade.models.interface import PatchGrid, VisionTower
+from saccade.models.interface import DeepStackFeatures, PatchGrid, VisionTower
 from saccade.request import Pixels
-from saccade.step_plan import EncodeTask
+from saccade.step_plan import EncodeTask, ScheduledSequence, Span
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +46,7 @@ class EncoderRunner:
     def __init__(
         self,
         tower: VisionTower,
-        processing: PixelProcessing | Sequence[PixelProcessing],
+        processing: PatchSettings | Sequence[PatchSettings],
         device: torch.device,
         dtype: torch.dtype,
         partial_views: PartialViews[PartialEncoding] | None = None,
@@ -113,7 +121,7 @@ class EncoderRunner:
             levels = [_join(level) for level in zip(*(one.levels for one in partial), strict=True)]
             stream = _join([one.stream for one in partial])
         else:
-            stream = stages.begin(self._packed_patches(group), layout)
+            stream = stages.begin(self.preprocess(group), layout)
         end = self._tower.depth if stop is None else stop
         stream, more = stages.carry(stream, layout, first, end)
         levels += more
@@ -131,7 +139,8 @@ class EncoderRunner:
         each view runs alone, captured from the first time on, so that the kernels are always the same."""
         eager: list[EncodeTask] = []
         alone = self._tower.mode.deterministic
-        for _, alike in groupby(sorted(tasks, key=_sort_key), key=self._graph_key):
+        same = 4 if self._tower.by_grid else 3  # parts of the sort key that views of a captured call share
+        for _, alike in groupby(sorted(tasks, key=_sort_key), key=lambda task: _sort_key(task)[:same]):
             views = list(alike)
             while views:
                 count = 1 if alone else self._next_count(views)
@@ -143,11 +152,6 @@ class EncoderRunner:
                     yield from ((some[first : first + step], found) for first in range(0, len(some), step))
         for group in self._eager_groups(eager):
             yield group, self._tower
-
-    def _graph_key(self, task: EncodeTask) -> tuple[int, int | None, int, PatchGrid | None]:
-        """Views with the same key can share a captured call."""
-        grid = task.view.grid if self._tower.by_grid else None
-        return task.first_layer, task.stop_layer, task.patches, grid
 
     def _find_graph(self, task: EncodeTask, count: int, *, now: bool) -> tuple[int, TowerGraph | None]:
         """Graphs for `count` views like this, and how many of them a call takes."""
@@ -225,14 +229,20 @@ class EncoderRunner:
     # From pixels to patches
 
     @torch.inference_mode()
-    def preprocess(self, task: EncodeTask) -> Tensor:
-        """The patches of a view."""
-        return self._packed_patches([task])
-
-    def _packed_patches(self, group: Sequence[EncodeTask]) -> Tensor:
-        distinct = {id(task.pixels): task for task in group}  # views of one image share its pixels
+    def preprocess(self, tasks: Sequence[EncodeTask]) -> Tensor:
+        """The patches of some views, packed."""
+        distinct = {id(task.pixels): task for task in tasks}  # views of one image share its pixels
         frames = {name: self.upload(one.pixels, one.view.content) for name, one in distinct.items()}
-        return _join([self._patches(frames[id(task.pixels)], task) for task in group])
+        patches = []
+        for task in tasks:
+            preprocessor = self._preprocessors.get(task.view.processing)
+            if preprocessor is None:
+                raise ValueError(
+                    f"a view was made for processing {task.view.processing.hex()}; this encoder knows "
+                    f"{', '.join(name.hex() for name in self._preprocessors)}"
+                )
+            patches.append(preprocessor.patches(frames[id(task.pixels)], task.view, self._dtype))
+        return _join(patches)
 
     def upload(self, pixels: Pixels, content: bytes = b"") -> Tensor:
         """A copy on the device, to be read only; the host does not wait for it. `content` is the image's
@@ -255,18 +265,10 @@ class EncoderRunner:
             with suppress(torch.OutOfMemoryError):
                 self._uploads.send(pixels, content)
 
-    def _patches(self, frames: Tensor, task: EncodeTask) -> Tensor:
-        preprocessor = self._preprocessors.get(task.view.processing)
-        if preprocessor is None:
-            raise ValueError(
-                f"a view was made for processing {task.view.processing.hex()}; this encoder knows "
-                f"{', '.join(name.hex() for name in self._preprocessors)}"
-            )
-        return preprocessor.patches(frames, task.view, self._dtype)
-
 
 def _sort_key(task: EncodeTask) -> tuple[int, int, int, PatchGrid]:
-    """Views of one shape together, and equal grids together, whose tables are then copied once."""
+    """Views of the same layers and shape together, and equal grids together, whose tables are then copied
+    once."""
     stop = -1 if task.stop_layer is None else task.stop_layer
     return task.first_layer, stop, task.patches, task.view.grid
 
@@ -279,3 +281,91 @@ def _failure_reason(error: Exception) -> str:
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class VisualSlice(NamedTuple):
+    """The tokens of a view that a row computes."""
+
+    span: Span
+    first: int  # token of the view
+    length: int
+    position: int  # of the first among all tokens of the rows
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        return np.arange(self.position, self.position + self.length)
+
+
+def visual_slices(rows: Sequence[ScheduledSequence]) -> Iterator[VisualSlice]:
+    offset = 0
+    for row in rows:
+        for span in row.spans:
+            start = max(span.start, row.start)
+            stop = min(span.stop, row.start + row.num_tokens)
+            if start < stop:
+                yield VisualSlice(span, start - span.start, stop - start, offset + start - row.start)
+        offset += row.num_tokens
+
+
+def merge_embeddings(
+    embeds: Tensor, rows: Sequence[ScheduledSequence], features: Callable[[bytes], Tensor], depth_levels: int
+) -> DeepStackFeatures | None:
+    """Write the visual tokens' embeddings into `embeds` [T, H]; gives their deeper (DeepStack) levels, if
+    any.
+
+    The T tokens are those of `rows` in order. `features(key)` is [view.tokens, (1 + depth_levels) * H]. A row
+    may begin and end inside a view.
+    """
+    width = (1 + depth_levels) * embeds.shape[1]
+    slices = list(visual_slices(rows))
+    if not slices:
+        return None
+    pieces = [_slice_of(features(one.span.key), one, width) for one in slices]
+    index = upload_index(np.concatenate([one.indices for one in slices]), embeds.device)
+    visual = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(embeds.dtype)
+    embeds.index_copy_(0, index, visual[:, : embeds.shape[1]])
+    return _deep_levels(visual, embeds.shape[1], index)
+
+
+def fill_visual_buffer(
+    buffer: Tensor, rows: Sequence[ScheduledSequence], features: Callable[[bytes], Tensor]
+) -> None:
+    """Copy the visual tokens' features into a static buffer [tokens, (1 + depth_levels) * H]. Text tokens get
+    zeros, since deeper levels are added to all tokens."""
+    buffer.zero_()
+    slices = list(visual_slices(rows))
+    targets = [buffer[one.position : one.position + one.length] for one in slices]
+    # One launch for all: a question may have eight zoomed views.
+    torch._foreach_copy_(targets, [_slice_of(features(one.span.key), one, buffer.shape[1]) for one in slices])
+
+
+def merge_visual_buffer(
+    embeds: Tensor, buffer: Tensor, is_visual: Tensor, index: Tensor
+) -> DeepStackFeatures | None:
+    """The same for a captured step: `index` [tokens] are the buffer's tokens among those of `embeds` [T, H],
+    the last ones; `is_visual` [tokens] masks the visual ones."""
+    hidden = embeds.shape[1]
+    tail = embeds[embeds.shape[0] - buffer.shape[0] :]
+    torch.where(is_visual[:, None], buffer[:, :hidden], tail, out=tail)
+    return _deep_levels(buffer, hidden, index)
+
+
+def _slice_of(features: Tensor, one: VisualSlice, width: int) -> Tensor:
+    expected = (one.span.view.tokens, width)
+    if tuple(features.shape) != expected:
+        raise ValueError(f"features of a view have shape {tuple(features.shape)}; its tokens need {expected}")
+    return features[one.first : one.first + one.length]
+
+
+def _deep_levels(visual: Tensor, hidden: int, index: Tensor) -> DeepStackFeatures | None:
+    """[n, (1 + D) * H] -> [D, n, H], a view: each level is read once, so packing it gains nothing."""
+    if visual.shape[1] == hidden:
+        return None
+    levels = visual[:, hidden:].view(len(visual), -1, hidden).transpose(0, 1)
+    return DeepStackFeatures(index=index, levels=levels)
+
+
+def upload_index(values: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Token indices on the device; the host does not wait for the copy."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

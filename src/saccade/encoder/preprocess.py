@@ -7,7 +7,6 @@ is Pillow itself, on the host.
 """
 
 from functools import cached_property, lru_cache, partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from saccade.inputs.image_processor import PatchSettings
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.patchify import patchify_triton, resample_triton
 from saccade.request import View
@@ -29,33 +29,11 @@ _CACHED_TAPS = 256  # (source, target) lengths; at most 60 KB each for 4,096 pix
 _PIECE_VALUES = 1 << 20  # pixels normalised at once (8 MiB in float64)
 
 
-class PixelProcessing(Protocol):
-    """A checkpoint's pixel processing once the grid is chosen."""
-
-    @property
-    def patch_size(self) -> int: ...
-    @property
-    def merge_size(self) -> int: ...
-    @property
-    def temporal_patch_size(self) -> int: ...
-    @property
-    def mean(self) -> tuple[float, float, float]: ...
-    @property
-    def std(self) -> tuple[float, float, float]: ...
-    @property
-    def rescale_factor(self) -> float: ...
-    @property
-    def digest(self) -> bytes: ...
-
-
 class Preprocessor:
     """A checkpoint's pixel processing on one device."""
 
     def __init__(
-        self,
-        processing: PixelProcessing,
-        device: torch.device,
-        mode: KernelMode = DEFAULT_MODE,
+        self, processing: PatchSettings, device: torch.device, mode: KernelMode = DEFAULT_MODE
     ) -> None:
         self._processing, self._mode = processing, mode
         self._taps = lru_cache(maxsize=_CACHED_TAPS)(partial(build_taps, device=device))
@@ -130,7 +108,7 @@ def build_taps(source: int, target: int, device: torch.device) -> tuple[Tensor, 
     return first.to(device, non_blocking=True), weights.to(device, non_blocking=True)
 
 
-def _check(pixels: Tensor, view: View, processing: PixelProcessing) -> None:
+def _check(pixels: Tensor, view: View, processing: PatchSettings) -> None:
     if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
         raise ValueError(
             f"pixels are {pixels.dtype} {tuple(pixels.shape)}; uint8 [frames, height, width, 3] is needed"
@@ -197,7 +175,7 @@ def _cubic(x: Floats) -> Floats:
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
-def _patchify(frames: Tensor, grid: tuple[int, int], processing: PixelProcessing) -> Tensor:
+def _patchify(frames: Tensor, grid: tuple[int, int], processing: PatchSettings) -> Tensor:
     """[frames, height, width, 3] -> [grid_h * grid_w, 3, frames, patch * patch], patches in merge order."""
     count = frames.shape[0]
     merge, patch = processing.merge_size, processing.patch_size

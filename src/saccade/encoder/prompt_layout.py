@@ -16,7 +16,7 @@ from saccade.step_plan import PromptLayout, Role, Span
 TARGET = b"relevance target"
 
 
-def lay_out_prompt(request: Request) -> PromptLayout:
+def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: int = 0) -> PromptLayout:
     """Expand the placeholders and give every token its positions on three axes (time, row, column).
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
@@ -27,21 +27,11 @@ def lay_out_prompt(request: Request) -> PromptLayout:
     view that begins at position p has time p and the rows and columns of its part of the earlier frame; the
     next token is at p + 1.
 
-    A prompt whose zoomed views are not chosen yet is laid out up to their insertion point.
+    A prompt whose zoomed views are not chosen yet is laid out up to their insertion point. When they are,
+    this continues the layout `begun`, which covers the first `done` ids of the prompt.
     """
     prompt = request.prompt[: request.zooming.at] if request.zooming else request.prompt
-    return _continue(PromptLayout((), (), np.empty((3, 0), np.float32), 0), 0, request, prompt)
-
-
-def extend_layout(layout: PromptLayout, request: Request, decided: Request) -> PromptLayout:
-    """Extend the layout of `request`, which waited for zoomed views, to that of `decided`, which has them."""
-    if request.zooming is None:
-        raise ValueError(f"request {request.id} does not wait for zoomed views")
-    return _continue(layout, request.zooming.at, decided, decided.prompt)
-
-
-def _continue(begun: PromptLayout, done: int, request: Request, prompt: tuple[int, ...]) -> PromptLayout:
-    """The layout of a prompt whose first `done` ids have the layout `begun`."""
+    begun = begun or PromptLayout((), (), np.empty((3, 0), np.float32), 0)
     media = _sorted_media(request, len(prompt) - 1)
     known = len(begun.spans)
     targets = request.zooming.placeholders if request.zooming is not None else ()
@@ -67,7 +57,10 @@ def _continue(begun: PromptLayout, done: int, request: Request, prompt: tuple[in
             following = position + (max(whole.full) if whole is item else 1)
         else:
             grid = _grid_positions(*view.token_grid) + position
-        role, is_target = _role(item), item.placeholder in targets
+        role: Role = "whole" if item.full == view.token_grid else "global"
+        if item.origin is not None:
+            role = "zoom"
+        is_target = item.placeholder in targets
         if is_target and role == "whole":  # a preview at full detail
             place += TARGET
         spans.append(Span(len(tokens), view, view.key, place, role, is_target or role == "global"))
@@ -98,7 +91,14 @@ def _sorted_media(request: Request, last: int) -> list[Media]:
                 f"two media are at prompt index {item.placeholder}; give each its own placeholder id",
                 param="media",
             )
-        _check_grid(item.view)
+        rows, columns = item.view.grid
+        merge = item.view.merge
+        if merge < 1 or min(rows, columns) < merge or rows % merge or columns % merge:
+            raise InvalidValue(
+                f"a view has a grid of {rows} x {columns} patches; "
+                f"both sides must be positive multiples of {merge}",
+                param="media",
+            )
         previous = item.placeholder
     return media
 
@@ -115,22 +115,6 @@ def _whole_image(item: Media, wholes: dict[int, tuple[Media, int]], position: in
             param="media",
         )
     return wholes[item.origin]
-
-
-def _role(item: Media) -> Role:
-    if item.origin is not None:
-        return "zoom"
-    return "whole" if item.full == item.view.token_grid else "global"
-
-
-def _check_grid(view: View) -> None:
-    rows, columns = view.grid
-    if view.merge < 1 or min(rows, columns) < view.merge or rows % view.merge or columns % view.merge:
-        raise InvalidValue(
-            f"a view has a grid of {rows} x {columns} patches; "
-            f"both sides must be positive multiples of {view.merge}",
-            param="media",
-        )
 
 
 def _set_text_positions(positions: NDArray[np.float32], start: int, count: int, position: int) -> int:

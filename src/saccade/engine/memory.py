@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +11,9 @@ from saccade.checkpoint import Checkpoint
 from saccade.config import GIB, EngineConfig
 from saccade.encoder import upload
 from saccade.encoder.encoder_graphs import MAX_PATCHES, MAX_SHAPES, EncoderBuffers
-from saccade.encoder.preprocess import PixelProcessing, Preprocessor
+from saccade.encoder.preprocess import Preprocessor
 from saccade.errors import ConfigError
+from saccade.inputs.image_processor import PatchSettings
 from saccade.kernels.attention.decode import DecodeTuning, default_splits
 from saccade.kernels.attention.metadata import MOST_GATHERED
 from saccade.kernels.dispatch import use_triton
@@ -230,19 +231,12 @@ def _measure_workspace(
     return max(peak, gathered) + 3 * rows * model.vocab_size * 4 + penalties + slack
 
 
-class SizedProcessing(PixelProcessing, Protocol):
-    @property
-    def max_pixels(self) -> int: ...
-
-
 class EncoderMemory(NamedTuple):
     peak: int  # while the largest view is computed
     kept: int  # static buffers, graph memory, partial views
 
 
-def largest_grid(
-    tower: VisionTower, processing: Sequence[SizedProcessing], max_tokens: int
-) -> tuple[int, int]:
+def largest_grid(tower: VisionTower, processing: Sequence[PatchSettings], max_tokens: int) -> tuple[int, int]:
     """Patch rows and columns of the largest view that the processors give, or that a context of `max_tokens`
     holds, if that is less. Nearly square: the shape does not change the bytes."""
     merge = tower.merge
@@ -261,7 +255,7 @@ def partial_view_bytes(tower: VisionTower, dtype: torch.dtype, count: int) -> in
 @torch.inference_mode()
 def measure_encoder_memory(
     tower: VisionTower,
-    processing: Sequence[SizedProcessing],
+    processing: Sequence[PatchSettings],
     device: torch.device,
     dtype: torch.dtype,
     max_tokens: int,
@@ -286,7 +280,7 @@ def measure_encoder_memory(
 
 def _measure(
     tower: VisionTower,
-    processing: SizedProcessing | None,
+    processing: PatchSettings | None,
     grid: tuple[int, int],
     device: torch.device,
     dtype: torch.dtype,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from saccade.encoder.prompt_layout import extend_layout, insert_zoomed_views
+from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.lod.allocate import Field, allocate
 from saccade.lod.balance import Balanced, balance, refine, spread
 from saccade.lod.types import FINE, LodParams, RelevanceMaps, ScoredImage, ViewRule, ZoomChoice
@@ -147,7 +147,7 @@ class ZoomDecision:
         )
         return Resolution(
             extended,
-            extend_layout(layout, request, extended),
+            lay_out_prompt(extended, layout, zooming.at),
             finish="stop" if zooming.preview_only else None,
             zoomed=zoomed,
         )

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.encoder.merge_embeddings import visual_slices
+from saccade.encoder.encoder_runner import upload_index, visual_slices
 from saccade.errors import CheckpointError
 from saccade.kernels.attention.quantized_kv import read_slots
 from saccade.kv_cache.pages import Paged, Pages
@@ -181,9 +181,7 @@ class RelevancePass:
         last = [end - 1 for end, one in zip(ends, scheduled, strict=True) if one.relevance_targets]
         if self._head is None:
             return HiddenStateTap(dict.fromkeys(self._layers, self._index(last)))
-        views = [
-            np.arange(v.position, v.position + v.length) for v in visual_slices(scheduled) if v.span.is_target
-        ]
+        views = [one.indices for one in visual_slices(scheduled) if one.span.is_target]
         tokens = self._index(np.concatenate([*views, np.array(last, dtype=np.int64)]))
         return HiddenStateTap({self._head.layer: tokens})
 
@@ -295,9 +293,8 @@ class RelevancePass:
         tables = torch.stack([query.table for query in queries])
         return tables.gather(1, index // size).long() * size + index % size
 
-    def _index(self, values: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-        host = torch.from_numpy(np.asarray(values, dtype=np.int64))
-        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
+    def _index(self, values: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        return upload_index(np.asarray(values, dtype=np.int64), self._device)
 
     def _maps_of(self, target: RelevanceTarget) -> ImageMapsTransfer:
         """The image maps of a target's view, cached."""

@@ -78,7 +78,7 @@ def warm_up_encoder(
             for _ in range(2):
                 encoder.encode(call, capture=True)
         for size in bar.track(ODD_SIZES, description="odd sizes"):
-            encoder.preprocess(_blank_images(size, processing, 1)[0])
+            encoder.preprocess(_blank_images(size, processing, 1))
     return len(calls)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.encoder.merge_embeddings import fill_visual_buffer, merge_visual_buffer, visual_slices
+from saccade.encoder.encoder_runner import fill_visual_buffer, merge_visual_buffer, visual_slices
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.slot_state import advance_slots, gather_slots

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.encoder.cache.store import EncoderCache
-from saccade.encoder.encoder_runner import EncoderRunner
-from saccade.encoder.merge_embeddings import merge_embeddings
+from saccade.encoder.encoder_runner import EncoderRunner, merge_embeddings
 from saccade.kernels.cuda_graph import Replay
 from saccade.kernels.jit import compile_only, compiling
 from saccade.kernels.sampling.slot_state import advance_slots
