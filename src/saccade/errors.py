@@ -1,26 +1,4 @@
-"""All errors, as one tree. Messages are for the caller: value, limit and remedy; never a path or an address.
-
-SaccadeError
-├── RequestError            the caller's fault, or no capacity; other requests are not affected
-│   ├── InvalidValue        400  a field is wrong: `param` names it
-│   │   ├── MediaRefused    400  an image or video that cannot or may not be used
-│   │   └── ContextTooLong  400  more tokens than the model's context
-│   ├── InvalidHTTP         400  the bytes on the connection are not HTTP
-│   ├── NotAllowed          401  missing or wrong API key
-│   ├── NotFound            404  no such model or route
-│   │   └── ImageNotFound   404  an image was named whose features are not cached
-│   ├── WrongMethod         405  the route does not take this method
-│   ├── BodyTooSlow         408  the request took too long to arrive
-│   ├── BodyTooLarge        413  the request body is over its limit
-│   ├── WrongContentType    415  the request body is not declared as JSON
-│   ├── HeadersTooLarge     431  the request's headers are over their limit
-│   ├── TimedOut            504  the answer took longer than a request may take
-│   ├── EncodingFailed      503  the device could not encode an image; a retry may succeed
-│   └── Overloaded          503  the queue is full, or the server is shutting down
-├── CheckpointError         500  the checkpoint is wrong: the message names the file, tensor or key
-├── ConfigError             500  options contradict each other or the machine
-└── EngineDied              503  the engine core ended; the server exits
-"""
+"""All errors, as one tree. Messages for the caller: value, limit and remedy; never a path or an address."""
 
 from typing import ClassVar
 
@@ -39,12 +17,14 @@ class SaccadeError(Exception):
 
 
 class RequestError(SaccadeError):
+    """The caller's fault, or no capacity; other requests are not affected."""
+
     status = 400
     kind = "invalid_request_error"
 
 
 class InvalidValue(RequestError):
-    code = "invalid_value"
+    code = "invalid_value"  # `param` names the field
 
 
 class MediaRefused(InvalidValue):
@@ -71,7 +51,7 @@ class NotFound(RequestError):
 
 
 class ImageNotFound(NotFound):
-    code = "image_not_found"
+    code = "image_not_found"  # an image was named whose features are not cached
 
 
 class WrongMethod(RequestError):
@@ -108,13 +88,13 @@ class TimedOut(RequestError):
 class Overloaded(RequestError):
     status = 503
     kind = "overloaded_error"
-    code = "overloaded"
+    code = "overloaded"  # the queue is full, or the server is shutting down
 
 
 class EncodingFailed(RequestError):
     status = 503
     kind = "engine_error"
-    code = "encoding_failed"
+    code = "encoding_failed"  # a retry may succeed
 
 
 # Errors the engine core may report for a request, by code.

@@ -396,7 +396,7 @@ def test_a_plain_image_request_runs_no_code_of_lod_named_images_or_video(
     files = executed_files(lambda: input_processor.prepare_chat(messages, ASK, "r"))
     assert "inputs/media/decode.py" in files
     assert not [file for file in files if file.startswith("lod/")]
-    assert not files & {"inputs/media/image_names.py", "inputs/media/video.py", "inputs/media/ssrf.py"}
+    assert not files & {"inputs/media/image_names.py", "inputs/media/video.py", "inputs/media/fetch.py"}
 
 
 def test_a_text_request_runs_no_code_for_media(input_processor: InputProcessor) -> None:

@@ -21,7 +21,7 @@ from saccade.inputs.chat_template import ChatTemplate, content_texts, split_medi
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.loader import tenant_hash
-from saccade.inputs.media.request_media import LoadContext, LoadedMedia, MediaLoader, MediaPart
+from saccade.inputs.media.request_media import LoadContext, MediaLoader, MediaPart
 from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import checkpoint_views
@@ -228,6 +228,7 @@ class InputProcessor:
     def _load(
         self, ids: Sequence[int], parts: Sequence[MediaPart], call: _Call, detail_req: DetailRequest | None
     ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
+        """Loads the media, and replaces each placeholder by one per view, with the text and ids around it."""
         text, lod = len(ids) - len(parts), self._lod
         context = LoadContext(
             salt=call.salt,
@@ -240,14 +241,8 @@ class InputProcessor:
             if lod is None or detail_req is None
             else lambda sizes: lod.cost(sizes, detail_req),
         )
-        return self._expand(ids, self._loader.load(parts, context))
-
-    def _expand(
-        self, ids: Sequence[int], loaded: Sequence[LoadedMedia]
-    ) -> tuple[tuple[int, ...], tuple[Media, ...]]:
-        """Replaces each placeholder by one placeholder per view, with the text and ids around it."""
+        items = iter(self._loader.load(parts, context))
         placeholders = set(self._placeholders.values()) - {None}
-        items = iter(loaded)
         prompt: list[int] = []
         media: list[Media] = []
         for token in ids:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Protocol
 
 from saccade import __version__
@@ -144,17 +146,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        each = [one.output.usage for one in self.prompts]
-        if len(each) == 1:
-            return each[0]
-        return Usage(
-            prompt_tokens=sum(usage.prompt_tokens for usage in each),
-            completion_tokens=sum(usage.completion_tokens for usage in each),
-            cached_tokens=sum(usage.cached_tokens for usage in each),
-            visual_tokens=sum(usage.visual_tokens for usage in each),
-            full_visual_tokens=sum(usage.full_visual_tokens for usage in each),
-            images=tuple(name for usage in each for name in usage.images),
-        )
+        return reduce(add, (one.output.usage for one in self.prompts))
 
     @property
     def timing(self) -> RequestTiming:

@@ -197,7 +197,6 @@ class ResponseBody(msgspec.Struct):
 
 class OpenAIEncoder(ResponseEncoder):
     chunk_object: str
-    full_object: str
 
     def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
         self._head = (request_id, int(time.time()), body.model, fingerprint)
@@ -223,7 +222,6 @@ class OpenAIEncoder(ResponseEncoder):
 
 class ChatEncoder(OpenAIEncoder):
     chunk_object = "chat.completion.chunk"
-    full_object = "chat.completion"
 
     def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
         super().__init__(request_id, fingerprint, body)
@@ -235,7 +233,7 @@ class ChatEncoder(OpenAIEncoder):
             self._opened.add(index)
             chunks = self._chunk_event([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
         if piece.text or piece.logprobs:
-            logprobs = _chat_logprobs(piece.logprobs) if piece.logprobs else None
+            logprobs = _chat_logprobs(piece.logprobs)
             chunks += self._chunk_event([ChatChunkChoice(index, ChatDelta(content=piece.text), logprobs)])
         if piece.finish is not None:
             chunks += self._chunk_event([ChatChunkChoice(index, ChatDelta(), None, piece.finish)])
@@ -246,17 +244,16 @@ class ChatEncoder(OpenAIEncoder):
             ChatChoice(
                 index,
                 ResponseMessage("assistant", choice.text),
-                _chat_logprobs(choice.logprobs) if choice.logprobs else None,
+                _chat_logprobs(choice.logprobs),
                 choice.finish_reason,
             )
             for index, choice in choices
         ]
-        return self._body(self.full_object, encoded, usage)
+        return self._body("chat.completion", encoded, usage)
 
 
 class CompletionEncoder(OpenAIEncoder):
     chunk_object = "text_completion"
-    full_object = "text_completion"
 
     def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
         super().__init__(request_id, fingerprint, body)
@@ -273,7 +270,7 @@ class CompletionEncoder(OpenAIEncoder):
             CompletionChoice(index, choice.text, self._logprobs(index, choice.logprobs), choice.finish_reason)
             for index, choice in choices
         ]
-        return self._body(self.full_object, encoded, usage)
+        return self._body("text_completion", encoded, usage)
 
     def _logprobs(self, index: int, tokens: Sequence[DecodedLogprobs]) -> CompletionLogprobs | None:
         if not tokens:
@@ -300,7 +297,9 @@ def _response_usage(usage: Usage) -> ResponseUsage:
     return ResponseUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details, images)
 
 
-def _chat_logprobs(tokens: Sequence[DecodedLogprobs]) -> ChatLogprobs:
+def _chat_logprobs(tokens: Sequence[DecodedLogprobs]) -> ChatLogprobs | None:
+    if not tokens:
+        return None
     slices = (tokens[start : start + LOGPROBS_SLICE] for start in range(0, len(tokens), LOGPROBS_SLICE))
     encoded = b",".join(_encode([_content_logprob(token) for token in part])[1:-1] for part in slices)
     return ChatLogprobs(msgspec.Raw(b"[" + encoded + b"]"))

@@ -4,7 +4,7 @@ import pytest
 
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
-from saccade.inputs.media.ssrf import check_domain, is_public, parse_url, resolve_checked
+from saccade.inputs.media.fetch import check_domain, is_public, parse_url, resolve_checked
 
 
 @pytest.mark.parametrize(
