@@ -16,7 +16,7 @@ from typing import Any
 
 from saccade import LLM
 from saccade.checkpoint import Checkpoint, open_checkpoint
-from saccade.engine.model_size import read_model_size
+from saccade.engine.cost_prior import read_model_size
 from saccade.lod.checkpoint_views import read_views
 from saccade.tools.environment import fingerprint
 from saccade.tools.evaluation.command import greedy

@@ -8,8 +8,8 @@ import click
 import numpy as np
 import torch
 
+from saccade.engine.cost_prior import read_model_size
 from saccade.engine.memory import DTYPES
-from saccade.engine.model_size import read_model_size
 from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.media.loader import SharedImage
 from saccade.llm import LLM, RequestOutput

@@ -23,11 +23,10 @@ from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
-from saccade.engine.model_size import read_model_size
+from saccade.engine.cost_prior import CHIPS, CPU, ModelSize, read_model_size
 from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
 from saccade.scheduler.cost_model import Coefficients, CostModel
-from saccade.scheduler.cost_prior import CHIPS, CPU, ModelSize
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.simulator import LatencyRecorder, SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import Arrival, TrafficKind, VisionSizes, arrivals, parse_kind

@@ -19,8 +19,8 @@ import click
 import torch
 
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
+from saccade.engine.cost_prior import read_model_size
 from saccade.engine.memory import DTYPES
-from saccade.engine.model_size import read_model_size
 from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import Floors, floors

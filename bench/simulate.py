@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.encoder.partial_views import segment_layers
+from saccade.engine.cost_prior import H200, ModelSize, coefficients
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.cost_prior import H200, ModelSize, coefficients
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.simulator import SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals

@@ -17,9 +17,8 @@ import click
 
 from saccade.checkpoint import open_checkpoint
 from saccade.cli.options import option
-from saccade.engine.model_size import read_model_size
+from saccade.engine.cost_prior import H200, coefficients, read_model_size
 from saccade.scheduler.cost_model import CostModel, Work
-from saccade.scheduler.cost_prior import H200, coefficients
 from saccade.tools.report import percentile
 from saccade.worker.buckets import PREFILL_TOKENS
 

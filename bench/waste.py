@@ -22,9 +22,9 @@ from itertools import count
 from random import Random
 
 from bench.simulate import QWEN3_VL_8B
+from saccade.engine.cost_prior import H200, coefficients
 from saccade.request import Delta, Request, Sampling
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.cost_prior import H200, coefficients
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.scheduler.sequence import Sequence
 from saccade.step_plan import StepOutput, StepPlan

@@ -35,8 +35,6 @@ TORCH_FREE = (
     "saccade.kv_cache.pool_sizing",
     "saccade.kv_cache.prefix_cache",
     "saccade.kv_cache.swap_space",
-    "saccade.kv_cache.pinned_prefixes",
-    "saccade.engine.pinned_prefixes",
     "saccade.encoder.cache.store",
     "saccade.encoder.partial_views",
     "saccade.encoder.prompt_layout",
@@ -48,8 +46,7 @@ TORCH_FREE = (
     "saccade.lod.preview",
     "saccade.engine.client",
     "saccade.engine.ipc",
-    "saccade.engine.model_size",
-    "saccade.engine.step_timer",
+    "saccade.engine.cost_prior",
     "saccade.tools.planner",
 )
 
@@ -110,7 +107,6 @@ MAY_IMPORT = {
         "saccade.kv_cache.block_pool",
         "saccade.kv_cache.pool_sizing",
         "saccade.kv_cache.prefix_cache",
-        "saccade.kv_cache.pinned_prefixes",
         "saccade.kv_cache.swap_space",
         "saccade.encoder.cache.store",
         "saccade.encoder.partial_views",

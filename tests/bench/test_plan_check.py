@@ -7,7 +7,7 @@ from bench.plan_check import RequestMaker, plan, rows, run
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.core import Engine
-from saccade.engine.model_size import read_model_size
+from saccade.engine.cost_prior import read_model_size
 from saccade.tools.planner.traffic import parse_kind
 
 KINDS = [

@@ -12,8 +12,7 @@ import torch
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
-from saccade.engine.core import Engine
-from saccade.engine.step_timer import HostStepTimer
+from saccade.engine.core import Engine, HostTimerEvent, StepTimer
 from saccade.inputs.processor import InputProcessor
 from saccade.models.interface import Layout
 from saccade.request import Delta
@@ -115,7 +114,7 @@ def test_idle_time_counts_to_no_step(vl_folder: Path, overlap: bool) -> None:
     )
     engine = Engine(config, progress=False)
     slept = [0.0]
-    engine._monitor.timer = HostStepTimer(lambda: time.perf_counter() + slept[0])
+    engine._monitor.timer = StepTimer(lambda: HostTimerEvent(lambda: time.perf_counter() + slept[0]))
     front = InputProcessor(open_checkpoint(str(vl_folder)), 4096)
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     engine.submit(front.prepare_prompt([5] * 100, params, "long", trusted=True))

@@ -9,8 +9,8 @@ import pytest
 from saccade import SamplingParams
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
+from saccade.engine.builder import pinned_tokens
 from saccade.engine.core import Engine
-from saccade.engine.pinned_prefixes import pinned_tokens
 from saccade.errors import ConfigError
 from saccade.inputs.processor import InputProcessor
 from saccade.request import Request

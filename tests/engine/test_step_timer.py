@@ -1,8 +1,11 @@
 """Every second between a launch and a result is somebody's, and nobody's twice."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
-from saccade.engine.step_timer import DeviceStepTimer, HostStepTimer, TimerEvent
+from saccade.engine.core import HostTimerEvent, StepTimer, TimerEvent
 
 
 class Clock:
@@ -16,51 +19,61 @@ class Clock:
         self.now += seconds
 
 
+def host_timer(clock: Callable[[], float]) -> StepTimer:
+    return StepTimer(partial(HostTimerEvent, clock))
+
+
 def test_a_serial_step_lasts_from_launch_to_output() -> None:
     clock = Clock()
-    timer = HostStepTimer(clock)
+    timer = host_timer(clock)
     for seconds in (2.0, 3.0):
         clock.passes(50)  # nothing runs
         timer.launch_started()
         clock.passes(seconds)
+        timer.launched()
         assert timer.finished(waited=True) == seconds
 
 
-def test_an_overlapped_step_lasts_from_the_previous_output() -> None:
+def test_an_overlapped_step_lasts_as_long_as_its_launch_on_a_cpu() -> None:
     clock = Clock()
-    timer = HostStepTimer(clock)
+    timer = host_timer(clock)
     timer.launch_started()
-    clock.passes(1)
-    timer.launch_started()
-    clock.passes(4)
-    assert timer.finished(waited=True) == 5
+    clock.passes(5)
+    timer.launched()
     timer.launch_started()
     clock.passes(3)
-    assert timer.finished(waited=True) == 3
+    timer.launched()
+    assert timer.finished(waited=True) == 5
+    timer.launch_started()
     clock.passes(2)
+    timer.launched()
+    assert timer.finished(waited=True) == 3
     assert timer.finished(waited=True) == 2
 
 
 def test_the_time_of_a_step_without_samples_counts_to_the_next() -> None:
     clock = Clock()
-    timer = HostStepTimer(clock)
+    timer = host_timer(clock)
     timer.launch_started()
     clock.passes(1)
+    timer.launched()
     assert timer.finished(waited=False) is None
     timer.launch_started()
     clock.passes(4)
+    timer.launched()
     assert timer.finished(waited=True) == 5
 
 
 def test_a_failure_resets_the_timer() -> None:
     clock = Clock()
-    timer = HostStepTimer(clock)
+    timer = host_timer(clock)
     timer.launch_started()
     clock.passes(9)
     timer.failed()
     clock.passes(9)
     timer.launch_started()
     clock.passes(2)
+    timer.launched()
     assert timer.finished(waited=True) == 2
 
 
@@ -92,7 +105,7 @@ class Device:
 
 def test_device_timer_does_not_count_a_slow_launch_to_the_previous_step() -> None:
     device = Device()
-    timer = DeviceStepTimer(device.mark)
+    timer = StepTimer(device.mark)
     took: list[float | None] = []
     for host, work in ((0.1, 5.0), (50.0, 20.0), (0.1, 5.0)):
         timer.launch_started()
@@ -107,7 +120,7 @@ def test_device_timer_does_not_count_a_slow_launch_to_the_previous_step() -> Non
 
 def test_device_timer_counts_a_step_without_wait_to_the_next() -> None:
     device = Device()
-    timer = DeviceStepTimer(device.mark)
+    timer = StepTimer(device.mark)
     for work in (3.0, 4.0, 5.0):
         timer.launch_started()
         device.launch(0.0, work)
@@ -119,7 +132,7 @@ def test_device_timer_counts_a_step_without_wait_to_the_next() -> None:
 
 def test_device_timer_discards_the_time_of_a_failed_step() -> None:
     device = Device()
-    timer = DeviceStepTimer(device.mark)
+    timer = StepTimer(device.mark)
     timer.launch_started()
     device.launch(0.0, 3.0)
     timer.launched()
@@ -137,9 +150,10 @@ def test_device_timer_discards_the_time_of_a_failed_step() -> None:
 
 def test_idle_discards_time_that_was_not_accounted_for() -> None:
     clock, device = Clock(), Device()
-    timer, by_device = HostStepTimer(clock), DeviceStepTimer(device.mark)
+    timer, by_device = host_timer(clock), StepTimer(device.mark)
     timer.launch_started()
     clock.passes(1)
+    timer.launched()
     assert timer.finished(waited=False) is None
     by_device.launch_started()
     device.launch(0.0, 1.0)
@@ -151,6 +165,7 @@ def test_idle_discards_time_that_was_not_accounted_for() -> None:
     device.now += 50
     timer.launch_started()
     clock.passes(2)
+    timer.launched()
     assert timer.finished(waited=True) == 2
     by_device.launch_started()
     device.launch(0.0, 2.0)

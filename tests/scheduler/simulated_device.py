@@ -17,9 +17,8 @@ from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.partial_views import PartialViews
 from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.kv_cache.block_pool import BlockPool
-from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.kv_cache.pool_sizing import VISION_SCOPES
-from saccade.kv_cache.prefix_cache import PrefixCache
+from saccade.kv_cache.prefix_cache import PinnedPrefixes, PrefixCache
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.lod.controller import Choose, LodController
 from saccade.lod.types import (

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.engine.cost_prior import CPU, H200, ModelSize, coefficients
 from saccade.errors import ConfigError
 from saccade.scheduler.cost_model import Coefficients, CostModel, Work, pairs
-from saccade.scheduler.cost_prior import CPU, H200, ModelSize, coefficients
 
 QWEN3_VL_8B = ModelSize(36, 32, 8, 128, 4096, 151_936, 7_568_000_000, 2, 27, 1152, 425_000_000)
 PRIOR = coefficients(QWEN3_VL_8B, H200)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from saccade.engine.cost_prior import H200, ModelSize, coefficients
 from saccade.request import Request
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.cost_prior import H200, ModelSize, coefficients
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.step_plan import EncodeTask, StepPlan
 from saccade.tools.planner.simulator import SimulatedMachine, Simulator, work_of

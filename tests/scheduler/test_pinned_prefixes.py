@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from saccade.engine.builder import validate_pinned_prefixes
 from saccade.errors import ConfigError
-from saccade.kv_cache.pinned_prefixes import PinnedPrefixes, validate_pinned_prefixes
+from saccade.kv_cache.prefix_cache import PinnedPrefixes
 from tests.scheduler.simulated_device import Engine, answer_alone, question, small_limits
 
 SYSTEM = [2, 3, 4, 5, 6, 7, 8, 2, 4, 6]  # ten tokens: two blocks of four are full

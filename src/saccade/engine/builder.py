@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -16,12 +17,23 @@ from saccade.encoder.cache.transfer import build_encoder_cache
 from saccade.encoder.encoder_graphs import build_encoder_graphs
 from saccade.encoder.encoder_runner import EncoderRunner, PartialEncoding
 from saccade.encoder.partial_views import PartialViews, segment_layers
+from saccade.engine.cost_prior import (
+    CHIPS,
+    CPU,
+    Chip,
+    ModelSize,
+    coefficients,
+    copy_tokens,
+    early_exit_tokens,
+    read_model_size,
+)
 from saccade.engine.ipc import EngineInfo
 from saccade.engine.memory import budget, resolve_device, resolve_dtype, side_width
-from saccade.engine.model_size import read_model_size
-from saccade.engine.pinned_prefixes import pinned_tokens
+from saccade.errors import ConfigError
 from saccade.executor.executor import SingleProcessExecutor
 from saccade.host.malloc import limit_onednn_cache
+from saccade.inputs.chat_template import ChatTemplate
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.kernels.attention.quantized_kv import FORMATS
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
 from saccade.kernels.dispatch import TORCH
@@ -29,8 +41,7 @@ from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Pages
-from saccade.kv_cache.pinned_prefixes import PinnedPrefixes, validate_pinned_prefixes
-from saccade.kv_cache.prefix_cache import PrefixCache
+from saccade.kv_cache.prefix_cache import PinnedPrefixes, PrefixCache
 from saccade.kv_cache.swap_copies import HostPages
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.lod.checkpoint_views import checkpoint_views
@@ -41,15 +52,6 @@ from saccade.lod.scorers import RelevanceHeadWeights
 from saccade.models.loader import load_model
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
-from saccade.scheduler.cost_prior import (
-    CHIPS,
-    CPU,
-    Chip,
-    ModelSize,
-    coefficients,
-    copy_tokens,
-    early_exit_tokens,
-)
 from saccade.scheduler.kv_manager import Caches
 from saccade.scheduler.policy import UNLIMITED, EarlyExit, SchedulerConfig
 from saccade.scheduler.scheduler import Scheduler
@@ -321,3 +323,47 @@ def _warmup_steps(max_seqs: int) -> list[WarmupStep]:
 def _forget_image(relevance: RelevancePass, encoder: EncoderRunner, content: bytes) -> None:
     relevance.forget_image(content)
     encoder.forget_image(content)
+
+
+def pinned_tokens(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
+    """The common prefix of two conversations with the same system prompt."""
+    if not texts:
+        return []
+    if checkpoint.chat_template is None:
+        raise ConfigError("the model has no chat template, so no system prompts; leave out --pin-prefix")
+    tokens = Tokenizer.load(checkpoint)
+    template = ChatTemplate(checkpoint.chat_template, tokens, checkpoint.special_tokens)
+    found = []
+    for text in texts:
+        one, other = (
+            template.encode([{"role": "system", "content": text}, {"role": "user", "content": word}])
+            for word in ("a", "b")
+        )
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        found.append([token for token, _ in shared])
+    return found
+
+
+def validate_pinned_prefixes(
+    prefixes: Sequence[Sequence[int]], block_size: int, block_bytes: int, budget: int, room: int
+) -> None:
+    """Raise unless each prefix fills a block, and all fit a tenant's `budget` (bytes) and the `room`
+    (blocks)."""
+    shortest = min(map(len, prefixes), default=block_size)
+    if shortest < block_size:
+        raise ConfigError(
+            f"a prefix to pin has {shortest} tokens, and KV is kept by blocks of {block_size}; leave it out, "
+            "lengthen it, or lower --block-size"
+        )
+    blocks = sum(len(prefix) // block_size for prefix in prefixes)
+    tokens = sum(len(prefix) for prefix in prefixes)
+    if blocks * block_bytes > budget:
+        raise ConfigError(
+            f"the prefixes to pin have {tokens} tokens, {blocks} KV blocks of {block_bytes} bytes, together "
+            f"{blocks * block_bytes}; a tenant may pin {budget}; raise --pinned-prefix-bytes or shorten them"
+        )
+    if blocks > room:
+        raise ConfigError(
+            f"the prefixes to pin need {blocks} KV blocks; beside a request of the longest context there is "
+            f"room for {max(room, 0)}; give the KV cache more memory or lower --max-model-len"
+        )

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,6 @@ from saccade.engine.builder import build_engine
 from saccade.engine.ipc import EngineInfo
 from saccade.engine.pacing import StepPacer
 from saccade.engine.step_log import StepLog
-from saccade.engine.step_timer import DeviceStepTimer, HostStepTimer, StepTimer, TimerEvent
 from saccade.executor.executor import Executor, StepFuture
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request
@@ -25,6 +25,25 @@ from saccade.scheduler.scheduler import Scheduler
 from saccade.step_plan import StepOutput, StepPlan
 
 log = logging.getLogger(__name__)
+
+
+class TimerEvent(Protocol):
+    """A point in the work of a device."""
+
+    def seconds_until(self, later: "TimerEvent") -> float:
+        """Waits for the later one."""
+
+
+class HostTimerEvent:
+    """For a CPU, which has computed a step when its launch returns."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._time = clock()
+
+    def seconds_until(self, later: TimerEvent) -> float:
+        if not isinstance(later, HostTimerEvent):
+            raise TypeError(f"a {type(later).__name__} is not an event of the host")
+        return later._time - self._time
 
 
 class CudaTimerEvent:
@@ -37,6 +56,49 @@ class CudaTimerEvent:
             raise TypeError(f"a {type(later).__name__} is not a CUDA event")
         later._event.synchronize()
         return float(self._event.elapsed_time(later._event)) / 1e3
+
+
+class StepTimer:
+    """How long each step takes on the device, by events before and behind its launch.
+
+    The output of a step that samples nothing is available without waiting for the device: its end is not
+    seen, and its time counts to the next step that does sample.
+    """
+
+    def __init__(self, record: Callable[[], TimerEvent]) -> None:
+        self._record = record
+        self._begun: TimerEvent | None = None  # of the step being launched
+        self._running: deque[tuple[TimerEvent, TimerEvent]] = deque()  # begin and end, oldest step first
+        self._since: TimerEvent | None = None  # begin of steps not yet accounted for
+
+    def launch_started(self) -> None:
+        self._begun = self._record()
+
+    def launched(self) -> None:
+        if self._begun is None:
+            raise RuntimeError("launched() without launch_started()")
+        self._running.append((self._begun, self._record()))
+        self._begun = None
+
+    def finished(self, *, waited: bool) -> float | None:
+        """The output of the oldest running step is there; `waited`: by waiting for the device. Returns the
+        step's seconds, None where its end was not seen."""
+        first, last = self._running.popleft()
+        first = self._since or first
+        self._since = None if waited else first
+        return first.seconds_until(last) if waited else None
+
+    def failed(self) -> None:
+        """A step failed, the one being launched or else the oldest running one: discard its time."""
+        if self._begun is not None:
+            self._begun = None
+        elif self._running:
+            self._running.popleft()
+        self._since = None
+
+    def idle(self) -> None:
+        """Nothing runs: the next step begins when it is launched."""
+        self._since = None
 
 
 class StepMonitor:
@@ -229,7 +291,7 @@ class Engine:
         self._encoder_cache = parts.encoder_cache
         on_gpu = self.info.device.startswith("cuda")
         self._monitor = StepMonitor(
-            DeviceStepTimer(CudaTimerEvent) if on_gpu else HostStepTimer(),
+            StepTimer(CudaTimerEvent if on_gpu else HostTimerEvent),
             None if config.step_log is None else StepLog(Path(config.step_log)),
             # A CPU computes a step while it is launched: delaying the next plan gains nothing.
             StepPacer() if on_gpu and parts.overlap else None,

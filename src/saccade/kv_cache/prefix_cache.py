@@ -22,7 +22,6 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from saccade.kv_cache.block_pool import BlockPool
-from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.step_plan import Role, Span
 
 MAX_VERSIONS = 1 << 16  # deleted images distinguished; beyond, one deletion hides the KV of all images
@@ -186,6 +185,49 @@ class PartialHit(NamedTuple):
 def _common_tokens(content: bytes, ends: Sequence[int], other: bytes) -> int:
     """How many first tokens of `content`, which end at `ends`, are also those of `other`."""
     return bisect_left(ends, True, key=lambda end: not other.startswith(content[:end]))
+
+
+class PinnedPrefixes:
+    """KV blocks of the operator's system prompts, which are never evicted.
+
+    Nothing is computed ahead: a tenant's first request computes its copy, since tenants share no blocks. All
+    pins together leave room for a request of the longest context; further tenants have their prefixes cached
+    like any others.
+    """
+
+    def __init__(self, prefixes: Sequence[Sequence[int]], capacity: int) -> None:
+        self.prefixes = [tuple(prefix) for prefix in prefixes]
+        self.capacity = capacity  # blocks of all tenants together
+        self.refusals = 0  # sequences of tenants for whom there was no room
+        self._tenants: set[bytes] = set()  # by salt
+        self._blocks: dict[bytes, int | None] = {}  # key -> block, None until it is computed
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks pinned so far."""
+        return [block for block in self._blocks.values() if block is not None]
+
+    def knows(self, salt: bytes) -> bool:
+        return salt in self._tenants
+
+    def admit(self, salt: bytes, keys: Sequence[bytes]) -> None:
+        """Reserve room for a tenant whose prefix blocks have these keys. A tenant without keys is not
+        remembered, which bounds their number by `capacity`."""
+        wanted = set(keys)
+        if not wanted:
+            return
+        if len(self._blocks) + len(wanted) > self.capacity:
+            self.refusals += 1
+            return
+        self._tenants.add(salt)
+        self._blocks |= dict.fromkeys(wanted)
+
+    def pin(self, key: bytes, block: int) -> bool:
+        """Pin a block that has just been cached, if its key is one of a prefix; gives whether it is."""
+        if key not in self._blocks or self._blocks[key] is not None:
+            return False
+        self._blocks[key] = block
+        return True
 
 
 class PrefixCache:

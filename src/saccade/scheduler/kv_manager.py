@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from saccade.encoder.cache.store import EncoderCache
 from saccade.encoder.partial_views import PartialViews
 from saccade.kv_cache.block_pool import BlockPool
-from saccade.kv_cache.pinned_prefixes import PinnedPrefixes
 from saccade.kv_cache.pool_sizing import VisionBlocks
-from saccade.kv_cache.prefix_cache import PrefixCache, match_groups
+from saccade.kv_cache.prefix_cache import PinnedPrefixes, PrefixCache, match_groups
 from saccade.kv_cache.swap_space import SwapSpace
 from saccade.request import Request
 from saccade.scheduler.cost_model import CostModel

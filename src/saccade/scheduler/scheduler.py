@@ -15,7 +15,6 @@ from saccade.lod.types import RelevanceMaps
 from saccade.metrics import EngineStats
 from saccade.request import Delta, FinishReason, Request
 from saccade.scheduler.cost_model import Coefficients, CostModel
-from saccade.scheduler.cost_prior import UNKNOWN
 from saccade.scheduler.encoder_scheduler import IMAGE_EVICTED, IMAGE_NOT_FOUND
 from saccade.scheduler.host_decision import HostDecisions
 from saccade.scheduler.kv_manager import Caches, KVManager
@@ -45,13 +44,13 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         caches: Caches,
-        cost: CostModel | None = None,
+        cost: CostModel,
         clock: Callable[[], float] = time.monotonic,
         host_decisions: HostDecisions | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         self._config = config
-        self._cost = cost if cost is not None else CostModel(UNKNOWN)
+        self._cost = cost
         self._kv = KVManager(config, caches, self._cost)
         self._clock = clock
         self._host_decisions = host_decisions

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench.simulate import QWEN3_VL_8B
-from saccade.scheduler.cost_prior import H200
+from saccade.engine.cost_prior import H200
 from saccade.tools.bench.ceilings import Floors, chip_of, floors
 
 FLOORS = Floors(QWEN3_VL_8B, H200)

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from saccade.cli import app as cli
 from saccade.encoder.encoder_runner import EncoderRunner
-from saccade.engine.model_size import read_model_size
+from saccade.engine.cost_prior import H200, read_model_size
 from saccade.errors import ConfigError
 from saccade.llm import LLM
-from saccade.scheduler.cost_prior import H200
 from saccade.step_plan import StepPlan
 from saccade.tools.bench.ceilings import Floors
 from saccade.tools.profiler import trace

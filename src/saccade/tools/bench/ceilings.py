@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from saccade.scheduler.cost_prior import H200, Chip, ModelSize
+from saccade.engine.cost_prior import H200, Chip, ModelSize
 
 KNOWN = {"H200": H200}  # by a part of the device's name
 _GEMM_SIDE = {"cuda": 8192, "cpu": 512}

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from saccade.encoder.prompt_layout import lay_out_prompt
+from saccade.engine.cost_prior import ModelSize
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, PoolSizes, VisionBlocks
-from saccade.scheduler.cost_prior import ModelSize
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals
 

@@ -11,11 +11,10 @@ from rich.console import Console
 
 from saccade.config import GIB, VisionCache
 from saccade.encoder.partial_views import segment_layers
-from saccade.engine.model_size import read_model_size
+from saccade.engine.cost_prior import CHIPS, H200, ModelSize, coefficients, read_model_size
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 from saccade.scheduler.cost_model import Coefficients, CostModel
-from saccade.scheduler.cost_prior import CHIPS, H200, ModelSize, coefficients
 from saccade.scheduler.policy import UNLIMITED, SchedulerConfig
 from saccade.tools.planner.capacity import MemoryBudget, divide_pool, fit_kind
 from saccade.tools.planner.report import PlanReport

@@ -8,9 +8,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from saccade.engine.cost_prior import ModelSize
 from saccade.kv_cache.pool_sizing import PoolSizes
 from saccade.scheduler.cost_model import Coefficients
-from saccade.scheduler.cost_prior import ModelSize
 from saccade.tools.planner.capacity import KindCapacity
 from saccade.tools.planner.simulator import Latencies, SimulationResult
 from saccade.tools.report import table

@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from saccade.config import EngineConfig
+from saccade.engine.cost_prior import read_model_size
 from saccade.engine.memory import DTYPES
-from saccade.engine.model_size import read_model_size
 from saccade.llm import LLM
 from saccade.tools.bench.ceilings import floors
 from saccade.tools.environment import device_name
