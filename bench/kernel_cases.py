@@ -396,7 +396,7 @@ def point_cases() -> Iterator[Case]:
         return elementwise.add_norm_triton(x[0], x[1], x[2], None, 1e-6, warps)
 
     def silu(block: int, x: list[Tensor]) -> Any:
-        return elementwise.silu_mul_triton(x[0], elementwise.PointTuning(block))
+        return elementwise.silu_mul_triton(x[0], block)
 
     for tokens in (1, 32, 256, 8192):
         stream, inner = 8 * tokens * HIDDEN, 6 * tokens * INNER
@@ -406,7 +406,7 @@ def point_cases() -> Iterator[Case]:
             partial(tensors, [(tokens, HIDDEN), (tokens, HIDDEN), (HIDDEN,)]),
             copies(stream),
             {f"w{warps}": partial(add_norms, warps) for warps in (4, 8, 16)},
-            {"reference": lambda x: elementwise.add_rms_norm_reference(x[0], x[1], x[2], 1e-6)},
+            {"reference": lambda x: elementwise.add_norm_reference(x[0], x[1], x[2], None, 1e-6)},
             stream / COPY,
         )
         yield Case(
@@ -494,9 +494,9 @@ PATCHES, VIT, VIT_INNER, VIT_HEADS, VIT_DIM = 4096, 1152, 4304, 16, 72
 
 
 def vit_cases() -> Iterator[Case]:
-    def rotate(in_place: bool, x: list[Tensor]) -> Any:
+    def rotate(x: list[Tensor]) -> Any:
         qk = x[0].view(PATCHES, 3 * VIT_HEADS, VIT_DIM)[:, : 2 * VIT_HEADS]
-        return rope.apply_rotary_triton(qk, x[1], x[1], out=qk if in_place else None)
+        return rope.apply_rotary_triton(qk, x[1], x[1])
 
     yield Case(
         "points",
@@ -504,7 +504,7 @@ def vit_cases() -> Iterator[Case]:
         partial(tensors, [(PATCHES, VIT), (PATCHES, VIT), (VIT,)]),
         8,
         {"kernel": lambda x: elementwise.add_norm_triton(x[0], x[1], x[2], x[2], 1e-6)},
-        {"reference": lambda x: elementwise.add_layer_norm_reference(x[0], x[1], x[2], x[2], 1e-6)},
+        {"reference": lambda x: elementwise.add_norm_reference(x[0], x[1], x[2], x[2], 1e-6)},
         8 * PATCHES * VIT / COPY,
     )
     yield Case(
@@ -512,7 +512,7 @@ def vit_cases() -> Iterator[Case]:
         "ViT rotation 4096",
         partial(tensors, [(PATCHES, 3 * VIT), (PATCHES, VIT_DIM)]),
         4,
-        {"new": partial(rotate, False), "in place": partial(rotate, True)},
+        {"kernel": rotate},
         {
             "reference": lambda x: rope.apply_rotary_reference(
                 x[0].view(PATCHES, -1, VIT_DIM)[:, : 2 * VIT_HEADS], x[1], x[1]
@@ -676,12 +676,13 @@ def run_layer(way: LayerWay, x: Layer) -> Any:
 
 def reference_layer(x: Layer) -> Any:
     f, p, w = x.finish, x.paged, x.weights
+    norm = x.norm.weight, None, x.norm.eps
     qkv = F.linear(x.normed, w["qkv"])
     q = qk_norm_rope_reference(qkv, HEADS, f.norm, f.cos, f.cos, f.slots, f.k, f.v)
     seen = paged_attention_reference(q, p.k, p.v, p.rows, DIM**-0.5, None).flatten(1)
-    normed, stream = elementwise.add_rms_norm_reference(F.linear(seen, w["o"]), x.stream, *x.norm)
+    normed, stream = elementwise.add_norm_reference(F.linear(seen, w["o"]), x.stream, *norm)
     inner = elementwise.silu_mul_reference(F.linear(normed, w["gate_up"]))
-    return elementwise.add_rms_norm_reference(F.linear(inner, w["down"]), stream, *x.norm)
+    return elementwise.add_norm_reference(F.linear(inner, w["down"]), stream, *norm)
 
 
 LEFT_UNMEASURED = skinny.SkinnyTuning(64, 128, 3, 4, 5, "swap")  # where LEFT has no line yet

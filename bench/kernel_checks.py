@@ -358,10 +358,10 @@ def points(device: torch.device, dice: random.Random, launch: Launch) -> Iterato
             w, b = torch.randn(2, width, device=device).to(dtype)
             made = launch(elementwise.add_norm_triton, x, y, w, None, 1e-6)[0]
             yield compared(
-                f"rms norm {width}", made, elementwise.add_rms_norm_reference(x, y, w, 1e-6)[0], dtype
+                f"rms norm {width}", made, elementwise.add_norm_reference(x, y, w, None, 1e-6)[0], dtype
             )
             made = launch(elementwise.add_norm_triton, x, y, w, b, 1e-6)[0]
-            wanted = elementwise.add_layer_norm_reference(x, y, w, b, 1e-6)[0]
+            wanted = elementwise.add_norm_reference(x, y, w, b, 1e-6)[0]
             yield compared(f"layer norm {width}", made, wanted, dtype)
             made = launch(elementwise.silu_mul_triton, x)
             yield compared(f"silu * up {width}", made, elementwise.silu_mul_reference(x), dtype)
@@ -428,7 +428,7 @@ def product(
     made = launch(skinny.skinny_triton, x, weight, tuning=tuning)[0]
     yield compared(f"product {label}", made, plain, dtype)
     made = launch(skinny.skinny_triton, x, weight, residual=residual, norm=norm, tuning=tuning)[0]
-    wanted = elementwise.add_rms_norm_reference(plain, residual, norm.weight, 1e-6)[0]
+    wanted = elementwise.add_norm_reference(plain, residual, norm.weight, None, 1e-6)[0]
     yield compared(f"normed {label}", made, wanted, dtype)
 
 

@@ -77,7 +77,7 @@ def product(
         y = F.linear(x.x, x.weight) if x.x.is_cuda else data(x.x.device, x.x.shape[0], x.weight.shape[0])
         if normed:
             return add_norm_triton(y, x.stream, x.norm.weight, None, x.norm.eps, pdl=mode.pdl)
-        return (silu_mul_triton(y, mode=mode) if gated else y), x.stream
+        return (silu_mul_triton(y, pdl=mode.pdl) if gated else y), x.stream
     if left:
         return skinny.skinny_partials(x.x, x.weight, None, launched(way, mode)), x.stream
     rest: dict[str, Any] = {"residual": x.stream, "norm": x.norm} if normed else {}

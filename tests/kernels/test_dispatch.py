@@ -57,7 +57,7 @@ def test_a_model_on_kernels_gives_the_reference_logits(
         "prefill_attention",
         "qk_norm_rope",
         "rotary_angles",
-        "add_rms_norm",
+        "add_norm",
         "skinny_linear",
     }
 

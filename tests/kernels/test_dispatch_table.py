@@ -49,7 +49,7 @@ def test_the_table_decides_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_matrices_of_float32_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "TRITON", True)
-    for name, wide in (("skinny_linear", False), ("decode_attention", False), ("add_rms_norm", True)):
+    for name, wide in (("skinny_linear", False), ("decode_attention", False), ("add_norm", True)):
         monkeypatch.setitem(CHOICE, name, KERNEL)
         assert use_triton(name, OnCuda(2), DEFAULT_MODE)  # type: ignore[arg-type]
         assert use_triton(name, OnCuda(4), DEFAULT_MODE) == wide  # type: ignore[arg-type]

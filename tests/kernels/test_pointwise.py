@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from saccade.kernels.norm_rope.elementwise import add_rms_norm, rms_norm_reference
+from saccade.kernels.norm_rope.elementwise import add_norm, rms_norm_reference
 from saccade.kernels.norm_rope.qk_norm_rope import kv_write_reference, qk_norm_rope
 from saccade.kernels.norm_rope.rope import apply_rotary, interleaved_axes, rotary_angles
 
@@ -41,9 +41,9 @@ def test_rms_norm_takes_a_weight_per_head() -> None:
 
 def test_rms_norm_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"\(2, 8\).*\(7,\)"):
-        add_rms_norm(torch.zeros(2, 8), None, torch.zeros(7), 1e-6)
+        add_norm(torch.zeros(2, 8), None, torch.zeros(7), None, 1e-6)
     with pytest.raises(ValueError, match="bfloat16"):
-        add_rms_norm(torch.zeros(2, 8), None, torch.zeros(8).bfloat16(), 1e-6)
+        add_norm(torch.zeros(2, 8), None, torch.zeros(8).bfloat16(), None, 1e-6)
 
 
 @pytest.mark.parametrize(("section", "half"), [((4, 2, 2), 8), ((24, 20, 20), 64), ((8, 0, 0), 8)])

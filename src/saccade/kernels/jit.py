@@ -38,24 +38,7 @@ else:
 
 INTERPRETED: bool = TRITON and bool(triton.knobs.runtime.interpret)
 
-__all__ = [
-    "INTERPRETED",
-    "TRITON",
-    "arrives_last",
-    "cache_is_cold",
-    "compile_only",
-    "compiling",
-    "constant",
-    "hash_triton",
-    "jit",
-    "jit_unspecialized",
-    "pdl_options",
-    "power_of_two",
-    "prefetch_l2",
-    "tl",
-    "up",
-    "wait_for_previous",
-]
+__all__ = ["tl"]  # imported above for the kernels; all other names are defined here
 
 
 COMPILERS = 16  # threads, without a compile pool

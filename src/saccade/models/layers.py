@@ -12,7 +12,7 @@ from saccade.kernels.attention.paged import paged_attention
 from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.gemm.skinny import Norm, skinny_linear
-from saccade.kernels.norm_rope.elementwise import add_layer_norm, add_rms_norm
+from saccade.kernels.norm_rope.elementwise import add_norm
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope
 from saccade.kernels.norm_rope.rope import apply_rotary
 from saccade.models.linear import LinearMethod, LinearScheme, LinearSpec, UnquantizedLinear, empty_parameter
@@ -61,7 +61,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
-        return add_rms_norm(x, None, self.weight, self.eps, mode)[0]
+        return add_norm(x, None, self.weight, None, self.eps, mode)[0]
 
     @property
     def epilogue(self) -> Norm:
@@ -77,11 +77,11 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
-        return add_layer_norm(x, None, self.weight, self.bias, self.eps, mode)[0]
+        return add_norm(x, None, self.weight, self.bias, self.eps, mode)[0]
 
     def add(self, delta: Tensor, x: Tensor, mode: KernelMode) -> tuple[Tensor, Tensor]:
         """The norm of x + delta [T, width], and that sum."""
-        return add_layer_norm(delta, x, self.weight, self.bias, self.eps, mode)
+        return add_norm(delta, x, self.weight, self.bias, self.eps, mode)
 
 
 class GatedMLP(nn.Module):

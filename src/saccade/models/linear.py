@@ -20,7 +20,7 @@ from saccade.kernels.gemm.skinny import (
     skinny_linear_partials,
 )
 from saccade.kernels.gemm.split_k import SplitKPartials
-from saccade.kernels.norm_rope.elementwise import add_rms_norm, silu_mul
+from saccade.kernels.norm_rope.elementwise import add_norm, silu_mul
 
 DUMMY_STD = 0.02
 
@@ -80,7 +80,7 @@ class LinearMethod(nn.Module):
         self, x: Tensor, residual: Tensor, norm: Norm, mode: KernelMode
     ) -> tuple[Tensor, Tensor]:
         """The RMS norm of residual + y, and that sum."""
-        return add_rms_norm(self.forward(x, mode), residual, norm.weight, norm.eps, mode)
+        return add_norm(self.forward(x, mode), residual, norm.weight, None, norm.eps, mode)
 
     def apply_partials(self, x: Tensor, mode: KernelMode) -> Tensor | SplitKPartials:
         """y, or its split-K partial sums where the next kernel (`qk_norm_rope`) adds them up faster."""

@@ -22,15 +22,7 @@ from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.top_k_top_p import DrawTuning, draw_triton
 from saccade.request import Sampling, TokenLogprobs
 from saccade.sampling import rng
-from saccade.sampling.filters import (
-    GREEDY_BELOW,
-    KEY_LOW,
-    REPETITION,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    scale_and_mask,
-)
+from saccade.sampling.filters import GREEDY_BELOW, KEY_LOW, REPETITION, scale_and_mask
 from saccade.sampling.penalties import TokenAddends, TokenHistory, send
 from saccade.step_plan import ScheduledSequence, SlotInit
 
@@ -130,7 +122,8 @@ class Sampler:
         if all(need == _GREEDY for need in needs):
             return SampleOutput(tokens, finite, (None,) * len(needs), None)
         logits = logits.contiguous()
-        members = _Members(needs, scheduled, self._device)
+        ends = [i for i, one in enumerate(scheduled) if one.output_position < needs[i].min_tokens]
+        members = _Members(needs, ends, self._device)
         raw = _RawLogprobs(logits, members.index("logprobs"), needs) if members.has("logprobs") else None
         parameters = self._parameters[slots]
         self._edit(logits, members, slots, parameters)
@@ -161,33 +154,18 @@ class Sampler:
         return "logits" if more or by_reference else "sampled"
 
     def draw(
-        self,
-        logits: Tensor,
-        slots: Tensor,
-        output_positions: Tensor,
-        mode: KernelMode | None = None,
+        self, logits: Tensor, slots: Tensor, output_positions: Tensor, mode: KernelMode | None = None
     ) -> tuple[Tensor, Tensor]:
         """Greedy or random under top-k, top-p and min-p, by the parameters of slots [S] int32 (-1: padding).
-
-        The kernel can be captured: it reads nothing on the host.
-        """
+        May edit the logits. The kernel can be captured; the reference reads the slots back."""
         mode = mode or self._mode
         if use_triton("draw", logits, mode):
             tuning = DrawTuning(pdl=mode.pdl)
             return draw_triton(logits, slots, self._parameters, output_positions, tuning)
         tokens, finite = greedy(logits, mode)
+        needs = [_GREEDY if slot < 0 else self._needs[slot] for slot in slots.tolist()]
         parameters = self._parameters[slots.clamp(min=0).long()]
-        random, k, p = parameters[:, TEMPERATURE] > 0, parameters[:, TOP_K], parameters[:, TOP_P]
-        words = rng.words(parameters[:, KEY_LOW:].long(), output_positions)
-        narrow = (k > 0) & (k < self._vocab)
-        kinds = {"free": ~narrow & (p >= 1), "top_p": ~narrow & (p < 1), "top_k": narrow}
-        for kind, asked in kinds.items():
-            some = (random & asked).nonzero().flatten()
-            if len(some):
-                largest = int(k[some].max())
-                scaled = scale_and_mask(logits[some].float(), parameters[some], kind, largest)
-                bits = rng.random_bits(self._spread, words[some])
-                tokens[some] = scaled.sub_(rng.log_exponential(bits)).argmax(dim=-1)
+        self._draw(tokens, logits.float(), _Members(needs, (), self._device), parameters, output_positions)
         return tokens, finite
 
     def _edit(self, logits: Tensor, members: "_Members", slots: Tensor, parameters: Tensor) -> None:
@@ -206,12 +184,8 @@ class Sampler:
         """Write the tokens of random sequences; edits their logits."""
         words = rng.words(parameters[:, KEY_LOW:].long(), positions)
         # Sorting needs several times the memory of the other kinds.
-        for kind, size in (
-            ("free", self._chunk),
-            ("top_p", max(1, self._chunk // 4)),
-            ("top_k", self._chunk),
-        ):
-            for some in members.chunks(kind, size):
+        for kind in ("free", "top_p", "top_k"):
+            for some in members.chunks(kind, max(1, self._chunk // 4) if kind == "top_p" else self._chunk):
                 scaled = scale_and_mask(logits[some], parameters[some], kind, members.largest_k)
                 bits = rng.random_bits(self._spread, words[some])
                 tokens[some] = scaled.sub_(rng.log_exponential(bits)).argmax(dim=-1)
@@ -220,16 +194,12 @@ class Sampler:
 def describe(sampling: Sampling, vocab: int) -> SamplingNeeds:
     """What these parameters require of a step."""
     random = sampling.temperature >= GREEDY_BELOW
-    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (
-        1,
-        0,
-        0,
-    )
+    penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
     return SamplingNeeds(
         random=random,
         top_k=sampling.top_k if random and 0 < sampling.top_k < vocab else 0,
         top_p=random and sampling.top_p < 1,
-        penalties=penalties,
+        penalties=penalties != (1, 0, 0),
         bias=bool(sampling.logit_bias),
         min_tokens=sampling.min_tokens if sampling.stop_token_ids else 0,
         logprobs=None if sampling.logprobs is None else min(sampling.logprobs, vocab),
@@ -256,9 +226,8 @@ def _line(sampling: Sampling, seed: int) -> list[float]:
 class _Members:
     """Which of the S sequences each operation applies to; uploaded in one copy, if at all."""
 
-    def __init__(
-        self, needs: Sequence[SamplingNeeds], scheduled: Sequence[ScheduledSequence], device: torch.device
-    ) -> None:
+    def __init__(self, needs: Sequence[SamplingNeeds], ends: Sequence[int], device: torch.device) -> None:
+        """`ends`: whose stop tokens are masked."""
         random = [i for i, need in enumerate(needs) if need.random]
         self._members = {
             "edited": [i for i, need in enumerate(needs) if not need.random and need != _GREEDY],
@@ -268,7 +237,7 @@ class _Members:
             "top_k": [i for i in random if needs[i].top_k],
             "penalties": [i for i, need in enumerate(needs) if need.penalties],
             "bias": [i for i, need in enumerate(needs) if need.bias],
-            "ends": [i for i, need in enumerate(needs) if scheduled[i].output_position < need.min_tokens],
+            "ends": ends,
             "logprobs": [i for i, need in enumerate(needs) if need.logprobs is not None],
         }
         self._device = device

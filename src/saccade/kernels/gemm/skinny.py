@@ -31,7 +31,7 @@ from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.many_rows import many_kernel
 from saccade.kernels.gemm.split_k import SplitKPartials, reduce_kernel, skinny_kernel
 from saccade.kernels.jit import pdl_options, power_of_two, up
-from saccade.kernels.norm_rope.elementwise import WIDEST, add_rms_norm, silu_mul
+from saccade.kernels.norm_rope.elementwise import WIDEST, add_norm, silu_mul
 
 MOST_ROWS = 64
 
@@ -172,7 +172,7 @@ def skinny_linear_normed(
     _check(x, weight, None, residual, False)
     if _by_kernel(x, weight, mode) and weight.shape[0] <= WIDEST:
         return skinny_triton(x, weight, residual=residual, norm=norm, mode=mode)
-    return add_rms_norm(linear_reference(x, weight, mode=mode), residual, norm.weight, norm.eps, mode)
+    return add_norm(linear_reference(x, weight, mode=mode), residual, norm.weight, None, norm.eps, mode)
 
 
 def _by_kernel(x: Tensor, weight: Tensor, mode: KernelMode, *, gated: bool = False) -> bool:

@@ -14,8 +14,6 @@ ceiling. The reference takes six launches and moves four times as much.
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,11 +21,7 @@ from torch import Tensor
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit, pdl_options, power_of_two, tl, up, wait_for_previous
 
-
-class PointTuning(NamedTuple):
-    block: int = 1024  # elements of one program: 16 bytes a thread in 16 bits at four warps
-    warps: int = 4
-    pdl: bool = False
+BLOCK = 1024  # elements of one program: 16 bytes a thread in 16 bits at four warps
 
 
 @jit
@@ -52,18 +46,18 @@ def silu_mul(x: Tensor, mode: KernelMode = DEFAULT_MODE) -> Tensor:
     """[T, 2 * inner] to [T, inner]."""
     if x.dim() != 2 or x.shape[1] % 2 or x.stride(1) != 1:
         raise ValueError(f"silu_mul takes dense [T, 2 * inner], not {tuple(x.shape)} of strides {x.stride()}")
-    return silu_mul_triton(x, mode=mode) if use_triton("silu_mul", x, mode) else silu_mul_reference(x)
+    if use_triton("silu_mul", x, mode):
+        return silu_mul_triton(x, pdl=mode.pdl)
+    return silu_mul_reference(x)
 
 
-def silu_mul_triton(x: Tensor, tuning: PointTuning | None = None, mode: KernelMode = DEFAULT_MODE) -> Tensor:
-    tuning = tuning or PointTuning(pdl=mode.pdl)
+def silu_mul_triton(x: Tensor, block: int = BLOCK, pdl: bool = False) -> Tensor:
     rows, inner = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     if rows:
-        _silu_mul_kernel[(rows, up(inner, tuning.block))](
-            x, out, inner, x.stride(0), BLOCK=tuning.block, num_warps=tuning.warps,
-            **pdl_options(tuning.pdl),
-        )  # fmt: skip
+        _silu_mul_kernel[(rows, up(inner, block))](
+            x, out, inner, x.stride(0), BLOCK=block, num_warps=4, **pdl_options(pdl)
+        )
     return out
 
 
@@ -109,14 +103,28 @@ def _add_norm_kernel(x, residual, weight, bias, out, total_out, width, x_stride,
     tl.store(out + row * width + column, y, mask=inside)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, mode: KernelMode = DEFAULT_MODE
+def add_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,  # None: RMS norm; else layer norm
+    eps: float,
+    mode: KernelMode = DEFAULT_MODE,
 ) -> tuple[Tensor, Tensor]:
     """Of x and residual [T, width]: the normalised sum, and the sum."""
-    _check(x, residual, weight)
-    if use_triton("add_rms_norm", x, mode):
-        return add_norm_triton(x, residual, weight, None, eps, pdl=mode.pdl)
-    return add_rms_norm_reference(x, residual, weight, eps)
+    _check(x, residual, weight, bias)
+    if use_triton("add_norm", x, mode):
+        return add_norm_triton(x, residual, weight, bias, eps, pdl=mode.pdl)
+    return add_norm_reference(x, residual, weight, bias, eps)
+
+
+def add_norm_reference(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    total = x if residual is None else residual + x
+    if bias is None:
+        return rms_norm_reference(total, weight, eps), total
+    return F.layer_norm(total, weight.shape, weight, bias, eps), total
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -126,42 +134,11 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-def add_rms_norm_reference(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    total = x if residual is None else residual + x
-    return rms_norm_reference(total, weight, eps), total
-
-
-def add_layer_norm(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    mode: KernelMode = DEFAULT_MODE,
-) -> tuple[Tensor, Tensor]:
-    """Of x and residual [T, width]: the normalised sum, and the sum."""
-    _check(x, residual, weight)
-    if bias.shape != weight.shape or bias.dtype != weight.dtype:
-        raise ValueError(f"a weight of {tuple(weight.shape)} with a bias of {tuple(bias.shape)}")
-    if use_triton("add_layer_norm", x, mode):
-        return add_norm_triton(x, residual, weight, bias, eps, pdl=mode.pdl)
-    return add_layer_norm_reference(x, residual, weight, bias, eps)
-
-
-def add_layer_norm_reference(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    total = x if residual is None else residual + x
-    return F.layer_norm(total, weight.shape, weight, bias, eps), total
-
-
 def add_norm_triton(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
-    bias: Tensor | None,  # None: RMS norm; else layer norm
+    bias: Tensor | None,
     eps: float,
     warps: int | None = None,  # None: 8 elements a thread
     pdl: bool = False,
@@ -182,11 +159,13 @@ def add_norm_triton(
     return out, total
 
 
-def _check(x: Tensor, residual: Tensor | None, weight: Tensor) -> None:
+def _check(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> None:
     if x.dim() != 2 or weight.shape != x.shape[1:] or x.stride(1) != 1:
         raise ValueError(f"a norm of {tuple(x.shape)} cannot be scaled by {tuple(weight.shape)}")
     if x.dtype != weight.dtype:
         raise ValueError(f"a norm of {x.dtype} with a weight of {weight.dtype}; they must be the same")
+    if bias is not None and (bias.shape != weight.shape or bias.dtype != weight.dtype):
+        raise ValueError(f"a weight of {tuple(weight.shape)} with a bias of {tuple(bias.shape)}")
     if residual is not None and (
         residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1
     ):

@@ -13,7 +13,6 @@ until the shares of row and column are used up, then T.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +20,7 @@ from torch import Tensor
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.jit import jit, jit_unspecialized, pdl_options, power_of_two, tl, up, wait_for_previous
 
-
-class RotaryTuning(NamedTuple):
-    lines: int = 16  # heads (or, for angles, tokens) of one program
-    warps: int = 4
-    pdl: bool = False
+LINES = 16  # heads (or, for angles, tokens) of one program
 
 
 @jit
@@ -48,13 +43,10 @@ def rotated(first, second, cos, sin, d, kind: tl.constexpr, DIM: tl.constexpr):
 
 
 @jit
-def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.constexpr,
-                   OUT_HEAD: tl.constexpr, DIM: tl.constexpr, HALF_UP: tl.constexpr, LINES: tl.constexpr,
-                   PDL: tl.constexpr):  # fmt: skip
-    """LINES heads of one token. Both halves are read before either is written: out may be x.
-
-    Strides of heads are compile-time numbers: only then is 72 known to be a multiple of 8.
-    """
+def _rotary_kernel(x, cos, sin, out, heads, x_token, X_HEAD: tl.constexpr, DIM: tl.constexpr,
+                   HALF_UP: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """LINES heads of one token. Strides of heads are compile-time numbers: only then is 72 known to be a
+    multiple of 8."""
     token = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = DIM // 2
     head, d = tl.program_id(1) * LINES + tl.arange(0, LINES), tl.arange(0, HALF_UP)
@@ -64,7 +56,7 @@ def _rotary_kernel(x, cos, sin, out, heads, x_token, out_token, X_HEAD: tl.const
     first = tl.load(source, mask=real, other=0.0)
     second = tl.load(source + HALF, mask=real, other=0.0)
     low, high = rotated(first, second, cos + token * DIM, sin + token * DIM, d, x.dtype.element_ty, DIM)
-    target = out + token * out_token + head[:, None] * OUT_HEAD + d[None, :]
+    target = out + (token * heads + head[:, None]) * DIM + d[None, :]
     tl.store(target, low, mask=real)
     tl.store(target + HALF, high, mask=real)
 
@@ -121,7 +113,7 @@ def rotary_angles(
     if axes is not None and (axes.shape != frequencies.shape or axes.dtype != torch.int64):
         raise ValueError(f"axes are one int64 per frequency, not {tuple(axes.shape)} {axes.dtype}")
     if use_triton("rotary_angles", positions, mode):
-        return rotary_angles_triton(positions, frequencies, axes, dtype, RotaryTuning(pdl=mode.pdl))
+        return rotary_angles_triton(positions, frequencies, axes, dtype, mode.pdl)
     return rotary_angles_reference(positions, frequencies, axes, dtype)
 
 
@@ -130,19 +122,18 @@ def rotary_angles_triton(
     frequencies: Tensor,
     axes: Tensor | None,
     dtype: torch.dtype,
-    tuning: RotaryTuning | None = None,
+    pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    tuning = tuning or RotaryTuning()
     tokens, half = positions.shape[1], len(frequencies)
     if positions.stride(1) != 1:
         raise ValueError(f"each axis of the positions must be dense, not of strides {positions.stride()}")
     cos = torch.empty(tokens, 2 * half, dtype=dtype, device=positions.device)
     sin = torch.empty(tokens, 2 * half, dtype=dtype, device=positions.device)
     if tokens:
-        _angles_kernel[(up(tokens, tuning.lines),)](
+        _angles_kernel[(up(tokens, LINES),)](
             positions, frequencies, frequencies if axes is None else axes, cos, sin, tokens,
-            positions.stride(0), HALF=half, HALF_UP=power_of_two(half), LINES=tuning.lines,
-            AXES=axes is not None, num_warps=tuning.warps, **pdl_options(tuning.pdl),
+            positions.stride(0), HALF=half, HALF_UP=power_of_two(half), LINES=LINES,
+            AXES=axes is not None, num_warps=4, **pdl_options(pdl),
         )  # fmt: skip
     return cos, sin
 
@@ -170,32 +161,24 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: KernelMode = DEFAULT
             f"apply_rotary of {tuple(x.shape)} with angles {tuple(cos.shape)} and {tuple(sin.shape)}"
         )
     if use_triton("rotary", x, mode):
-        return apply_rotary_triton(x, cos, sin, tuning=RotaryTuning(pdl=mode.pdl))
+        return apply_rotary_triton(x, cos, sin, pdl=mode.pdl)
     return apply_rotary_reference(x, cos, sin)
 
 
-def apply_rotary_triton(
-    x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None, tuning: RotaryTuning | None = None
-) -> Tensor:
-    """Into a new tensor, or into `out`, which may be x itself (q and k inside a packed projection).
-
-    Bytes: x read and written once, the angles once per token. ViT of Qwen3-VL-8B, 4,096 patches, q and k of
-    16 heads of 72 in bf16: 40 MB, 9 us at the copy ceiling; the reference moves about three times as much.
-    """
-    if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if out.shape != x.shape or out.dtype != x.dtype or out.stride(2) != 1 or x.stride(2) != 1:
-        raise ValueError(f"rotation of {tuple(x.shape)} {x.dtype} into {tuple(out.shape)} {out.dtype}")
+def apply_rotary_triton(x: Tensor, cos: Tensor, sin: Tensor, lines: int = LINES, pdl: bool = False) -> Tensor:
+    """Bytes: x read and written once, the angles once per token. ViT of Qwen3-VL-8B, 4,096 patches, q and k
+    of 16 heads of 72 in bf16: 40 MB, 9 us at the copy ceiling; the reference moves about three times that."""
+    if x.stride(2) != 1:
+        raise ValueError(f"rotation of heads that are not dense: strides {x.stride()}")
     if not (cos.is_contiguous() and sin.is_contiguous()) or cos.dtype != sin.dtype:
         raise ValueError("the angles must be contiguous and of one dtype")
-    tuning = tuning or RotaryTuning()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, heads, dim = x.shape
-    lines = power_of_two(min(tuning.lines, heads))
+    lines = power_of_two(min(lines, heads))
     if tokens:
         _rotary_kernel[(tokens, up(heads, lines))](
-            x, cos, sin, out, heads, x.stride(0), out.stride(0), X_HEAD=x.stride(1), OUT_HEAD=out.stride(1),
-            DIM=dim, HALF_UP=power_of_two(dim // 2), LINES=lines, num_warps=tuning.warps,
-            **pdl_options(tuning.pdl),
+            x, cos, sin, out, heads, x.stride(0), X_HEAD=x.stride(1), DIM=dim,
+            HALF_UP=power_of_two(dim // 2), LINES=lines, num_warps=4, **pdl_options(pdl),
         )  # fmt: skip
     return out
 

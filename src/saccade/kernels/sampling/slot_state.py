@@ -40,13 +40,12 @@ class GatheredSlots(NamedTuple):
     positions: Tensor  # [n] float32
     contexts: Tensor  # [n] int32
     slots: Tensor  # [n] int64
-    rows: Tensor  # [n] int64, 0 for padding: lines of tables by device row
     outputs: Tensor  # [n] int64
 
 
 @jit_unspecialized("step_rows", "n", "stride")
 def _gather_kernel(step_rows, tables, last, lengths, positions, outputs, tokens, places, contexts, slots,
-                   rows, counts, n, stride, BLOCK: tl.constexpr, UP: tl.constexpr,
+                   counts, n, stride, BLOCK: tl.constexpr, UP: tl.constexpr,
                    PDL: tl.constexpr):  # fmt: skip
     i = tl.arange(0, UP)
     wait_for_previous(PDL)
@@ -61,7 +60,6 @@ def _gather_kernel(step_rows, tables, last, lengths, positions, outputs, tokens,
     tl.store(places + i, tl.load(positions + row, mask=real, other=0.0), mask=inside)
     tl.store(contexts + i, tl.where(real, length + 1, 0), mask=inside)
     tl.store(slots + i, tl.where(real, slot, -1), mask=inside)
-    tl.store(rows + i, row.to(tl.int64), mask=inside)
     tl.store(counts + i, tl.load(outputs + row, mask=real, other=0).to(tl.int64), mask=inside)
 
 
@@ -93,7 +91,7 @@ def gather_slots_triton(
     step_rows: Tensor, state: SlotState, block_size: int, mode: KernelMode = DEFAULT_MODE
 ) -> GatheredSlots:
     n, device = step_rows.shape[0], step_rows.device
-    kinds = (torch.int64, torch.float32, torch.int32, torch.int64, torch.int64, torch.int64)
+    kinds = (torch.int64, torch.float32, torch.int32, torch.int64, torch.int64)
     new = torch.zeros if mode.compile_only else torch.empty  # others look things up by these numbers
     made = GatheredSlots(*(new(n, dtype=kind, device=device) for kind in kinds))
     _gather_kernel[(1,)](
@@ -119,7 +117,6 @@ def gather_slots_reference(step_rows: Tensor, state: SlotState, block_size: int)
         positions=torch.where(real, state.positions[rows], 0.0),
         contexts=torch.where(real, lengths + 1, 0),
         slots=torch.where(real, slots, -1),
-        rows=rows,
         outputs=torch.where(real, state.outputs[rows], 0).long(),
     )
 

@@ -12,8 +12,8 @@ passes over the whole row compare gaps and divide nothing.
    has none of the few heavy tokens that make a share of the mass hard to estimate.
 2. The exact threshold among the listed tokens between them. An entry is 64 bits: those of the gap, then the
    token. F of a list is a count, or a mass in units of 2 ** -40: sums of integers do not depend on the order.
-3. If the two keys do not enclose it, or the list overflows: the whole row by one program. A pass tallies F
-   below three keys and keeps the quarter that holds the threshold.
+3. If the two keys do not enclose it, or the list overflows: the whole row by one program, by bisection. This
+   is rare, so it is simple rather than fast.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -226,65 +226,31 @@ def edge_of(key, temperature):
 
 
 @jit
-def _tallied(line, vocab, best, temperature, low, high, one, two, three, most, MASS: tl.constexpr,
-             BLOCK: tl.constexpr):  # fmt: skip
-    """F below three keys and of all to `most`; the least and the greatest key from low to high."""
-    under_one = tl.zeros([BLOCK], tl.float32)
-    under_two = tl.zeros([BLOCK], tl.float32)
-    under_three = tl.zeros([BLOCK], tl.float32)
-    every = tl.zeros([BLOCK], tl.float32)
-    first = tl.full([BLOCK], 0x7F800001, tl.int32)
-    last = tl.full([BLOCK], -1, tl.int32)
+def _total_below(line, vocab, best, temperature, limit, most, MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """F of the keys below `limit` and up to `most`."""
+    total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        inside = token < vocab
-        far = distance_of(line, token, inside, best, temperature)
+        far = distance_of(line, token, token < vocab, best, temperature)
         key = far.to(tl.int32, bitcast=True)
-        weight = tl.where(inside & (key <= most), 1.0, 0.0)
+        weight = tl.where((token < vocab) & (key < limit) & (key <= most), 1.0, 0.0)
         if MASS:
             weight *= tl.exp(-far)
-        under_one += tl.where(key < one, weight, 0.0)
-        under_two += tl.where(key < two, weight, 0.0)
-        under_three += tl.where(key < three, weight, 0.0)
-        every += weight
-        between = inside & (key >= low) & (key < high)
-        first = tl.minimum(first, tl.where(between, key, 0x7F800001))
-        last = tl.maximum(last, tl.where(between, key, -1))
-    return (
-        tl.sum(under_one, 0),
-        tl.sum(under_two, 0),
-        tl.sum(under_three, 0),
-        tl.sum(every, 0),
-        tl.min(first, 0),
-        tl.max(last, 0),
-    )
+        total += weight
+    return tl.sum(total, 0)
 
 
 @jit
 def _search(line, vocab, best, temperature, target, most, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """The greatest key with F(below it) < target, at most `most`; target a share of the mass or a count."""
     low, high = vocab * 0, vocab * 0 + 0x7F800001
-    _, _, _, every, first, last = _tallied(
-        line, vocab, best, temperature, low, high, low, low, low, most, MASS, BLOCK
-    )
     if MASS:
-        target *= every
-    low, high = tl.maximum(low, first), tl.minimum(high, last + 1)
+        target *= _total_below(line, vocab, best, temperature, high, most, MASS, BLOCK)
     while high - low > 1:
-        step = (high - low + 3) // 4
-        one, two, three = low + step, tl.minimum(low + step * 2, high), tl.minimum(low + step * 3, high)
-        by_one, by_two, by_three, _, first, last = _tallied(
-            line, vocab, best, temperature, low, high, one, two, three, most, MASS, BLOCK
-        )
-        lower = tl.where(by_one < target, one, low)
-        lower = tl.where(by_two < target, two, lower)
-        lower = tl.where(by_three < target, three, lower)
-        upper = tl.where(by_three < target, high, three)
-        upper = tl.where(by_two < target, upper, two)
-        upper = tl.where(by_one < target, upper, one)
-        # Nothing is below the least key or above the greatest: F is the same there.
-        low, high = tl.maximum(lower, first), tl.minimum(upper, tl.maximum(last, lower) + 1)
-        high = tl.maximum(high, low + 1)
+        middle = low + (high - low) // 2
+        short = _total_below(line, vocab, best, temperature, middle, most, MASS, BLOCK) < target
+        low = tl.where(short, middle, low)
+        high = tl.where(short, high, middle)
     return tl.minimum(low, most)
 
 

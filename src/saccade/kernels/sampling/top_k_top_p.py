@@ -23,18 +23,6 @@ The reference is `sampling.sampler` (scale and filter, then noise, then argmax):
 
 Sums over a list are of integers and scores need no order, so the atomic counter changes nothing. 256 rows of
 151,936 in 16 bits are 78 MB, 17 us a pass.
-
-256 rows on an H200, in us, predicted and found (peaked: as a trained model's logits are):
-
-                        look     guess    gather    settle    search    all
-    peaked              30, 28   10, 34   30, 40     8, 18     3, 1      81, 127
-    flat                30, 29   10, 26   95, 113   25, 59     3, 1     163, 227
-    flat, top-k 50          28       24       74        56        1          186
-
-An instruction for every value is 1.3 us: look has 10, gather 6 where nothing of a tile is listed and 55 where
-all of it is hashed and sifted; it takes a fifth to a third longer than that. Guess and settle, one program a
-line, take two to three times what was predicted: sums that wait for each other. A peaked line by itself takes
-26 and 14 us in them, one of top-k 18 and 23. Altogether one line takes 52 to 73 us, 32 lines 57 to 88.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -72,7 +60,7 @@ from saccade.kernels.sampling.threshold import (
     words_of,
 )
 
-COLUMNS = 9  # of the parameter table; `runtime.bars` names them
+COLUMNS = 9  # of the parameter table; `sampling.filters` names them
 LOG2_E = constant(1.4426950408889634)
 # u lies between 2^-32 and 1 - 2^-24: the best token scores at least -2.82, others at most 22.2 less |x|
 HOPELESS = constant(26.0)
