@@ -154,27 +154,24 @@ class LLM:
             window = 2 * self.engine.info.max_num_seqs
             pending = _PendingRequests(executor, prepare, list(zip(items, each, ids, strict=True)), window)
             outputs: dict[str, OutputProcessor] = {}
-            prompts: dict[str, tuple[int, ...]] = {}
             try:
-                for request in self._submit_and_step(pending, outputs, len(items), advance):
-                    outputs[request.id] = self.processor.output_processor(request, pending.params[request.id])
-                    prompts[request.id] = request.prompt
+                self._run(pending, outputs, len(items), advance)
             finally:  # after an interrupt or an error, cancel the rest in the threads and in the engine
                 pending.cancel()
                 self.engine.cancel(name for name, output in outputs.items() if not output.done)
         return [
-            RequestOutput(name, prompts[name], output.choices, output.usage, output.zoomed)
+            RequestOutput(name, output.prompt, output.choices, output.usage, output.zoomed)
             for name, output in ((name, outputs[name]) for name in ids)
         ]
 
-    def _submit_and_step(
+    def _run(
         self,
         pending: "_PendingRequests",
         outputs: dict[str, OutputProcessor],
         total: int,
         advance: Callable[[int], None],
-    ) -> Iterator[Request]:
-        """Submit prepared requests and step until all are done; yields each request before its submission."""
+    ) -> None:
+        """Submit prepared requests and step until all are done; fills `outputs`."""
         finished = 0
         first = prepared = min(FIRST_STEP_REQUESTS, total)
         pending.prepare_up_to(prepared)
@@ -183,7 +180,7 @@ class LLM:
                 request = pending.take(wait=len(outputs) < first or self.engine.idle)
                 if request is None:
                     break
-                yield request  # the caller adds its entry to `outputs`
+                outputs[request.id] = self.processor.output_processor(request, pending.params[request.id])
                 self.engine.submit(request)
             prepared = min(2 * prepared, total)
             pending.prepare_up_to(prepared)

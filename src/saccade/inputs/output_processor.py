@@ -256,6 +256,7 @@ class OutputProcessor:
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._want_logprobs = sampling.logprobs is not None
         self._eager = bool(stop) or self._want_logprobs
+        self.prompt = request.prompt
         self.zoomed: ZoomResult | None = None  # the views LOD chose
         self._prompt_tokens = request.length
         self._full_visual_tokens = request.full_detail_tokens

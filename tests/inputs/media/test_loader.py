@@ -10,11 +10,15 @@ from PIL import Image
 from saccade.config import MediaLimits
 from saccade.errors import MediaRefused
 from saccade.inputs.media import decode, loader
-from saccade.inputs.media.loader import content_hash, decode_data_uri, media_hash, tenant_hash
+from saccade.inputs.media.loader import decode_data_uri, media_hash, tenant_hash
 from saccade.inputs.qwen_vl_processor import frames_hash
 
 MOST = MediaLimits().max_bytes
 BASE = ("PNG", "RGB", (4, 6), b"x" * 72)
+
+
+def content_hash(kind: str, mode: str, size: tuple[int, ...], data: bytes, salt: bytes = b"") -> bytes:
+    return tenant_hash(media_hash(kind, mode, size, data), salt)
 
 
 def png(size: tuple[int, int] = (3, 2)) -> bytes:

@@ -107,7 +107,7 @@ def decode(data: bytes, limits: MediaLimits) -> Decoded:
         mode, size = image.mode, image.size
         image.load()
         rotation = _UPRIGHT.get(image.getexif().get(Exif.Orientation, 1))
-        pixels = _pixels(image if rotation is None else image.transpose(rotation))
+        pixels = to_rgb(image if rotation is None else image.transpose(rotation))
     return Decoded(pixels, found, mode, size)
 
 
@@ -165,7 +165,7 @@ def from_image(image: Image.Image, limits: MediaLimits) -> Pixels:
         # A lazily opened image reads its file here, which only one thread may do.
         with _LOAD_LOCKS[id(image) % len(_LOAD_LOCKS)]:
             image.load()
-        return _pixels(image)
+        return to_rgb(image)
     except MediaRefused:
         raise
     except Exception as error:  # a lazily opened file may be anything
@@ -199,17 +199,6 @@ def array_size(array: NDArray[np.generic], limits: MediaLimits) -> tuple[int, in
 def to_rgb(image: Image.Image) -> Pixels:
     if image.mode.startswith("I;16"):
         return _from_sixteen_bits(image)
-    # A read-only view of the bytes Pillow returns: a copy would take a millisecond.
-    return np.asarray(_rgb(image), dtype=np.uint8)[None]
-
-
-def _pixels(image: Image.Image) -> Pixels:
-    """As `to_rgb`, over an RGBX copy where possible, which other threads need not wait for."""
-    return to_rgb(image) if image.mode.startswith("I;16") else rgb_of_words(copy_rgbx(_rgb(image)))
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    """Converted to mode RGB; not for 16 bits per sample."""
     if image.mode in ("I", "F"):
         raise MediaRefused(
             f"The image has the mode {image.mode}, whose range is not known; convert it to L or RGB."
@@ -217,7 +206,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
-    return image if image.mode == "RGB" else image.convert("RGB")
+    return rgb_of_words(copy_rgbx(image if image.mode == "RGB" else image.convert("RGB")))
 
 
 def _from_sixteen_bits(image: Image.Image) -> Pixels:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -49,11 +49,9 @@ _HASH_CONTEXT = "saccade 2026 media content hash, keyed per tenant"
 Admit = Callable[[int, int, int], None]  # count, width and height of frames; raises if they do not fit
 
 
-@dataclass(frozen=True)
-class LoadedImage:
+class LoadedImage(NamedTuple):
     pixels: Pixels  # [1, height, width, 3]
     digest: bytes  # `media_hash`
-    content: bytes  # `tenant_hash` of the digest
 
 
 @dataclass(frozen=True)
@@ -93,45 +91,38 @@ class SharedImage:
 
 
 def open_image(
-    source: Any,
-    limits: MediaLimits,
-    salt: bytes = b"",
-    *,
-    trusted: bool = False,
-    cancel: CancelToken | None = None,
+    source: Any, limits: MediaLimits, *, trusted: bool = False, cancel: CancelToken | None = None
 ) -> OpenedImage:
     """Fetches an image, reads its size and checks it."""
-    if trusted and isinstance(source, SharedImage) and not salt:
+    if trusted and isinstance(source, SharedImage):
         return source.open(limits)
     if trusted and isinstance(source, Image.Image):
         decode.check_area(source.size, limits)
-        return OpenedImage(source.size, lambda: _from_image(source, limits, salt))
+        return OpenedImage(source.size, lambda: _from_image(source, limits))
     if trusted and isinstance(source, np.ndarray):
-        return OpenedImage(decode.array_size(source, limits), lambda: _from_array(source, limits, salt))
+        return OpenedImage(decode.array_size(source, limits), lambda: _from_array(source, limits))
     data = _bytes(source, limits, "image", trusted, cancel)
-    return OpenedImage(decode.stored_size(data, limits), lambda: _from_bytes(data, limits, salt))
+    return OpenedImage(decode.stored_size(data, limits), lambda: _from_bytes(data, limits))
 
 
-def open_named_image(digest: bytes, width: int, height: int, salt: bytes) -> OpenedImage:
+def open_named_image(digest: bytes, width: int, height: int) -> OpenedImage:
     """An image of which only the name was sent."""
-    image = LoadedImage(NO_PIXELS, digest, tenant_hash(digest, salt))
-    return OpenedImage((width, height), lambda: image, without_pixels=True)
+    return OpenedImage((width, height), lambda: LoadedImage(NO_PIXELS, digest), without_pixels=True)
 
 
-def _from_image(image: Image.Image, limits: MediaLimits, salt: bytes) -> LoadedImage:
+def _from_image(image: Image.Image, limits: MediaLimits) -> LoadedImage:
     pixels = decode.from_image(image, limits)
     words = decode.words_of_rgb(pixels)
     data = pixels if words is None else words
-    digest = media_hash("pil" if words is None else "pil words", image.mode, image.size, _flat(data))
-    return LoadedImage(pixels, digest, tenant_hash(digest, salt))
+    kind = "pil" if words is None else "pil words"
+    return LoadedImage(pixels, media_hash(kind, image.mode, image.size, _flat(data)))
 
 
-def _from_array(array: NDArray[np.generic], limits: MediaLimits, salt: bytes) -> LoadedImage:
+def _from_array(array: NDArray[np.generic], limits: MediaLimits) -> LoadedImage:
     pixels = decode.from_array(array, limits)
     # With three bands `pixels` is a copy of the array, which the caller cannot change meanwhile.
     data = pixels if array.shape == pixels.shape[1:] else np.ascontiguousarray(array)
-    digest = media_hash("array", str(array.dtype), array.shape, _flat(data))
-    return LoadedImage(pixels, digest, tenant_hash(digest, salt))
+    return LoadedImage(pixels, media_hash("array", str(array.dtype), array.shape, _flat(data)))
 
 
 def _flat(array: NDArray[np.generic]) -> memoryview:
@@ -139,35 +130,31 @@ def _flat(array: NDArray[np.generic]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _from_bytes(data: bytes, limits: MediaLimits, salt: bytes) -> LoadedImage:
+def _from_bytes(data: bytes, limits: MediaLimits) -> LoadedImage:
     found = decode.decode(data, limits)
-    digest = media_hash(found.format, found.mode, found.size, data)
-    return LoadedImage(found.pixels, digest, tenant_hash(digest, salt))
+    return LoadedImage(found.pixels, media_hash(found.format, found.mode, found.size, data))
 
 
 def load_video(
     source: Any,
     processor: VideoProcessor,
     limits: MediaLimits,
-    salt: bytes = b"",
     *,
     trusted: bool = False,
     cancel: CancelToken | None = None,
     admit: Admit | None = None,
 ) -> tuple[SampledFrames, bytes]:
-    """Sampled frames and the content hash of a video.
+    """Sampled frames and the `media_hash` of a video.
 
     The library may give frames: an array, a list, or a mapping with `fps`.
     """
     frames, fps = _given_frames(source) if trusted else (None, None)
     if frames is not None:
         sampled = video.from_frames(frames, fps, processor, limits, admit)
-        content = content_hash("frames", str(fps), sampled.frames.shape, sampled.frames.tobytes(), salt)
-    else:
-        data = _bytes(source, limits, "video", trusted, cancel)
-        sampled = video.decode_video(data, processor, limits, cancel, admit)
-        content = content_hash("video", "RGB", sampled.frames.shape, data, salt)
-    return sampled, content
+        return sampled, media_hash("frames", str(fps), sampled.frames.shape, sampled.frames.tobytes())
+    data = _bytes(source, limits, "video", trusted, cancel)
+    sampled = video.decode_video(data, processor, limits, cancel, admit)
+    return sampled, media_hash("video", "RGB", sampled.frames.shape, data)
 
 
 def _given_frames(source: Any) -> tuple[Any, float | None]:
@@ -261,12 +248,6 @@ def tenant_hash(digest: bytes, salt: bytes = b"") -> bytes:
         return digest
     key = blake3(salt, derive_key_context=_HASH_CONTEXT).digest(length=32)
     return blake3(digest, key=key).digest(length=32)
-
-
-def content_hash(
-    kind: str, mode: str, size: Sequence[int], data: bytes | bytearray | memoryview, salt: bytes = b""
-) -> bytes:
-    return tenant_hash(media_hash(kind, mode, size, data), salt)
 
 
 def image_reference(digest: bytes, width: int, height: int) -> str:

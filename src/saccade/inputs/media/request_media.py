@@ -26,6 +26,7 @@ from saccade.inputs.media.loader import (
     load_video,
     open_image,
     open_named_image,
+    tenant_hash,
 )
 from saccade.lod.types import Detail
 from saccade.request import Pixels, RequestTiming
@@ -164,22 +165,21 @@ class MediaLoader:
             if isinstance(part.source, ImageName):
                 reference = self.names.find(context.salt, part.source, part.param or None)
                 check_size(reference.width, reference.height)
-                return open_named_image(*reference, context.salt)
-            return open_image(
-                part.source, self._limits, context.salt, trusted=context.trusted, cancel=context.cancel
-            )
+                return open_named_image(*reference)
+            return open_image(part.source, self._limits, trusted=context.trusted, cancel=context.cancel)
 
     def _decode_image(self, part: MediaPart, opened: OpenedImage, context: LoadContext) -> LoadedMedia:
         width, height = opened.size
         with _naming(part), self._decoding.holding(opened.pixels, context.cancel, WAIT_SECONDS):
-            image = opened.decode()
+            pixels, digest = opened.decode()
             if not opened.without_pixels:
-                height, width = image.pixels.shape[1:3]  # after the EXIF orientation
-            views = self._images().views(image.content, (width, height), part.detail)
+                height, width = pixels.shape[1:3]  # after the EXIF orientation
+            content = tenant_hash(digest, context.salt)
+            views = self._images().views(content, (width, height), part.detail)
         if part.uuid is not None:
-            self.names.learn(context.salt, part.uuid, ImageReference(image.digest, width, height))
-        name = image_reference(image.digest, width, height)
-        return LoadedMedia(views, (image.pixels,) * len(views), name, opened.without_pixels)
+            self.names.learn(context.salt, part.uuid, ImageReference(digest, width, height))
+        name = image_reference(digest, width, height)
+        return LoadedMedia(views, (pixels,) * len(views), name, opened.without_pixels)
 
     def _load_video(
         self, part: MediaPart, count: int, budget: _RequestBudget, context: LoadContext
@@ -193,16 +193,16 @@ class MediaLoader:
             budget.add(count * tokens, count * frames * width * height)
 
         with _naming(part):
-            sampled, content = load_video(
+            sampled, digest = load_video(
                 part.source,
                 processor,
                 self._limits,
-                context.salt,
                 trusted=context.trusted,
                 cancel=context.cancel,
                 admit=admit,
             )
         height, width = sampled.frames.shape[1:3]
+        content = tenant_hash(digest, context.salt)
         views = processor.views(content, (width, height), sampled.indices, sampled.fps)
         shown = [sampled.frames if one.frames is None else sampled.frames[list(one.frames)] for one in views]
         return LoadedMedia(views, tuple(shown))
