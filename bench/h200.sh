@@ -58,8 +58,10 @@ bench() {
     shift 2
     chosen=""
     for workload in "$@"; do chosen="$chosen --workload $workload"; done
+    rm -f "$FOLDER/$name.json"
     # shellcheck disable=SC2086
     within "$limit" "$PYTHON" -m saccade bench "$MODEL" $ENGINE $chosen ${BENCH:-} --json "$FOLDER/$name.json"
+    [ ! -f "$FOLDER/$name.json" ] || "$PYTHON" -m bench.anchors "$FOLDER/$name.json" || STATUS=1
 }
 
 case "$MODE" in
@@ -159,6 +161,7 @@ lod)
 all)
     # shellcheck disable=SC2086
     "$PYTHON" -m saccade bench "$MODEL" $ENGINE --json "$FOLDER/all.json"
+    "$PYTHON" -m bench.anchors "$FOLDER/all.json"
     ;;
 *)
     sed -n '3,27p' "$0" >&2

@@ -17,8 +17,8 @@ from saccade.lod.detail import DetailRequest
 from saccade.lod.types import LodParams
 from saccade.request import Delta, Pixels, RequestTiming
 from saccade.sampling_params import SamplingParams
-from saccade.tools.bench.ceilings import floors
 from saccade.tools.bench.inputs import RandomInputs
+from saccade.tools.profiler.floors import floors
 
 QUESTION_TOKENS = 32
 PATCHES_OF_NOISE = 6  # in an image

@@ -3,9 +3,9 @@
     python -m bench.scaling [MODEL] [--parts batch,context,images] [--plots FOLDER] [options of the engine]
 
 Every figure is shown with its floor, the lower bound at the peak rates of the device
-(tools/bench/ceilings.py). Steps are timed one by one while all sequences decode, after their prefill; prompts
-are distinct, so nothing is shared. Points that do not fit the engine are left out and named. --plots writes
-scaling.json and the plots; `--redraw` draws them again without an engine."""
+(tools/profiler/floors.py). Steps are timed one by one while all sequences decode, after their prefill;
+prompts are distinct, so nothing is shared. Points that do not fit the engine are left out and named. --plots
+writes scaling.json and the plots; `--redraw` draws them again without an engine."""
 
 import json
 import sys
@@ -18,16 +18,17 @@ from typing import Any
 import click
 import torch
 
+from bench.plot import LinePlot, Series, load_plotter
 from saccade.cli.options import ENGINE_OPTIONS, engine_config, option, with_options
 from saccade.engine.cost_prior import read_model_size
 from saccade.engine.memory import DTYPES
 from saccade.errors import ConfigError
 from saccade.llm import LLM
-from saccade.tools.bench.ceilings import Floors, floors
 from saccade.tools.bench.inputs import RandomInputs
 from saccade.tools.bench.workloads import greedy
 from saccade.tools.environment import device_name
-from saccade.tools.report import LinePlot, Series, load_plotter, median
+from saccade.tools.profiler.floors import Floors, floors
+from saccade.tools.report import median
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

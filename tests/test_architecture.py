@@ -28,8 +28,7 @@ TORCH_FREE = (
     "saccade.cli",
     "saccade.async_llm",
     "saccade.tools.bench.options",
-    "saccade.tools.evaluation.options",
-    "saccade.tools.profiler.options",
+    "saccade.tools.options",
     "saccade.kv_cache.block_pool",
     "saccade.kv_cache.groups",
     "saccade.kv_cache.pool_sizing",
@@ -56,8 +55,6 @@ REGISTRIES = {
     "saccade.models.registry",
     "saccade.cli.app",
     "saccade.cli.options",
-    "saccade.tools.bench.command",
-    "saccade.tools.evaluation.command",
 }
 
 # Rooms that know nothing of ours, and what each other room may know.

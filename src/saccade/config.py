@@ -40,7 +40,7 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _option(default: Any, help_text: str = "", **details: Any) -> Any:
+def option_field(default: Any, help_text: str = "", **details: Any) -> Any:
     """A field; with a help text it is also a command line option.
 
     details: `at_least` of an integer; `seconds` that must be positive; `size` in bytes, written as 2GiB;
@@ -56,7 +56,7 @@ def field_type(one: Field[Any]) -> tuple[Any, bool]:
     return (inner[0] if optional else one.type), optional
 
 
-def _check_fields(config: Any) -> None:
+def check_fields(config: Any) -> None:
     for one in fields(config):
         name, value, details = one.name, getattr(config, one.name), one.metadata
         kind, optional = field_type(one)
@@ -81,16 +81,16 @@ def _check_fields(config: Any) -> None:
 class VisionCache:
     """Sizes in bytes of the encoder cache's tiers; 0 is off."""
 
-    gpu: int | None = _option(
+    gpu: int | None = option_field(
         None, at_least=0
     )  # of the device, also of a CPU; None: 2 GiB on cuda, 256 MiB on cpu
-    host: int = _option(0, at_least=0)  # host memory, pinned on cuda
-    disk: int = _option(0, at_least=0)  # files in `dir`
+    host: int = option_field(0, at_least=0)  # host memory, pinned on cuda
+    disk: int = option_field(0, at_least=0)  # files in `dir`
     dir: str | None = None  # a folder; several servers may share it
-    ttl: float | None = _option(None, seconds=True)  # unused entries are evicted after it; None: never
+    ttl: float | None = option_field(None, seconds=True)  # unused entries are evicted after it; None: never
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         if self.disk:
             _require(bool(self.dir), f"vision cache: disk is {self.disk} bytes; give a dir for them")
         else:
@@ -129,92 +129,92 @@ class EngineConfig:
     """Options of the engine core."""
 
     model: str  # a checkpoint folder, a hub id, or "embedded"
-    device: Device = _option("auto", "Device.")
-    dtype: Dtype = _option(
+    device: Device = option_field("auto", "Device.")
+    dtype: Dtype = option_field(
         "auto", "Type of weights and KV cache. auto: the checkpoint's on a GPU, float32 on a CPU."
     )
-    load_format: LoadFormat = _option(
+    load_format: LoadFormat = option_field(
         "auto", "dummy: random weights of the model's shapes, to measure speed without its weights."
     )
-    max_model_len: int | None = _option(
+    max_model_len: int | None = option_field(
         None, "Context length, prompt and answer. [default: the checkpoint's]", at_least=2
     )
-    max_num_seqs: int = _option(256, "Most sequences in one step.")
-    max_num_batched_tokens: int | None = _option(
+    max_num_seqs: int = option_field(256, "Most sequences in one step.")
+    max_num_batched_tokens: int | None = option_field(
         None, "Most tokens in one step. [default: 8192 on a GPU, 2048 on a CPU]"
     )
-    max_queue: int = _option(4096, "Most waiting requests; further ones are refused.")
-    max_queue_bytes: int = _option(
+    max_queue: int = option_field(4096, "Most waiting requests; further ones are refused.")
+    max_queue_bytes: int = option_field(
         8 * GIB, "Most bytes of pixels of unfinished requests; further ones are refused.", size=True
     )
-    block_size: int = _option(16, "Tokens per KV block.")
-    num_blocks: int | None = _option(None, "KV blocks. [default: from the available memory]")
-    gpu_memory_utilization: float = _option(
+    block_size: int = option_field(16, "Tokens per KV block.")
+    num_blocks: int | None = option_field(None, "KV blocks. [default: from the available memory]")
+    gpu_memory_utilization: float = option_field(
         0.9, "Share of the GPU's memory for weights, KV cache and encoder cache."
     )
-    kv_cache_bytes: int | None = _option(
+    kv_cache_bytes: int | None = option_field(
         None, "Size of the KV cache. [default: what is left; 1GiB on a CPU]", size=True
     )
-    kv_cache_dtype: KVDtype = _option(
+    kv_cache_dtype: KVDtype = option_field(
         "auto",
         "Type of the KV cache. fp8 and int8 take half the memory and change answers slightly."
         " auto: as --dtype.",
     )
-    kv_vision_dtype: KVDtype = _option(
+    kv_vision_dtype: KVDtype = option_field(
         "auto", "The same for the KV blocks of images only, which get their own pool."
     )
-    kv_vision_share: float | None = _option(
+    kv_vision_share: float | None = option_field(
         None,
         "Share of the KV cache for a separate pool of image blocks. [default: no separate pool; 0.5 if"
         " another --kv-vision option asks for one]",
         metavar="SHARE",
     )
-    kv_vision_views: VisionScope | None = _option(
+    kv_vision_views: VisionScope | None = option_field(
         None, "Images whose blocks go to that pool: all, or only those below full detail. [default: all]"
     )
-    vision_cache: VisionCache = _option(
+    vision_cache: VisionCache = option_field(
         VisionCache(),
         "Encoder cache sizes: any of gpu=8GiB,host=32GiB,disk=100GiB,dir=PATH,ttl=SECONDS; a size of 0"
         " is off. On a CPU, gpu means its memory. [default: gpu=2GiB; gpu=256MiB on a CPU]",
         metavar="TIERS",
     )
-    prefix_caching: bool = _option(True, "Reuse the KV cache of equal prefixes.")
-    pin_prefix: tuple[str, ...] = _option(
+    prefix_caching: bool = option_field(True, "Reuse the KV cache of equal prefixes.")
+    pin_prefix: tuple[str, ...] = option_field(
         (),
         "A text file with a system prompt whose KV blocks are never evicted, for any tenant (repeat the"
         " option).",
         metavar="FILE",
     )
-    pinned_prefix_bytes: int = _option(
+    pinned_prefix_bytes: int = option_field(
         256 << 20,
         "Most KV cache that pinned system prompts may take per tenant.",
         size=True,
         at_least=0,
     )
-    swap_bytes: int | None = _option(
+    swap_bytes: int | None = option_field(
         None,
         "Host memory for the KV blocks of preempted sequences; 0: they are recomputed."
         " [default: 4GiB on a GPU, 0 on a CPU]",
         size=True,
         at_least=0,
     )
-    overlap: bool | None = _option(None, "Plan the next step while one runs. [default: on a GPU]")
-    itl_target: float | None = _option(
+    overlap: bool | None = option_field(None, "Plan the next step while one runs. [default: on a GPU]")
+    itl_target: float | None = option_field(
         None,
         "Inter-token latency target: prefill and encoding of other requests are sliced so that a step"
         " keeps it; three times as long while prompts wait; 0: no target. [default: 11 on a GPU, 0 on a CPU]",
         metavar="MS",
     )
-    kernels: Kernels = _option("auto", "auto: Triton kernels where they measured faster, else torch.")
-    graphs: Switch = _option(
+    kernels: Kernels = option_field("auto", "auto: Triton kernels where they measured faster, else torch.")
+    graphs: Switch = option_field(
         "auto", "CUDA graphs for decode steps and short prompts. auto: on a GPU with Triton attention."
     )
-    early_launch: Switch = _option(
+    early_launch: Switch = option_field(
         "auto", "Programmatic dependent launch of kernels. auto: with CUDA graphs on a Hopper GPU or newer."
     )
-    deterministic: bool = _option(False, "Make a request's tokens independent of the batch; slower.")
-    seed: int = _option(0, "Base seed for requests that set none.", at_least=-(1 << 63))
-    step_log: str | None = _option(
+    deterministic: bool = option_field(False, "Make a request's tokens independent of the batch; slower.")
+    seed: int = option_field(0, "Base seed for requests that set none.", at_least=-(1 << 63))
+    step_log: str | None = option_field(
         None,
         "Write a line of JSON per step: its contents, its predicted and its measured time.",
         metavar="FILE",
@@ -233,7 +233,7 @@ class EngineConfig:
         )
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         cache = self.vision_cache
         _require(isinstance(cache, VisionCache), f"vision_cache is {cache!r}; give a VisionCache")
         _require(self.block_size <= 1024, f"block_size is {self.block_size}; use 1 to 1024")
@@ -261,58 +261,62 @@ class EngineConfig:
 class MediaLimits:
     """Limits on images and videos, and where they may be fetched from."""
 
-    images_per_prompt: int = _option(16, at_least=0)
-    videos_per_prompt: int = _option(4, at_least=0)
-    max_pixels: int = _option(64_000_000, "Larger images are refused undecoded.", flag="--max-image-pixels")
+    images_per_prompt: int = option_field(16, at_least=0)
+    videos_per_prompt: int = option_field(4, at_least=0)
+    max_pixels: int = option_field(
+        64_000_000, "Larger images are refused undecoded.", flag="--max-image-pixels"
+    )
     max_request_pixels: int = 256_000_000  # of all images and frames of a request; 3 bytes each
     max_bytes: int = 32 << 20  # encoded, per image
     max_video_bytes: int = 256 << 20
-    max_frames: int = _option(768, at_least=2)  # sampled video frames
-    max_redirects: int = _option(3, at_least=0)
+    max_frames: int = option_field(768, at_least=2)  # sampled video frames
+    max_redirects: int = option_field(3, at_least=0)
     # None: any public host; (): no remote media
-    allowed_domains: tuple[str, ...] | None = _option(
+    allowed_domains: tuple[str, ...] | None = option_field(
         None,
         "Fetch images only from these hosts (repeat the option). [default: any public host]",
         flag="--allowed-media-domains",
         metavar="HOST",
     )
-    allowed_local_path: Path | None = _option(
+    allowed_local_path: Path | None = option_field(
         None, "Allow file: URLs below this folder. [default: none]", flag="--allowed-local-media-path"
     )
-    fetch_timeout: float = _option(
+    fetch_timeout: float = option_field(
         10.0, "Seconds to fetch one remote image.", flag="--media-fetch-timeout", seconds=True
     )
     allow_private_addresses: bool = False  # for tests and closed networks
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """Options of the API server."""
 
-    host: str = _option("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")
-    port: int = _option(8000, "Port to listen on; 0 picks a free one.", at_least=0)
-    api_keys: tuple[str, ...] = _option(
+    host: str = option_field("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")
+    port: int = option_field(8000, "Port to listen on; 0 picks a free one.", at_least=0)
+    api_keys: tuple[str, ...] = option_field(
         (), "Require one of these keys (repeat the option).", flag="--api-key", metavar="KEY"
     )
     # Empty: the checkpoint's name.
-    served_model_names: tuple[str, ...] = _option(
+    served_model_names: tuple[str, ...] = option_field(
         (), "Names clients may use for the model.", flag="--served-model-name", metavar="NAME"
     )
-    max_body_bytes: int = _option(64 << 20, "Largest request body.", size=True)
-    request_timeout: float = _option(600.0, "Seconds from arrival to the last token.", seconds=True)
-    read_timeout: float = _option(60.0, "Seconds for a request to arrive.", seconds=True)
-    slow_request_seconds: float = _option(
+    max_body_bytes: int = option_field(64 << 20, "Largest request body.", size=True)
+    request_timeout: float = option_field(600.0, "Seconds from arrival to the last token.", seconds=True)
+    read_timeout: float = option_field(60.0, "Seconds for a request to arrive.", seconds=True)
+    slow_request_seconds: float = option_field(
         30.0, "Log the time per stage of requests that take longer; 0: never."
     )
-    shutdown_timeout: float = _option(30.0, "Seconds to finish running requests after SIGTERM.", seconds=True)
+    shutdown_timeout: float = option_field(
+        30.0, "Seconds to finish running requests after SIGTERM.", seconds=True
+    )
     max_choices: int = 16  # limit of `n`
     media: MediaLimits = MediaLimits()
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         slow = self.slow_request_seconds
         _require(0 <= slow < float("inf"), f"slow_request_seconds is {slow}; use 0 (off) or more")
         _require(0 <= self.port <= 65535, f"port is {self.port}; it must be 0 to 65535")

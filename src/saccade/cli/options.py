@@ -85,7 +85,6 @@ def option(*names: str, **settings: Any) -> Decorator:
 
 
 MODEL_OPTION = option("--model", default="embedded", help="A checkpoint folder, a hub id, or `embedded`.")
-PROGRESS_OPTION = option("--progress/--no-progress", default=True, help="Show a progress bar on stderr.")
 
 
 # Fields of the configs whose type says too little for the command line.
@@ -102,9 +101,10 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_options(config: type[EngineConfig | MediaLimits | ServeConfig]) -> tuple[Decorator, ...]:
-    """An option for every field of the config that has a help text."""
-    return tuple(_field_option(one) for one in fields(config) if one.metadata.get("help"))
+def config_options(config: type[Any]) -> tuple[Decorator, ...]:
+    """An option for every field of the config that has a help text; the model is an argument."""
+    described = [one for one in fields(config) if one.metadata.get("help") and one.name != "model"]
+    return tuple(_field_option(one) for one in described)
 
 
 def _field_option(one: Field[Any]) -> Decorator:
@@ -114,8 +114,13 @@ def _field_option(one: Field[Any]) -> Decorator:
     settings = {"help": details["help"], "metavar": details.get("metavar"), "default": default}
     if kind is bool:
         flag += f"/--no-{flag.removeprefix('--')}"
+    elif kind == tuple[int, int]:
+        text = default and "{}x{}".format(*default)
+        settings |= {"type": width_and_height, "metavar": "WxH", "default": text}
     elif get_origin(kind) is tuple:
-        settings |= {"multiple": True, "default": None}
+        settings |= {"multiple": True, "type": get_args(kind)[0], "default": default or None}
+    elif kind is Path:
+        settings["type"] = click.Path(dir_okay=False, path_type=Path)
     elif get_origin(kind) is Literal:
         settings["type"] = click.Choice(get_args(kind))
     elif details.get("size"):

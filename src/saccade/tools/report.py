@@ -1,14 +1,11 @@
-"""What the tools' reports share: tables, Markdown, JSON, percentiles, progress bars, and the data of a
-plot."""
+"""What the tools' reports share: tables, JSON, percentiles, progress bars."""
 
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -25,7 +22,6 @@ from saccade.errors import ConfigError
 
 TABLE_WIDTH = 140  # when stdout is not a terminal
 STDOUT = "-"
-PLOTTER = "saccade.tools.plot"  # imported by name: it needs matplotlib
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -80,14 +76,6 @@ def table(
     return made
 
 
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [
-        "| " + " | ".join(heads) + " |",
-        "|:--|" + "--:|" * (len(heads) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows),
-    ]
-
-
 def check_json_target(target: str | None) -> None:
     if target not in (None, STDOUT) and not Path(str(target)).resolve().parent.is_dir():
         raise ConfigError(f"the folder of {target} does not exist; make it first")
@@ -112,43 +100,3 @@ def json_with_questions(head: Mapping[str, Any], questions: Iterable[Any], *, in
         + ",\n".join(lines)
         + f"\n{space}]\n}}\n"
     )
-
-
-@dataclass(frozen=True)
-class Series:
-    name: str
-    points: tuple[tuple[float, float], ...]
-    band: tuple[tuple[float, float], ...] = ()  # low and high of each point
-    bold: bool = False
-    dashed: bool = False
-
-
-@dataclass(frozen=True)
-class LinePlot:
-    """With `steps` the x values are indices into its labels and y is a share; without, both axes are
-    logarithmic."""
-
-    title: str
-    subtitle: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    steps: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for one in self.series:
-            if self.steps and len(one.points) != len(self.steps):
-                raise ValueError(f"{one.name} has {len(one.points)} values for {len(self.steps)} steps")
-
-
-class Plotter(Protocol):
-    def save_svg(self, plot: LinePlot, path: Path) -> None: ...
-
-
-def load_plotter() -> Plotter:
-    try:
-        return cast(Plotter, import_module(PLOTTER))
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"plots need {error.name}; install it with: pip install 'saccade[tools]'"
-        ) from error

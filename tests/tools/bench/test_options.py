@@ -1,4 +1,4 @@
-"""Names and scales of workloads, and which figures may stand beside ours."""
+"""Names and scales of workloads."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
-from bench.shapes import config, write
+from bench.shapes import write
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig, VisionCache
 from saccade.errors import ConfigError
 from saccade.inputs.tokenizer import Tokenizer
-from saccade.tools.bench.anchors import ANCHORS, anchored_scale, anchors_apply, chosen_scale
-from saccade.tools.bench.options import ON_CPU, ON_GPU, BenchOptions, default_workloads, parse_workload
+from saccade.tools.bench.options import (
+    ON_CPU,
+    ON_GPU,
+    BenchOptions,
+    chosen_scale,
+    default_scale,
+    default_workloads,
+    parse_workload,
+)
 from saccade.tools.bench.server import engine_flags
 
 
@@ -30,14 +37,14 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
         BenchOptions(workloads=(name,))
 
 
-def test_the_anchored_scales_are_the_default() -> None:
+def test_the_scales_of_the_anchors_are_the_default() -> None:
     step = chosen_scale(parse_workload("text_bs8"), BenchOptions())
     assert (step.requests, step.input_tokens, step.output_tokens) == (8, 512, 256)
     vlm = chosen_scale(parse_workload("vlm_unique"), BenchOptions())
     assert (vlm.requests, vlm.size, vlm.output_tokens) == (128, (1024, 1024), 64)
     for name in (*ON_CPU, *ON_GPU):
         workload = parse_workload(name)
-        assert chosen_scale(workload, BenchOptions()) == anchored_scale(workload)
+        assert chosen_scale(workload, BenchOptions()) == default_scale(workload)
 
 
 def test_what_a_name_says_is_not_changed_by_an_option() -> None:
@@ -58,23 +65,9 @@ def test_nonsense_scales_are_refused_by_name(field: str) -> None:
 
 
 def test_a_text_model_gets_text_workloads_only() -> None:
-    names = default_workloads(on_gpu=True, vision=False, peer=True)
+    names = default_workloads(on_gpu=True, vision=False)
     assert "text_throughput" in names
-    assert "peer_text" in names
     assert not [name for name in names if parse_workload(name).needs_vision]
-
-
-def test_anchors_stand_beside_the_same_chip_shapes_and_dtype_only() -> None:
-    eight = config("qwen3-vl-8b")
-    assert anchors_apply(eight, "NVIDIA H200", "bfloat16")
-    assert not anchors_apply(eight, "NVIDIA H100 80GB HBM3", "bfloat16")
-    assert not anchors_apply(eight, "NVIDIA H200", "float32")
-    assert not anchors_apply(config("qwen3-vl-2b"), "NVIDIA H200", "bfloat16")
-    assert not anchors_apply({"hidden_size": 64}, "NVIDIA H200", "bfloat16")
-
-
-def test_every_anchor_belongs_to_a_workload_that_runs_on_a_gpu_by_default() -> None:
-    assert {workload for workload, _ in ANCHORS} == set(ON_GPU)
 
 
 def test_a_server_gets_every_option_of_the_engine() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.tools.bench.workloads import Row, agreement, median_row
+from saccade.tools.bench.workloads import Row, median_row
 from saccade.tools.report import figure, median, percentile
 
 SOME = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
@@ -33,11 +33,6 @@ def test_a_row_reports_the_median_and_keeps_every_sample() -> None:
 def test_a_figure_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="nan"):
         Row(workload="w", metric="m", unit="ms", value=float("nan"))
-
-
-def test_agreement_counts_equal_answers_and_the_tokens_before_a_difference() -> None:
-    assert agreement([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 9, 6]]) == (1, 4)
-    assert agreement([[1, 2]], [[1, 2, 3]]) == (0, 2)
 
 
 def test_figures_are_short() -> None:

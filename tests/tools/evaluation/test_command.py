@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -13,7 +12,7 @@ from saccade.config import EngineConfig
 from saccade.errors import ConfigError, SaccadeError
 from saccade.tools import environment
 from saccade.tools.evaluation import command, question_set
-from saccade.tools.evaluation.options import CURVE_LIMITS, EvalOptions
+from saccade.tools.options import CURVE_LIMITS, EvalOptions
 from tests import checkpoints
 
 SMALL: dict[str, Any] = {"limit": 2, "max_tokens": 6, "workers": 0, "progress": False}
@@ -62,7 +61,6 @@ def test_every_question_is_asked_once_and_stands_in_the_json(
     assert level["overall"]["right"] == right
     assert {"schema", "model", "weights", "date", "command", "commit", "machine", "versions"} < set(document)
     assert document["options"]["limit"] == 2
-    assert document["peer"] is None
     printed = capsys.readouterr()
     for wanted in ("shape", "position", "overall", "95% interval", "visual tokens"):
         assert wanted in printed.out
@@ -98,55 +96,24 @@ def test_a_token_limit_holds_for_every_image(model: Path, tmp_path: Path) -> Non
     assert document["levels"][0]["overall"]["mean_visual_tokens"] <= 12
 
 
-def test_the_curve_writes_page_plot_and_raw_answers(
+def test_the_curve_asks_at_every_limit(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "deep" / "quality"
-    options = EvalOptions(**{**SMALL, "tasks": TASKS, "limit": 1, "curve": True, "out": folder})
-    assert command.run(engine(model), options) == 0
-    document = json.loads((folder / "curve.json").read_text())
+    document = evaluate(model, tmp_path / "out.json", limit=1, curve=True)
     assert [level["limit"] for level in document["levels"]] == [*CURVE_LIMITS, None]
     names = [*map(str, CURVE_LIMITS), "full"]
     for one in document["questions"]:
         assert sorted(one["answers"]) == sorted(names)
         # Nothing here costs more than 64 tokens: one image, one answer at every level.
         assert len({json.dumps(answer) for answer in one["answers"].values()}) == 1
-    page = (folder / "curve.md").read_text()
-    assert "| task | questions | 64 | 128 | 256 | 512 | 1024 | full |" in page
-    assert "A sample: 1 questions per task, spread evenly over the set's 200." in page
-    root = ElementTree.fromstring((folder / "curve.svg").read_text())
-    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert [text for text in texts if text and text.startswith(("objects", "overall"))] == [
-        "overall  0%",
-        "objects  0%",
-    ]
-    assert "overall" in capsys.readouterr().out
-
-
-def test_the_peer_gets_the_same_prompt_and_gives_the_same_tokens(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    document = evaluate(model, tmp_path / "out.json", peer="transformers", visual_tokens=40)
-    assert document["engine"]["resolved_dtype"] == "float32"
-    found = document["peer"]
-    assert (found["peer"], found["questions"]) == ("transformers", 4)
-    assert found["same_prompts"] == found["equal"] == 4
-    assert found["tokens"] == found["shared_tokens"] == 4 * 6
-    for one in document["questions"]:
-        assert one["peer"]["equal"] is True
-        assert one["peer"]["text"] == one["answers"]["40"]["text"]
-        assert len(one["peer"]["token_ids"]) == 6
-    printed = capsys.readouterr()
-    assert "4 of 4 greedy answers equal token for token" in " ".join(printed.out.split())
-    assert printed.err == ""
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("overall", *names))
 
 
 def test_an_instruction_reaches_the_model(model: Path, tmp_path: Path) -> None:
     plain, instructed = (
-        evaluate(model, tmp_path / "out.json", peer="transformers", limit=1, instruction=line)
-        for line in (None, "One word.")
+        evaluate(model, tmp_path / "out.json", limit=1, instruction=line) for line in (None, "One word.")
     )
-    assert instructed["peer"]["same_prompts"] == 2
     texts = [[one["answers"]["full"]["text"] for one in run["questions"]] for run in (plain, instructed)]
     assert texts[0] != texts[1]
 
@@ -169,7 +136,7 @@ def test_the_fingerprint_tells_weights_apart_and_knows_them_again(
 def test_weights_that_change_while_loading_are_not_evaluated(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Engine and peer read the folder one after the other."""
+    """A peer reads the folder after the engine."""
     prints = iter(("before", "after"))
     monkeypatch.setattr(command, "fingerprint", lambda _: next(prints))
     with pytest.raises(SaccadeError, match="changed while they were loaded"):
@@ -219,8 +186,6 @@ def test_a_text_model_is_refused(tmp_path: Path) -> None:
         ({"limit": 0}, "limit is 0"),
         ({"limit": 30, "count": 20}, "lower --limit"),
         ({"curve": True, "visual_tokens": 64}, "leave out --visual-tokens"),
-        ({"curve": True, "peer": "transformers"}, "leave out --curve"),
-        ({"out": Path("x")}, "add --curve"),
         ({"workers": -1}, "workers is -1"),
     ],
 )

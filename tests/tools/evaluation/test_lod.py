@@ -7,8 +7,8 @@ import pytest
 
 from saccade.config import EngineConfig
 from saccade.tools.evaluation import lod
-from saccade.tools.evaluation.lod_methods import ABLATIONS, METHODS
-from saccade.tools.evaluation.options import LodEvalOptions
+from saccade.tools.evaluation.lod_methods import METHODS
+from saccade.tools.options import LodEvalOptions
 from tests import checkpoints
 
 
@@ -23,8 +23,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 def test_every_method_is_asked_at_every_level_within_its_budget(engine: EngineConfig, tmp_path: Path) -> None:
     options = LodEvalOptions(
-        tasks=("needle",), limit=2, shares=(0.75,), max_tokens=3, workers=0, progress=False, out=tmp_path
-    )
+        tasks=("needle",), limit=2, shares=(0.75,), max_tokens=3, workers=0, progress=False,
+        json=str(tmp_path / "lod.json"),
+    )  # fmt: skip
     assert lod.run(engine, options) == 0
     document = json.loads((tmp_path / "lod.json").read_text())
     assert [one["index"] for one in document["questions"]] == [0, 100]
@@ -36,18 +37,3 @@ def test_every_method_is_asked_at_every_level_within_its_budget(engine: EngineCo
         assert all(shown[1] <= one["full"] * 0.75 for shown in one["answers"]["75%"].values())
         resized, balanced = (one["answers"]["auto"][name][1] for name in ("resize", "balanced"))
         assert resized <= balanced
-    page = (tmp_path / "lod.md").read_text()
-    assert "2 questions per task of the fixed set" in page
-    assert (tmp_path / "lod.svg").read_text().startswith("<?xml")
-
-
-def test_ablations_are_the_whole_without_a_stage(engine: EngineConfig, tmp_path: Path) -> None:
-    options = LodEvalOptions(
-        tasks=("needle",), limit=1, shares=(0.75,), max_tokens=2, workers=0, progress=False, ablate=True,
-        scenes=5, out=tmp_path,
-    )  # fmt: skip
-    assert lod.run(engine, options) == 0
-    document = json.loads((tmp_path / "lod_ablation.json").read_text())
-    assert set(document["questions"][0]["answers"]["75%"]) == set(ABLATIONS)
-    assert {one["map"] for one in document["channels"]} == {"propositional", "perspectival", "lost"}
-    assert "fresh scenes (seed 5)" in (tmp_path / "lod_ablation.md").read_text()

@@ -1,8 +1,5 @@
 """Ways to spend a budget: each stays within it, and the oracle looks where the answer is."""
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,31 +7,17 @@ from saccade.errors import ConfigError
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
 from saccade.lod.detail import plan_global_views
 from saccade.lod.types import LodParams, Region, ViewRule
-from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation import question_set
 from saccade.tools.evaluation.lod_methods import (
-    ABLATIONS,
     BALANCED,
     FULL,
     METHODS,
     ORACLE,
     RESIZE,
-    ChannelAblation,
     TrialFactory,
     covered,
-    evidence_tokens,
-    roc_area,
 )
-from saccade.tools.evaluation.lod_report import (
-    LodReport,
-    LodResult,
-    as_json,
-    lod_markdown,
-    lod_plot,
-    losses,
-    verdict,
-)
-from saccade.tools.evaluation.options import LodEvalOptions
+from saccade.tools.options import LodEvalOptions
 
 PROCESSING = Qwen2VLImageProcessor(
     patch_size=16,
@@ -55,7 +38,7 @@ def example(width: int, height: int, box: tuple[float, float, float, float]) -> 
     return question_set.Example("needle", blank, "What?", "that", (), box, "needle", 0)
 
 
-@pytest.mark.parametrize("method", [*METHODS, *ABLATIONS])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.5])
 def test_a_trial_asks_for_no_more_than_its_share(method: str, share: float) -> None:
     asked = example(1344, 1024, (1000.0, 800.0, 1100.0, 830.0))
@@ -100,57 +83,3 @@ def test_a_share_of_everything_or_nothing_is_refused() -> None:
     for share in (0.0, 1.0, 2.0):
         with pytest.raises(ConfigError, match="between 0 and 1"):
             LodEvalOptions(shares=(share,))
-
-
-def result(method: str, right: bool, index: int = 0, gated: str | None = None) -> LodResult:
-    return LodResult("needle", index, "?", "!", method, 0.25, 1000, 250, "x", right, (), 0.0, gated)
-
-
-def test_what_is_lost_is_laid_to_the_stage_that_loses_it() -> None:
-    rows = []
-    for index, (ours, oracle, gated) in enumerate(
-        [(True, True, None), (False, False, None), (False, True, "flat"), (False, True, None)]
-    ):
-        rows += [
-            replace(result(FULL, True, index), share=None),
-            result(RESIZE, index == 0, index),
-            result(BALANCED, ours, index, gated),
-            result(ORACLE, oracle, index),
-        ]
-    report = LodReport(
-        run=RunInfo("m", "d", "saccade eval-lod", None, {"device": "cpu"}, {}, {"resolved_dtype": "float32"}),
-        weights="w",
-        options=LodEvalOptions(shares=(0.25,)),
-        seconds=1.0,
-        results=(*rows, *(replace(one, share=None) for one in rows if one.method != FULL)),
-    )
-    (shown,) = losses(report, 0.25)
-    assert shown.startswith("3 of 4")
-    assert "1 also with the true region" in shown
-    assert "1 by the gate" in shown
-    assert "1 by a window that misses" in shown
-    assert verdict(report)[0].startswith("balanced at 25% keeps 25.0%")
-    assert "needle: +0 points" in verdict(report)[1]
-    assert [one.name for one in lod_plot(report).series] == [FULL, *report.methods]
-    assert "| needle | 4 | 100 |" in lod_markdown(report, {"svg": "a.svg", "json": "a.json"})
-    lost = json.loads(as_json(report))["questions"][2]
-    assert lost["answers"]["25%"][BALANCED] == [False, 250, "x"]
-    assert lost["answers"]["25%"][ORACLE] == [True, 250]
-    assert lost["zooms"]["25%"] == {"views": [], "covered": 0.0, "gated": "flat"}
-
-
-def test_the_texture_finds_a_word_on_an_empty_page_and_its_channels_are_worth_something() -> None:
-    found = ChannelAblation(PROCESSING)
-    for index in range(2):
-        found.add(question_set.example("word", index))
-    areas = {(one.group, one.map): one.area for one in found.scores()}
-    assert areas["all", "propositional"] > 0.7
-    assert areas["without place", "propositional"] == areas["all", "propositional"]  # no map uses place
-    assert areas["without entropy", "propositional"] == 0.5  # a product: without shades nothing is said
-
-
-def test_the_area_under_the_curve_is_the_chance_of_the_right_order() -> None:
-    wanted = np.array([True, True, False, False])
-    assert roc_area(np.array([3, 1, 2, 0], np.float32), wanted) == 0.75
-    assert roc_area(np.zeros(4, np.float32), wanted) == 0.5
-    assert evidence_tokens((0, 0, 20, 10), (40, 40), (4, 4)).sum() == 2

@@ -1,4 +1,4 @@
-"""Adding up: shares, intervals, groups; agreement with a peer."""
+"""Adding up: shares, intervals, groups."""
 
 import math
 
@@ -8,9 +8,6 @@ from saccade.tools.evaluation import question_set
 from saccade.tools.evaluation.scoring import (
     GROUPS,
     Outcome,
-    Pair,
-    PeerAnswer,
-    agreement,
     at_level,
     by_group,
     by_task,
@@ -85,21 +82,3 @@ def test_groups_add_up_their_tasks_and_unknown_tasks_are_not_lost() -> None:
         ("reading", 1, 2),
         ("juggling", 1, 1),
     ]
-
-
-def test_agreement_counts_equal_answers_and_tokens_before_a_difference() -> None:
-    def pair(ours: tuple[int, ...], theirs: tuple[int, ...], same_prompt: bool = True) -> Pair:
-        answer = PeerAnswer((1,), 4, theirs, "text", right=True)
-        return Pair(outcome("word", True, ids=ours), answer, same_prompt)
-
-    found = agreement(
-        "other",
-        [
-            pair((5, 6, 7), (5, 6, 7)),
-            pair((5, 6), (5, 6, 7), same_prompt=False),  # a beginning is not equal
-            pair((5, 9, 7), (5, 6, 7)),
-            pair((), ()),
-        ],
-    )
-    assert (found.questions, found.equal, found.same_prompts) == (4, 2, 3)
-    assert (found.tokens, found.shared_tokens, found.peer_right) == (9, 6, 4)

@@ -19,9 +19,9 @@ from saccade.engine.cost_prior import H200, read_model_size
 from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.step_plan import StepPlan
-from saccade.tools.bench.ceilings import Floors
+from saccade.tools.options import ProfileOptions
 from saccade.tools.profiler import trace
-from saccade.tools.profiler.options import ProfileOptions
+from saccade.tools.profiler.floors import Floors
 from saccade.tools.profiler.report import Profile, SectionTime, show
 from saccade.tools.profiler.sections import (
     ENCODE,

@@ -5,16 +5,19 @@ memory; the others share one engine."""
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 from rich.progress import Progress
+from rich.table import Table
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.config import EngineConfig
@@ -22,45 +25,85 @@ from saccade.engine.client import EngineClient
 from saccade.engine.memory import resolve_device
 from saccade.errors import ConfigError
 from saccade.llm import LLM
-from saccade.tools.bench.anchors import anchors_apply, chosen_scale
 from saccade.tools.bench.mixed_load import mixed_load
 from saccade.tools.bench.options import (
     OWN_PROCESS,
-    PEERED,
     BenchOptions,
     Workload,
+    chosen_scale,
     default_workloads,
     parse_workload,
 )
-from saccade.tools.bench.report import BenchReport, print_report, write_report
-from saccade.tools.bench.workloads import RUN, Row, Session, compare, median_row
-from saccade.tools.environment import commit, run_info
-from saccade.tools.peer import PeerEngine, load_peer
-from saccade.tools.report import check_json_target, figure, progress_bar
+from saccade.tools.bench.workloads import RUN, Row, Session, median_row
+from saccade.tools.environment import RunInfo, commit, run_info
+from saccade.tools.report import check_json_target, figure, output_console, progress_bar, write_json
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads it on start
 
 
+@dataclass(frozen=True)
+class BenchReport:
+    run: RunInfo
+    options: BenchOptions
+    rows: tuple[Row, ...]
+    unmeasured: tuple[str, ...] = ()  # workloads that a failure or an interrupt cut off
+
+    def show(self) -> None:
+        """Prints the table and writes the JSON."""
+        console = output_console(self.options.json)
+        console.print(self._table())
+        if self.unmeasured:
+            console.print(f"Not measured: {', '.join(self.unmeasured)}.")
+        fields = asdict(self)
+        document = {"title": self.run.title, **fields.pop("run"), **fields}
+        write_json(self.options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+    def _table(self) -> Table:
+        table = Table(title=self.run.title, title_justify="left")
+        for name in ("workload", "metric", "value", "spread", "scale", "note"):
+            table.add_column(name, justify="right" if name in ("value", "spread") else "left")
+        previous, shown = "", ("", "")
+        for row in self.rows:
+            if previous and row.workload != previous:
+                table.add_section()
+            name = row.workload if row.workload != previous else ""
+            scale = ", ".join(f"{name} {value}" for name, value in row.parameters.items())
+            scale_cell = scale if (row.workload, scale) != shown else ""
+            table.add_row(
+                name, row.metric, f"{figure(row.value)} {row.unit}", _spread(row), scale_cell, row.note
+            )
+            previous, shown = row.workload, (row.workload, scale)
+        return table
+
+
+def _spread(row: Row) -> str:
+    if len(row.samples) < 2 or row.workload == "mixed_load":
+        return ""
+    return f"{figure(min(row.samples))} - {figure(max(row.samples))}"
+
+
 def run(engine: EngineConfig, options: BenchOptions) -> int:
     """Returns the exit status."""
-    with _threads(options.threads), _sigterm_interrupts():
+    with cpu_threads(options.threads), _sigterm_interrupts():
         return _run(engine, options)
 
 
 def _run(engine: EngineConfig, options: BenchOptions) -> int:
     check_json_target(options.json)
     checkpoint = open_checkpoint(engine.model)
-    peer = _peer_name(engine, options)
-    workloads = _workloads(engine, options, checkpoint, peer)
+    workloads = _workloads(engine, options, checkpoint)
     rows: dict[str, list[Row]] = {}
     try:
         with progress_bar(options.progress) as bar:
-            _measure(engine, checkpoint, workloads, options, peer, bar, rows)
+            _measure(engine, checkpoint, workloads, options, bar, rows)
     finally:  # after a failure or an interrupt the figures so far are still reported
         if rows:
-            report = _report(engine, options, checkpoint, workloads, rows)
-            print_report(report)
-            write_report(report)
+            BenchReport(
+                run=run_info(engine, checkpoint, commit()),
+                options=options,
+                rows=tuple(row for workload in workloads for row in rows.get(workload.name, ())),
+                unmeasured=tuple(workload.name for workload in workloads if workload.name not in rows),
+            ).show()
     return 0
 
 
@@ -69,7 +112,6 @@ def _measure(
     checkpoint: Checkpoint,
     workloads: Sequence[Workload],
     options: BenchOptions,
-    peer: str,
     bar: Progress,
     rows: dict[str, list[Row]],
 ) -> None:
@@ -90,13 +132,8 @@ def _measure(
             pass
         _print_early(options, [median_row("engine", "prepared", "s", [time.perf_counter() - began])])
         session = Session(llm, checkpoint, options, bar)
-        other: PeerEngine | None = None
         for workload in shared:
-            if workload.kind in PEERED:
-                other = other or _load_peer(peer, checkpoint, llm)
-                rows[workload.name] = compare(session, workload, other)
-            else:
-                rows[workload.name] = RUN[workload.kind](session, workload)
+            rows[workload.name] = RUN[workload.kind](session, workload)
             _print_early(options, rows[workload.name])
 
 
@@ -121,7 +158,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def cpu_threads(count: int | None) -> Iterator[None]:
     """Sets the number of CPU threads, here and in child processes, and restores it."""
     if count is None:
         yield
@@ -138,21 +175,11 @@ def _threads(count: int | None) -> Iterator[None]:
             os.environ[THREADS_VARIABLE] = variable
 
 
-def _peer_name(engine: EngineConfig, options: BenchOptions) -> str:
-    if options.peer is not None:
-        return options.peer
-    named = any(parse_workload(name).kind in PEERED for name in options.workloads)
-    suits = resolve_device(engine).type == "cpu" and engine.load_format != "dummy"
-    return "transformers" if named or (suits and not options.workloads) else "none"
-
-
-def _workloads(
-    engine: EngineConfig, options: BenchOptions, checkpoint: Checkpoint, peer: str
-) -> list[Workload]:
+def _workloads(engine: EngineConfig, options: BenchOptions, checkpoint: Checkpoint) -> list[Workload]:
     """The workloads to run, all checked against the model before the first starts."""
     vision = checkpoint.image is not None and checkpoint.image_token_id is not None
     on_gpu = resolve_device(engine).type == "cuda"
-    names = options.workloads or default_workloads(on_gpu=on_gpu, vision=vision, peer=peer != "none")
+    names = options.workloads or default_workloads(on_gpu=on_gpu, vision=vision)
     if not options.workloads and on_gpu and engine.max_num_seqs < 256:
         names = tuple(name for name in names if parse_workload(name).batch <= engine.max_num_seqs)
     workloads = [parse_workload(name) for name in dict.fromkeys(names)]
@@ -162,8 +189,6 @@ def _workloads(
                 f"{workload.name} asks about images, and {checkpoint.name} takes none; run a text workload"
                 " or a vision-language model"
             )
-        if workload.kind in PEERED and engine.load_format == "dummy":
-            raise ConfigError(f"{workload.name} compares answers; dummy weights are not the peer's weights")
     return workloads
 
 
@@ -190,25 +215,3 @@ async def _start_once(engine: EngineConfig) -> float:
     seconds = time.perf_counter() - start
     await link.stop()
     return seconds
-
-
-def _load_peer(name: str, checkpoint: Checkpoint, llm: LLM) -> PeerEngine:
-    info = llm.engine.info
-    return load_peer(name, checkpoint, info.device, info.dtype, stop_at_end=False, remedy="use --peer none")
-
-
-def _report(
-    engine: EngineConfig,
-    options: BenchOptions,
-    checkpoint: Checkpoint,
-    workloads: Sequence[Workload],
-    rows: dict[str, list[Row]],
-) -> BenchReport:
-    run = run_info(engine, checkpoint, commit())
-    return BenchReport(
-        run=run,
-        options=options,
-        rows=tuple(row for workload in workloads for row in rows.get(workload.name, ())),
-        unmeasured=tuple(workload.name for workload in workloads if workload.name not in rows),
-        anchored=anchors_apply(checkpoint.config, str(run.machine["device"]), run.dtype),
-    )

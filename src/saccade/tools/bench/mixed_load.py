@@ -21,10 +21,9 @@ from saccade.errors import ConfigError, SaccadeError
 from saccade.host.event_loop_lag import measure_event_loop_lag
 from saccade.host.garbage_collection import existing_objects_frozen
 from saccade.inputs.tokenizer import Tokenizer
-from saccade.tools.bench.anchors import Scale, chosen_scale
 from saccade.tools.bench.client import Client, StreamBroken
 from saccade.tools.bench.inputs import RandomInputs
-from saccade.tools.bench.options import BenchOptions, Workload
+from saccade.tools.bench.options import BenchOptions, Scale, Workload, chosen_scale
 from saccade.tools.bench.server import SERVED_NAME, loop_lag_histogram, serving, wait_for_warmup
 from saccade.tools.bench.workloads import Row
 from saccade.tools.report import percentile

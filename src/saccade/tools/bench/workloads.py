@@ -1,4 +1,4 @@
-"""The workloads that run on an engine in this process, alone or beside a peer."""
+"""The workloads that run on an engine in this process."""
 
 import math
 import statistics
@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from PIL import Image
 from rich.progress import Progress
 
 from saccade.checkpoint import Checkpoint
 from saccade.errors import ConfigError, SaccadeError
 from saccade.llm import LLM
 from saccade.sampling_params import SamplingParams
-from saccade.tools.bench.anchors import Scale, chosen_scale
 from saccade.tools.bench.inputs import RandomInputs
-from saccade.tools.bench.options import BenchOptions, Workload
-from saccade.tools.peer import PeerEngine, Prompt, common_prefix
+from saccade.tools.bench.options import BenchOptions, Scale, Workload, chosen_scale
 from saccade.tools.report import median
 
 QUESTIONS_PER_IMAGE = 8  # of vlm_16img_x8q
@@ -66,6 +65,12 @@ def median_row(
         parameters=parameters or {},
         note=note,
     )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    tokens: list[int]  # one placeholder for the image
+    image: Image.Image | None = None
 
 
 class Answers(NamedTuple):
@@ -166,9 +171,6 @@ class Session:
         return rows * columns // processing.merge_size**2 + 2
 
 
-# Workloads of our engine alone
-
-
 def decode_step(session: Session, workload: Workload) -> list[Row]:
     scale = session.scale(workload)
     session.require_batch(workload, scale)
@@ -265,117 +267,3 @@ RUN: dict[str, Callable[[Session, Workload], list[Row]]] = {
     "vlm_repeat": partial(vlm_throughput, known=True),
     "vlm_16img_x8q": partial(vlm_throughput, per_image=QUESTIONS_PER_IMAGE),
 }
-
-
-# Workloads beside a peer: the same checkpoint, prompts, dtype and threads in the same process. Rounds
-# interleave, so a noisy machine disturbs both alike; the median of the ratios per round is reported.
-
-
-def compare(session: Session, workload: Workload, peer: PeerEngine) -> list[Row]:
-    if workload.kind == "peer_single":
-        return _compare_single(session, workload, peer)
-    return _compare_batch(session, workload, peer)
-
-
-def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Equal answers, and tokens before the first difference of each answer."""
-    prefixes = [common_prefix(mine, other) for mine, other in zip(ours, theirs, strict=True)]
-    equal = sum(
-        prefix == len(mine) == len(other) for prefix, mine, other in zip(prefixes, ours, theirs, strict=True)
-    )
-    return equal, sum(prefixes)
-
-
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    start = time.perf_counter()
-    result = work()
-    return time.perf_counter() - start, result
-
-
-def _compare_single(session: Session, workload: Workload, peer: PeerEngine) -> list[Row]:
-    """One request at a time: TTFT and decode rate of both engines."""
-    scale, inputs = session.scale(workload), session.inputs
-    session.require_context(workload, scale)
-
-    def once() -> tuple[float, float, float, float]:
-        seconds = []
-        for length in (1, scale.output_tokens):  # a new image each, so that no cache helps
-            prompts = [Prompt(inputs.about_image(scale.input_tokens), inputs.image(scale.size))]
-            seconds.append(session.generate(prompts, length).seconds)
-            seconds.append(_timed(partial(peer.generate, prompts, length))[0])
-        return seconds[0], seconds[1], seconds[2], seconds[3]
-
-    rounds = session.repeat(workload, scale.repeat, once)
-    size = "{}x{}".format(*scale.size)
-    parameters: Parameters = {"size": size, "in": scale.input_tokens, "out": scale.output_tokens}
-    rest = scale.output_tokens - 1
-    columns: dict[str, tuple[str, Better, list[float]]] = {
-        "saccade, ttft": ("ms", "lower", [1e3 * first for first, _, _, _ in rounds]),
-        f"{peer.name}, ttft": ("ms", "lower", [1e3 * first for _, first, _, _ in rounds]),
-        "saccade, decoding": ("tok/s", "higher", [rest / max(a - f, 1e-9) for f, _, a, _ in rounds]),
-        f"{peer.name}, decoding": ("tok/s", "higher", [rest / max(a - f, 1e-9) for _, f, _, a in rounds]),
-        "ratio, ttft": ("x", "higher", [theirs / ours for ours, theirs, _, _ in rounds]),
-        "ratio, whole answer": ("x", "higher", [theirs / ours for _, _, ours, theirs in rounds]),
-    }
-    return [
-        median_row(workload.name, metric, unit, samples, better=better, parameters=parameters)
-        for metric, (unit, better, samples) in columns.items()
-    ]
-
-
-class _Round(NamedTuple):
-    """Seconds of each engine, and how far the answers agree."""
-
-    ours: float
-    single: float  # the peer, one request at a time
-    batch: float  # the peer, one padded batch
-    equal: int  # answers equal to the peer's, one at a time
-    same_tokens: int
-
-
-def _compare_batch(session: Session, workload: Workload, peer: PeerEngine) -> list[Row]:
-    scale, inputs = session.scale(workload), session.inputs
-    session.require_context(workload, scale)
-    with_image = workload.kind == "peer_image"
-    # Prompts of different lengths, from half to all of `input_tokens`, so that a batch needs padding.
-    shortest = max(1, scale.input_tokens // 2)
-    spread = scale.input_tokens - shortest + 1
-
-    def draw(number: int) -> Prompt:
-        length = shortest + number * 5 % spread
-        if with_image:
-            return Prompt(inputs.about_image(length), inputs.image(scale.size))
-        return Prompt(inputs.text(length))
-
-    def once() -> _Round:
-        prompts = [draw(number) for number in range(scale.requests)]
-        out = scale.output_tokens
-        ours = session.generate(prompts, out)
-        single, answers = _timed(lambda: [peer.generate([one], out)[0].token_ids for one in prompts])
-        batch, _ = _timed(lambda: peer.generate(prompts, out))
-        return _Round(ours.seconds, single, batch, *agreement(ours.tokens, answers))
-
-    rounds = session.repeat(workload, scale.repeat, once)
-    parameters: Parameters = {
-        "requests": scale.requests,
-        "in": f"{shortest}-{shortest + min(spread - 1, (scale.requests - 1) * 5)}",
-        "out": scale.output_tokens,
-        **({"size": "{}x{}".format(*scale.size)} if with_image else {}),
-    }
-    tokens = scale.requests * scale.output_tokens
-
-    def row(metric: str, unit: str, take: Callable[[_Round], float], note: str = "") -> Row:
-        samples = [take(one) for one in rounds]
-        return median_row(
-            workload.name, metric, unit, samples, better="higher", parameters=parameters, note=note
-        )
-
-    return [
-        row(f"saccade, {scale.requests} at once", "tok/s", lambda one: tokens / one.ours),
-        row(f"{peer.name}, one at a time", "tok/s", lambda one: tokens / one.single),
-        row(f"{peer.name}, padded batch", "tok/s", lambda one: tokens / one.batch),
-        row("ratio to one at a time", "x", lambda one: one.single / one.ours),
-        row("ratio to padded batch", "x", lambda one: one.batch / one.ours),
-        row("equal answers", "%", lambda one: 100 * one.equal / scale.requests, "greedy, one at a time"),
-        row("equal tokens", "%", lambda one: 100 * one.same_tokens / tokens, "before a first difference"),
-    ]

@@ -2,12 +2,10 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from PIL import Image
-from rich.console import Console
 from rich.progress import Progress
 
 from saccade.checkpoint import Checkpoint, open_checkpoint
@@ -18,8 +16,8 @@ from saccade.llm import LLM, RequestOutput
 from saccade.request import Pixels
 from saccade.sampling_params import SamplingParams
 from saccade.tools.environment import commit, fingerprint, run_info
-from saccade.tools.evaluation.options import CURVE_FOLDER, EvalOptions, LodEvalOptions
 from saccade.tools.evaluation.question_set import (
+    SEED,
     Example,
     chosen_tasks,
     chunks,
@@ -27,33 +25,34 @@ from saccade.tools.evaluation.question_set import (
     default_workers,
     sample_keys,
 )
-from saccade.tools.evaluation.report import (
-    EvalReport,
-    print_report,
-    question_entry,
-    write_curve,
-    write_report,
-)
+from saccade.tools.evaluation.report import EvalReport, as_json, print_report
 from saccade.tools.evaluation.resize import least_tokens, shrink, size_within
-from saccade.tools.evaluation.scoring import Outcome, Pair, PeerAnswer, agreement
-from saccade.tools.peer import PeerEngine, Prompt, load_peer, until_end
-from saccade.tools.report import check_json_target, load_plotter, progress_bar
+from saccade.tools.evaluation.scoring import Outcome
+from saccade.tools.options import EvalOptions, QuestionOptions
+from saccade.tools.report import check_json_target, progress_bar, write_json
+
+E = TypeVar("E", bound="Evaluation")
 
 
 def run(engine: EngineConfig, options: EvalOptions) -> int:
     """Returns the exit status."""
+    report, _ = evaluate(engine, options, Evaluation)
+    print_report(report)
+    write_json(options.json, as_json(report))
+    return 0
+
+
+def evaluate(engine: EngineConfig, options: EvalOptions, kind: type[E]) -> tuple[EvalReport, E]:
+    """Asks the questions; returns the report and the finished evaluation of that kind."""
     checkpoint = open_checkpoint(engine.model)
-    engine, limits, processing = _check(engine, options, checkpoint)
-    tasks = chosen_tasks(options.tasks)
-    plotter = load_plotter() if options.curve else None
+    limits, processing = _check(engine, options, checkpoint)
     weights, source = fingerprint(checkpoint), commit()  # now: both may change during a long run
     start = time.perf_counter()
     with running_engine(engine) as llm, progress_bar(options.progress, remaining=True) as bar:
-        peer = None if options.peer is None else _load_peer(options.peer, checkpoint, llm)
+        evaluation = kind(llm, options, limits, processing)
         if fingerprint(checkpoint) != weights:
             raise SaccadeError("the checkpoint's weights changed while they were loaded; run it again")
-        evaluation = Evaluation(llm, options, limits, processing, peer)
-        evaluation.run(tasks, bar)
+        ask_all(options, evaluation.answer, bar)
     report = EvalReport(
         run=run_info(engine, checkpoint, source),
         weights=weights,
@@ -61,20 +60,13 @@ def run(engine: EngineConfig, options: EvalOptions) -> int:
         seconds=time.perf_counter() - start,
         questions=tuple(evaluation.questions),
         outcomes=tuple(evaluation.outcomes),
-        agreement=agreement(str(options.peer), evaluation.pairs) if evaluation.pairs else None,
-        pairs=tuple(evaluation.pairs),
     )
-    print_report(report)
-    write_report(report)
-    if plotter is not None:
-        written = write_curve(report, options.out or CURVE_FOLDER, plotter)
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"wrote {', '.join(map(str, written))}")
-    return 0
+    return report, evaluation
 
 
 def _check(
     engine: EngineConfig, options: EvalOptions, checkpoint: Checkpoint
-) -> tuple[EngineConfig, tuple[int | None, ...], ImageProcessor]:
+) -> tuple[tuple[int | None, ...], ImageProcessor]:
     """Refuses what cannot work before the engine is loaded. Gives the token limits the checkpoint can
     reach."""
     processing = check_model(engine, options, checkpoint)
@@ -90,19 +82,16 @@ def _check(
             f" {least} tokens: use {least} or more"
         )
     limits = tuple(limit for limit in options.levels if limit is None or limit >= least)
-    if options.peer is not None and engine.dtype == "auto":
-        engine = replace(engine, dtype="float32")  # rounding must not decide a token-for-token comparison
-    return engine, limits, processing
+    return limits, processing
 
 
-def check_model(
-    engine: EngineConfig, options: EvalOptions | LodEvalOptions, checkpoint: Checkpoint
-) -> ImageProcessor:
+def check_model(engine: EngineConfig, options: QuestionOptions, checkpoint: Checkpoint) -> ImageProcessor:
     if checkpoint.image is None or checkpoint.image_token_id is None:
         raise ConfigError(f"the questions are about images, and {checkpoint.name} takes none")
     if engine.load_format == "dummy":
         raise ConfigError("dummy weights have no right answers; leave out --load-format dummy")
     check_json_target(options.json)
+    chosen_tasks(options.tasks)
     return checkpoint.image
 
 
@@ -112,9 +101,16 @@ def running_engine(config: EngineConfig) -> Iterator[LLM]:
         yield llm
 
 
-def _load_peer(name: str, checkpoint: Checkpoint, llm: LLM) -> PeerEngine:
-    info = llm.engine.info
-    return load_peer(name, checkpoint, info.device, info.dtype, stop_at_end=True, remedy="leave out --peer")
+def ask_all(
+    options: QuestionOptions, answer: Callable[[list[Example]], float], bar: Progress, seed: int = SEED
+) -> None:
+    """Draws the questions and passes them to `answer` in chunks; it returns the share of right answers."""
+    chosen = sample_keys(chosen_tasks(options.tasks), options.count, options.limit)
+    workers = default_workers() if options.workers is None else options.workers
+    shown = bar.add_task("answering", total=len(chosen))
+    for examples in chunks([(task, index, seed) for task, index in chosen], options.batch, workers):
+        right = answer(examples)
+        bar.update(shown, advance=len(examples), description=f"{examples[-1].task}, {right:.0%} right")
 
 
 def greedy(max_tokens: int) -> SamplingParams:
@@ -157,56 +153,41 @@ class Evaluation:
     """One pass over the questions; it collects the outcomes."""
 
     def __init__(
-        self,
-        llm: LLM,
-        options: EvalOptions,
-        limits: tuple[int | None, ...],
-        processing: ImageProcessor,
-        peer: PeerEngine | None,
+        self, llm: LLM, options: EvalOptions, limits: tuple[int | None, ...], processing: ImageProcessor
     ) -> None:
         self._llm = llm
         self._options = options
         self._limits = limits
         self._processing = processing
-        self._peer = peer
         self._end_ids = frozenset(llm.processor.checkpoint.eos_ids)
         self.questions: list[dict[str, Any]] = []
         self.outcomes: list[Outcome] = []
-        self.pairs: list[Pair] = []
 
-    def run(self, tasks: tuple[str, ...], bar: Progress) -> None:
+    def answer(self, examples: Sequence[Example]) -> float:
+        """Asks the questions at every limit; the share of right answers so far."""
         options = self._options
-        wanted = sample_keys(tasks, options.count, options.limit)
-        workers = default_workers() if options.workers is None else options.workers
-        shown = bar.add_task("answering", total=len(wanted))
-        for examples in chunks(wanted, options.batch, workers):
-            self.questions += map(question_entry, examples)
-            asked = [
-                one
-                for example in examples
-                for one in at_sizes(example, self._limits, self._processing, options.instruction)
-            ]
-            for start in range(0, len(asked), options.batch):
-                self._answer(asked[start : start + options.batch])
-            right = sum(outcome.right for outcome in self.outcomes) / len(self.outcomes)
-            bar.update(shown, advance=len(examples), description=f"{examples[-1].task}, {right:.0%} right")
+        names = ("task", "index", "kind", "question", "answer", "accepted")
+        self.questions += [{name: getattr(example, name) for name in names} for example in examples]
+        asked = [
+            one
+            for example in examples
+            for one in at_sizes(example, self._limits, self._processing, options.instruction)
+        ]
+        for start in range(0, len(asked), options.batch):
+            batch = asked[start : start + options.batch]
+            messages = [user_message(one.image, one.text) for one in batch]
+            outputs = self._llm.chat(messages, greedy(options.max_tokens), progress=False)
+            for one, output in zip(batch, outputs, strict=True):
+                self.record(one, output)
+        return sum(outcome.right for outcome in self.outcomes) / len(self.outcomes)
 
-    def _answer(self, asked: Sequence[SizedQuestion]) -> None:
-        messages = [user_message(one.image, one.text) for one in asked]
-        outputs = self._llm.chat(messages, greedy(self._options.max_tokens), progress=False)
-        for one, output in zip(asked, outputs, strict=True):
-            outcomes = self._outcomes(one, output)
-            self.outcomes += outcomes
-            if self._peer is not None:
-                self.pairs.append(self._compare(self._peer, one, output, outcomes[0]))
-
-    def _outcomes(self, asked: SizedQuestion, output: RequestOutput) -> list[Outcome]:
-        """One per token limit."""
+    def record(self, asked: SizedQuestion, output: RequestOutput) -> None:
+        """Adds an outcome for each token limit."""
         choice = output.outputs[0]
         height, width = asked.image.shape[:2]
         right = correct(asked.example, choice.text)
         tokens = tuple(until_end(choice.token_ids, self._end_ids))
-        return [
+        self.outcomes += [
             Outcome(
                 task=asked.example.task,
                 index=asked.example.index,
@@ -221,16 +202,8 @@ class Evaluation:
             for limit in asked.limits
         ]
 
-    def _compare(self, peer: PeerEngine, asked: SizedQuestion, output: RequestOutput, ours: Outcome) -> Pair:
-        prompt = Prompt(peer.chat_tokens(asked.text), Image.fromarray(asked.image))
-        (found,) = peer.generate([prompt], self._options.max_tokens)
-        text = peer.decode(found.token_ids)
-        theirs = PeerAnswer(
-            prompt=tuple(prompt.tokens),
-            visual_tokens=found.visual_tokens,
-            token_ids=tuple(found.token_ids),
-            text=text,
-            right=correct(asked.example, text),
-        )
-        same = (theirs.prompt, theirs.visual_tokens) == (output.prompt_token_ids, output.usage.visual_tokens)
-        return Pair(ours, theirs, same)
+
+def until_end(tokens: Sequence[int], end_ids: frozenset[int]) -> list[int]:
+    """The tokens before the first end token."""
+    stop = next((index for index, token in enumerate(tokens) if token in end_ids), len(tokens))
+    return list(tokens[:stop])

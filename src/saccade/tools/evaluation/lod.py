@@ -4,98 +4,142 @@ Constants are tuned on fresh scenes (`--scenes`); the fixed set only reports."""
 
 import time
 from collections.abc import Iterator, Sequence
-
-from rich.progress import Progress
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.llm import LLM, RequestOutput
 from saccade.lod.checkpoint_views import read_views
-from saccade.tools.environment import commit, fingerprint, run_info
-from saccade.tools.evaluation.command import check_model, greedy, running_engine, user_message
+from saccade.lod.types import SCORERS, Region
+from saccade.tools.environment import RunInfo, commit, fingerprint, run_info
+from saccade.tools.evaluation.command import (
+    ask_all,
+    check_model,
+    greedy,
+    running_engine,
+    user_message,
+)
 from saccade.tools.evaluation.lod_methods import (
-    ABLATIONS,
     BALANCED,
     FULL,
     METHODS,
+    RANDOM,
     RESIZE,
-    ChannelAblation,
     Trial,
     TrialFactory,
     covered,
 )
-from saccade.tools.evaluation.lod_report import LodReport, LodResult, print_lod_report, write_lod_report
-from saccade.tools.evaluation.options import LodEvalOptions
-from saccade.tools.evaluation.question_set import (
-    SEED,
-    Example,
-    chosen_tasks,
-    chunks,
-    correct,
-    default_workers,
-    sample_keys,
-)
-from saccade.tools.report import load_plotter, progress_bar
+from saccade.tools.evaluation.question_set import SEED, Example, correct
+from saccade.tools.evaluation.report import TABLE_WIDTH
+from saccade.tools.options import LodEvalOptions
+from saccade.tools.report import json_with_questions, output_console, progress_bar, table, write_json
+
+SCHEMA = 1
+WITHOUT_TEXT = (RESIZE, RANDOM, *SCORERS)  # wrong answers of these are counted, not stored: too many
+
+
+@dataclass(frozen=True)
+class LodResult:
+    """One answer."""
+
+    task: str
+    index: int
+    question: str
+    answer: str
+    method: str
+    share: float | None
+    full_tokens: int
+    visual_tokens: int
+    text: str
+    right: bool
+    regions: tuple[Region, ...]
+    covered: float  # share of the evidence's box in the best zoomed view
+    gated: str | None
+
+
+@dataclass(frozen=True)
+class LodReport:
+    run: RunInfo
+    weights: str
+    options: LodEvalOptions
+    seconds: float
+    results: tuple[LodResult, ...]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(one.method for one in self.results if one.method != FULL))
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(one.task for one in self.results))
+
+    def of(self, method: str, share: float | None, task: str | None = None) -> list[LodResult]:
+        return [
+            one
+            for one in self.results
+            if one.method == method
+            and (method == FULL or one.share == share)
+            and (task is None or one.task == task)
+        ]
 
 
 def run(engine: EngineConfig, options: LodEvalOptions) -> int:
     """Returns the exit status."""
+    report = compare_methods(engine, options, TrialFactory, METHODS)
+    print_lod_report(report)
+    write_json(options.json, as_json(report))
+    return 0
+
+
+def compare_methods(
+    engine: EngineConfig,
+    options: LodEvalOptions,
+    factory: type[TrialFactory],
+    methods: Sequence[str],
+) -> LodReport:
+    """Asks every question with every method of `factory` at every budget."""
     checkpoint = open_checkpoint(engine.model)
     processing = check_model(engine, options, checkpoint)
-    plotter = None if options.out is None else load_plotter()
-    trials = TrialFactory(processing, read_views(checkpoint.config, processing.factor).rule)
-    tasks = chosen_tasks(options.tasks)
+    trials = factory(processing, read_views(checkpoint.config, processing.factor).rule)
     weights, source, start = fingerprint(checkpoint), commit(), time.perf_counter()
     with running_engine(engine) as llm, progress_bar(options.progress, remaining=True) as bar:
-        comparison = MethodComparison(llm, options, trials)
-        comparison.run(tasks, bar)
-    report = LodReport(
+        comparison = MethodComparison(llm, options, trials, methods)
+        ask_all(options, comparison.answer, bar, SEED if options.scenes is None else options.scenes)
+    return LodReport(
         run=run_info(engine, checkpoint, source),
         weights=weights,
         options=options,
         seconds=time.perf_counter() - start,
         results=tuple(comparison.results),
-        channels=comparison.channels.scores(),
     )
-    print_lod_report(report)
-    write_lod_report(report, plotter)
-    return 0
 
 
 class MethodComparison:
     """One pass over the questions; each is asked with every method at every budget."""
 
-    def __init__(self, llm: LLM, options: LodEvalOptions, trials: TrialFactory) -> None:
+    def __init__(
+        self, llm: LLM, options: LodEvalOptions, trials: TrialFactory, methods: Sequence[str]
+    ) -> None:
         self._llm = llm
         self._options = options
         self._factory = trials
+        self._methods = methods
         self._params = greedy(options.max_tokens)
         self.results: list[LodResult] = []
-        self.channels = ChannelAblation(trials.processing)
 
-    def run(self, tasks: tuple[str, ...], bar: Progress) -> None:
-        options = self._options
-        seed = SEED if options.scenes is None else options.scenes
-        wanted = [(task, index, seed) for task, index in sample_keys(tasks, options.count, options.limit)]
-        workers = default_workers() if options.workers is None else options.workers
-        shown = bar.add_task("answering", total=len(wanted))
-        for examples in chunks(wanted, options.batch, workers):
-            found = self._answer([trial for one in examples for trial in self._trials(one)])
-            if options.ablate:
-                for example in examples:
-                    self.channels.add(example)
-            else:
-                found += self._answer(list(self._resized_to_equal_tokens(found)))
-            self.results += [result for _, result in found]
-            best = [one.right for one in self.results if one.method == BALANCED]
-            text = f"{examples[-1].task}, {sum(best) / len(best):.0%} right when balanced"
-            bar.update(shown, advance=len(examples), description=text)
+    def answer(self, examples: Sequence[Example]) -> float:
+        """Asks the questions; the share that `balanced` has answered right so far."""
+        found = self._answer([trial for one in examples for trial in self._trials(one)])
+        if RESIZE in self._methods:
+            found += self._answer(list(self._resized_to_equal_tokens(found)))
+        self.results += [result for _, result in found]
+        return accuracy([one for one in self.results if one.method == BALANCED])
 
     def _trials(self, example: Example) -> Iterator[Trial]:
         yield self._factory.trial(example, FULL, None)
-        methods: Sequence[str] = tuple(ABLATIONS) if self._options.ablate else METHODS
         for share in self._options.levels:
-            for method in methods:
+            for method in self._methods:
                 if method != RESIZE or share is not None:
                     yield self._factory.trial(example, method, share)
 
@@ -150,3 +194,69 @@ def _result(trial: Trial, output: RequestOutput) -> LodResult:
         covered=covered(trial.example.box, regions),
         gated=gated,
     )
+
+
+def level_name(share: float | None) -> str:
+    return "auto" if share is None else f"{100 * share:g}%"
+
+
+def accuracy(some: Sequence[LodResult]) -> float:
+    return sum(one.right for one in some) / len(some)
+
+
+def tokens(some: Sequence[LodResult]) -> float:
+    return sum(one.visual_tokens for one in some) / len(some)
+
+
+def overall_rows(report: LodReport) -> tuple[list[str], list[list[str]]]:
+    """One row per method: accuracy and mean tokens at every level."""
+    levels = report.options.levels
+    heads = ["method", *(level_name(share) for share in levels)]
+    full = report.of(FULL, None)
+    rows = [[FULL, *(_cell(full) for _ in levels)]]
+    for method in report.methods:
+        rows.append([method, *(_cell(report.of(method, share)) for share in levels)])
+    return heads, rows
+
+
+def _cell(some: Sequence[LodResult]) -> str:
+    return f"{100 * accuracy(some):.1f} ({tokens(some):.0f})" if some else ""
+
+
+def print_lod_report(report: LodReport) -> None:
+    console = output_console(report.options.json, TABLE_WIDTH)
+    title = f"{report.run.model} ({report.run.dtype}): accuracy in percent (visual tokens)"
+    console.print(table(title, *overall_rows(report)))
+
+
+def as_json(report: LodReport, **more: object) -> str:
+    """`more`: further entries of the head."""
+    head: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": report.run.model,
+        "weights": report.weights,
+        "commit": report.run.commit,
+        "date": report.run.date,
+        "machine": report.run.machine,
+        "dtype": report.run.dtype,
+        "options": asdict(report.options),
+        "seconds": round(report.seconds, 3),
+        **more,
+    }
+    return json_with_questions(head, _questions(report), indent=1)
+
+
+def _questions(report: LodReport) -> list[dict[str, Any]]:
+    """One per question: by level and method [1 if right, tokens], and the text of a wrong answer."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for one in report.results:
+        known = {"task": one.task, "index": one.index, "full": one.full_tokens}
+        entry = found.setdefault((one.task, one.index), {**known, "answers": {}, "zooms": {}})
+        level = FULL if one.method == FULL else level_name(one.share)
+        has_content = [] if one.right or one.method in WITHOUT_TEXT else [one.text]
+        entry["answers"].setdefault(level, {})[one.method] = [int(one.right), one.visual_tokens, *has_content]
+        if one.method == BALANCED:
+            boxes = [[*region.box, *region.grid] for region in one.regions]
+            gated = {} if one.gated is None else {"gated": one.gated.partition(",")[0]}
+            entry["zooms"][level] = {"views": boxes, "covered": round(one.covered, 2), **gated}
+    return list(found.values())

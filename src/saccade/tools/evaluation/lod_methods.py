@@ -1,5 +1,4 @@
-"""The ways to spend a budget of visual tokens that `saccade eval-lod` compares, and the ablation of the
-texture.
+"""The ways to spend a budget of visual tokens that `saccade eval-lod` compares.
 
 Only the oracle uses the example's evidence."""
 
@@ -7,16 +6,11 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from saccade.inputs.image_processor import ImageProcessor
 from saccade.lod.allocate import Field, allocate, windows
 from saccade.lod.controller import PRICE
 from saccade.lod.detail import plan_global_views
-from saccade.lod.detail import shrink as shrink_grid
-from saccade.lod.scorers import lost, perspectival, propositional
-from saccade.lod.texture import CHANNELS, texture
 from saccade.lod.types import SCORERS, Box, Grid, LodParams, Map, Region, ViewRule
 from saccade.request import Pixels
 from saccade.tools.evaluation.question_set import Example
@@ -24,15 +18,6 @@ from saccade.tools.evaluation.resize import least_tokens, shrink, size_within
 
 FULL, RESIZE, RANDOM, BALANCED, ORACLE = "full detail", "resize", "random", "balanced", "oracle"
 METHODS = (RESIZE, RANDOM, *SCORERS, BALANCED, ORACLE)
-# Balanced without one of its stages.
-ABLATIONS: dict[str, dict[str, object]] = {
-    BALANCED: {},
-    "without propositional": {"scorers": ("perspectival", "participatory")},
-    "without perspectival": {"scorers": ("propositional", "participatory")},
-    "without participatory": {"scorers": ("propositional", "perspectival")},
-    "without balance": {"balance": False},
-    "without gate": {"gate": False},
-}
 EVERYWHERE = 0.5  # share of the image: larger evidence has no location
 
 
@@ -71,8 +56,6 @@ class TrialFactory:
             lod = LodParams(budget=budget, scorers=(method,))
         elif method in (RANDOM, ORACLE):
             lod = LodParams(budget=budget, zooms=(self._zooms(example, method, frame, lod),))
-        else:
-            lod = LodParams(budget=budget, **ABLATIONS[method])  # type: ignore[arg-type]
         return Trial(example, method, share, image, lod, full)
 
     def resized(self, example: Example, tokens: int, share: float | None, full: int) -> Trial:
@@ -140,80 +123,3 @@ def covered(box: tuple[float, ...], regions: tuple[Region, ...]) -> float:
         for r in regions
     ]
     return max(shares, default=0.0)
-
-
-LOOK = 64  # tokens of the global view that the maps are made for
-CHANNEL_GROUPS: dict[str, tuple[str, ...]] = {
-    "all": (),
-    "without red, green, blue": ("red", "green", "blue"),
-    "without L*, a*": ("lightness", "green_red"),
-    "without Sobel": ("edge_x", "edge_y", "edge"),
-    "without place": ("y", "x", "eccentricity"),
-    "without entropy": ("entropy",),
-    "without text": ("text",),
-}
-MAPS = {"propositional": propositional, "perspectival": perspectival, "lost": lost}
-
-
-@dataclass(frozen=True)
-class ChannelScore:
-    """How well one map finds the evidence without a group of channels: mean area under the ROC curve."""
-
-    group: str
-    map: str
-    area: float
-    examples: int
-
-
-class ChannelAblation:
-    """For examples whose evidence has a location: scores the maps that need no question, with each group of
-    the texture's channels set to zero."""
-
-    def __init__(self, processing: ImageProcessor) -> None:
-        self._processing = processing
-        self._areas: dict[tuple[str, str], list[float]] = {
-            (group, name): [] for group in CHANNEL_GROUPS for name in MAPS
-        }
-
-    def add(self, example: Example) -> None:
-        height, width = example.image.shape[:2]
-        x0, y0, x1, y1 = example.box
-        if (x1 - x0) * (y1 - y0) > EVERYWHERE * width * height:
-            return
-        grid = shrink_grid(self._processing.token_grid(width, height), LOOK)
-        wanted = evidence_tokens(example.box, (width, height), grid)
-        if wanted.all() or not wanted.any():
-            return
-        whole = texture(torch.from_numpy(np.ascontiguousarray(example.image)))
-        for group, names in CHANNEL_GROUPS.items():
-            some = whole.clone()
-            for name in names:
-                some[CHANNELS.index(name)] = 0
-            for name, score in MAPS.items():
-                self._areas[group, name].append(roc_area(score(some, grid).numpy(), wanted))
-
-    def scores(self) -> tuple[ChannelScore, ...]:
-        return tuple(
-            ChannelScore(group, name, sum(areas) / len(areas), len(areas))
-            for (group, name), areas in self._areas.items()
-            if areas
-        )
-
-
-def evidence_tokens(box: tuple[float, ...], size: tuple[int, int], grid: Grid) -> NDArray[np.bool_]:
-    """Tokens that hold at least half as much of the evidence as the token that holds most."""
-    (x0, y0, x1, y1), (width, height), (rows, columns) = box, size, grid
-    down, across = np.arange(rows + 1) * height / rows, np.arange(columns + 1) * width / columns
-    high = np.clip(np.minimum(y1, down[1:]) - np.maximum(y0, down[:-1]), 0, None)
-    wide = np.clip(np.minimum(x1, across[1:]) - np.maximum(x0, across[:-1]), 0, None)
-    held = high[:, None] * wide[None]
-    inside: NDArray[np.bool_] = (held >= held.max() / 2) & (held > 0)
-    return inside
-
-
-def roc_area(scores: NDArray[np.float32], wanted: NDArray[np.bool_]) -> float:
-    """Probability that a wanted token scores above another one; ties count half."""
-    ours, others = scores[wanted], scores[~wanted]
-    above = (ours[:, None] > others[None]).mean(dtype=np.float64)
-    same = (ours[:, None] == others[None]).mean(dtype=np.float64)
-    return float(above + same / 2)

@@ -1,10 +1,8 @@
-"""Outcomes of questions, accuracy with intervals, and agreement with a peer."""
+"""Outcomes of questions, and accuracy with intervals."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-from saccade.tools.peer import common_prefix
 
 Z_95 = 1.959963984540054  # standard normal, two-sided 95%
 
@@ -86,56 +84,3 @@ def by_group(outcomes: Iterable[Outcome]) -> list[Tally]:
 
 def at_level(outcomes: Iterable[Outcome], limit: int | None) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.limit == limit]
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAnswer:
-    prompt: tuple[int, ...]  # one placeholder for the image
-    visual_tokens: int
-    token_ids: tuple[int, ...]  # without the end token
-    text: str
-    right: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One question, answered by both engines."""
-
-    ours: Outcome
-    theirs: PeerAnswer
-    same_prompt: bool  # same text tokens and the same number of visual tokens
-
-    @property
-    def equal(self) -> bool:
-        return self.ours.token_ids == self.theirs.token_ids
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    peer: str
-    questions: int
-    equal: int  # answers equal token for token
-    same_prompts: int
-    tokens: int  # of the peer's answers
-    shared_tokens: int  # of those, before the first difference
-    peer_right: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.peer}: {self.equal} of {self.questions} greedy answers equal token for token,"
-            f" {self.shared_tokens} of {self.tokens} tokens before a first difference;"
-            f" {self.same_prompts} of {self.questions} prompts equal;"
-            f" {self.peer_right} of its answers right"
-        )
-
-
-def agreement(peer: str, pairs: Sequence[Pair]) -> Agreement:
-    return Agreement(
-        peer=peer,
-        questions=len(pairs),
-        equal=sum(pair.equal for pair in pairs),
-        same_prompts=sum(pair.same_prompt for pair in pairs),
-        tokens=sum(len(pair.theirs.token_ids) for pair in pairs),
-        shared_tokens=sum(common_prefix(pair.ours.token_ids, pair.theirs.token_ids) for pair in pairs),
-        peer_right=sum(pair.theirs.right for pair in pairs),
-    )

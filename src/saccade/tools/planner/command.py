@@ -3,13 +3,13 @@ nothing: a model is a folder, a config.json, or explicit numbers."""
 
 import json
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from rich.console import Console
 
-from saccade.config import GIB, VisionCache
+from saccade.config import GIB, VisionCache, check_fields, option_field
 from saccade.encoder.partial_views import segment_layers
 from saccade.engine.cost_prior import CHIPS, H200, ModelSize, coefficients, read_model_size
 from saccade.errors import ConfigError
@@ -27,71 +27,66 @@ DEFAULT_TRAFFIC = (
     "text:rate=16,prompt=130,output=64",
     "image:rate=6,prompt=64,image=1024x1024,output=64",
 )
-T = TypeVar("T")
 EMBEDDED = Path(__file__).parents[2] / "embedded"
-
-
-def _option(default: T, text: str) -> T:
-    """A field with its help text."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    model: str | None = _option(None, "A checkpoint folder or a config.json.")
-    layers: int | None = _option(None, "Without MODEL: decoder layers.")
-    kv_heads: int | None = _option(None, "Without MODEL: heads of K and V.")
-    head_dim: int | None = _option(None, "Without MODEL: values per head. [default: 128]")
-    heads: int | None = _option(None, "Without MODEL: query heads. [default: 8 per KV head]")
-    hidden: int | None = _option(None, "Without MODEL: width. [default: heads x head dim]")
-    weight_bytes: int | None = _option(None, "Size of the weights. [default: from MODEL]")
-    value_bytes: int = _option(2, "Bytes of a weight and of a K or V value: 2 for bf16.")
-    memory: int = _option(139 * GIB, "Of the device; the default is an H200's.")
-    gpu_memory_utilization: float = _option(0.9, "Share of the memory to use.")
-    kv_cache_bytes: int | None = _option(
-        None, "Size of the KV pool. [default: what weights, features and workspace leave]"
+    model: str | None = option_field(None, "A checkpoint folder or a config.json.")
+    layers: int | None = option_field(None, "Without MODEL: decoder layers.")
+    kv_heads: int | None = option_field(None, "Without MODEL: heads of K and V.")
+    head_dim: int | None = option_field(None, "Without MODEL: values per head. [default: 128]")
+    heads: int | None = option_field(None, "Without MODEL: query heads. [default: 8 per KV head]")
+    hidden: int | None = option_field(None, "Without MODEL: width. [default: heads x head dim]")
+    weight_bytes: int | None = option_field(None, "Size of the weights. [default: from MODEL]", size=True)
+    value_bytes: int = option_field(2, "Bytes of a weight and of a K or V value: 2 for bf16.")
+    memory: int = option_field(139 * GIB, "Of the device; the default is an H200's.", size=True)
+    gpu_memory_utilization: float = option_field(0.9, "Share of the memory to use.")
+    kv_cache_bytes: int | None = option_field(
+        None, "Size of the KV pool. [default: what weights, features and workspace leave]", size=True
     )
-    vision_cache: str = _option("gpu=2GiB", "gpu=SIZE, for image features kept for reuse.")
-    max_num_seqs: int = _option(256, "Most sequences computed together.")
-    max_num_batched_tokens: int = _option(8192, "Most tokens in one step.")
-    max_model_len: int = _option(32768, "Longest prompt + answer in tokens.")
-    block_size: int = _option(16, "Tokens per KV block.")
-    itl_target: float = _option(11.0, "Milliseconds a step may take while answers stream; 0: any.")
-    prefix_caching: bool = _option(True, "Reuse the KV of equal prompt prefixes.")
-    kv_cache_dtype: str = _option("auto", "Of K and V: auto (as --value-bytes), fp8 or int8.")
-    kv_vision_dtype: str = _option(
+    vision_cache: str = option_field("gpu=2GiB", "gpu=SIZE, for image features kept for reuse.")
+    max_num_seqs: int = option_field(256, "Most sequences computed together.")
+    max_num_batched_tokens: int = option_field(8192, "Most tokens in one step.")
+    max_model_len: int = option_field(32768, "Longest prompt + answer in tokens.", at_least=2)
+    block_size: int = option_field(16, "Tokens per KV block.")
+    itl_target: float = option_field(11.0, "Milliseconds a step may take while answers stream; 0: any.")
+    prefix_caching: bool = option_field(True, "Reuse the KV of equal prompt prefixes.")
+    kv_cache_dtype: KVDtype = option_field("auto", "Of K and V: auto (as --value-bytes), fp8 or int8.")
+    kv_vision_dtype: KVDtype = option_field(
         "auto", "The same for the blocks of images only, which then have their own pool."
     )
-    kv_vision_share: float | None = _option(
+    kv_vision_share: float | None = option_field(
         None, "Share of the KV cache for that pool. [default: none, or 0.5]"
     )
-    kv_vision_views: str | None = _option(None, "Views whose blocks go there: all, or global. [default: all]")
-    swap_bytes: int = _option(4 * GIB, "Host memory for the KV of preempted requests; 0: recompute.")
-    traffic: tuple[str, ...] = _option(
+    kv_vision_views: VisionScope | None = option_field(
+        None, "Views whose blocks go there: all, or global. [default: all]"
+    )
+    swap_bytes: int = option_field(
+        4 * GIB, "Host memory for the KV of preempted requests; 0: recompute.", size=True, at_least=0
+    )
+    traffic: tuple[str, ...] = option_field(
         DEFAULT_TRAFFIC,
         "A kind of request, NAME:key=value,... with the keys rate (per second), prompt, output "
         "(tokens), shared (leading prompt tokens that all of the kind share), image=WxH, video=WxH, "
         "frames, images (per request), view_tokens (instead of a size), distinct (number of different"
         " images), priority. Repeat the option.",
+        metavar="KIND",
     )
-    seconds: float = _option(60.0, "Of simulated traffic; 0: only compute what fits.")
-    costs: str = _option(
+    seconds: float = option_field(60.0, "Of simulated traffic; 0: only compute what fits.")
+    costs: str = option_field(
         "cuda",
         "What a step takes: `cuda` (peak rates of an H200: a lower bound), `cpu`, or a JSON file of "
         "measured coefficients in ms, as `--json` prints them under costs_ms.",
     )
-    seed: int = _option(0, "Of the arrivals.")
-    json: bool = _option(False, "Print everything as JSON.")
+    seed: int = option_field(0, "Of the arrivals.", at_least=0)
+    json: bool = option_field(False, "Print everything as JSON.")
 
     def __post_init__(self) -> None:
-        positive = "layers kv_heads head_dim heads hidden weight_bytes value_bytes memory kv_cache_bytes"
-        positive += " max_num_seqs max_num_batched_tokens block_size"
-        least = dict.fromkeys(positive.split(), 1)
-        least |= {"max_model_len": 2, "seconds": 0, "swap_bytes": 0, "itl_target": 0}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value < float("inf"):
-                raise ConfigError(f"{name} is {value}; use {low} or more")
+        check_fields(self)
+        for name in ("seconds", "itl_target"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}; use 0 or more")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it is a share, 0 to 1"
@@ -109,10 +104,10 @@ class PlanOptions:
 
     def kv_options(self) -> KVCacheOptions:
         return KVCacheOptions(
-            cache_dtype=cast(KVDtype, self.kv_cache_dtype),
-            vision_dtype=cast(KVDtype, self.kv_vision_dtype),
+            cache_dtype=self.kv_cache_dtype,
+            vision_dtype=self.kv_vision_dtype,
             vision_share=self.kv_vision_share,
-            vision_views=cast(VisionScope | None, self.kv_vision_views),
+            vision_views=self.kv_vision_views,
         )
 
     def _check_model(self) -> None:

@@ -12,9 +12,9 @@ from saccade.config import EngineConfig
 from saccade.engine.cost_prior import read_model_size
 from saccade.engine.memory import DTYPES
 from saccade.llm import LLM
-from saccade.tools.bench.ceilings import floors
 from saccade.tools.environment import device_name
-from saccade.tools.profiler.options import ProfileOptions
+from saccade.tools.options import ProfileOptions
+from saccade.tools.profiler.floors import floors
 from saccade.tools.profiler.report import Profile, SectionTime, show, write_json
 from saccade.tools.profiler.sections import Section, SectionFactory, SectionRun, instrumented
 from saccade.tools.profiler.trace import RANGE, read

@@ -19,10 +19,10 @@ from saccade.errors import ConfigError
 from saccade.llm import LLM
 from saccade.request import Request
 from saccade.step_plan import StepOutput
-from saccade.tools.bench.ceilings import Floors
 from saccade.tools.bench.inputs import RandomInputs
 from saccade.tools.bench.workloads import greedy
-from saccade.tools.profiler.options import ProfileOptions
+from saccade.tools.options import ProfileOptions
+from saccade.tools.profiler.floors import Floors
 from saccade.tools.profiler.trace import STEP
 from saccade.worker.model_runner import LaunchedStep
 

@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from saccade.tools.report import LinePlot, Series
+from bench.plot import LinePlot, Series
 
 SIZE = (8.6, 5.0)  # inches
 INK, FAINT, GRID = "#1f2328", "#59636e", "#e4e7eb"

@@ -5,7 +5,7 @@ import torch
 
 from bench.simulate import QWEN3_VL_8B
 from saccade.engine.cost_prior import H200
-from saccade.tools.bench.ceilings import Floors, chip_of, floors
+from saccade.tools.profiler.floors import Floors, chip_of, floors
 
 FLOORS = Floors(QWEN3_VL_8B, H200)
 

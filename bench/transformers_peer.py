@@ -1,7 +1,7 @@
 """Hugging Face transformers as a peer: its tokenizer, chat template, image processor and `generate`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -9,7 +9,13 @@ from torch import Tensor
 
 from saccade.checkpoint import Checkpoint
 from saccade.engine.memory import DTYPES
-from saccade.tools.peer import PeerOutput, Prompt, until_end
+from saccade.tools.bench.workloads import Prompt
+from saccade.tools.evaluation.command import until_end
+
+
+class PeerOutput(NamedTuple):
+    token_ids: list[int]  # up to the first end token, if the peer stops there
+    visual_tokens: int
 
 
 class TransformersPeer:
@@ -38,6 +44,7 @@ class TransformersPeer:
         )
 
     def chat_tokens(self, text: str) -> list[int]:
+        """The prompt of a user's message with one image before `text`."""
         content = [{"type": "image"}, {"type": "text", "text": text}]
         prompt = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
@@ -51,6 +58,7 @@ class TransformersPeer:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[PeerOutput]:
+        """Greedy; several prompts run as one batch, padded on the left."""
         inputs, visual = self._inputs(prompts)
         moved = {name: value.to(self._device) for name, value in inputs.items()}
         self._model.rope_deltas = None  # left from the call before
@@ -91,3 +99,10 @@ class TransformersPeer:
             ids[row, width - len(one) :] = torch.tensor(one)
             mask[row, width - len(one) :] = 1
         return {"input_ids": ids, "attention_mask": mask}
+
+
+def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Tokens before the first difference."""
+    pairs = zip(ours, theirs, strict=False)
+    shorter = min(len(ours), len(theirs))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench.plot import PLOTTER, LinePlot, Series, load_plotter
+from bench.svg import save_svg
 from saccade.errors import ConfigError
-from saccade.tools.plot import save_svg
-from saccade.tools.report import PLOTTER, LinePlot, Series, load_plotter
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
