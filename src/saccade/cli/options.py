@@ -89,11 +89,6 @@ MODEL_OPTION = option("--model", default="embedded", help="A checkpoint folder, 
 
 # Fields of the configs whose type says too little for the command line.
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "vision_cache": {
-        "type": vision_cache,
-        "default": None,
-        "callback": lambda *given: given[2] or VisionCache(),
-    },
     "pin_prefix": {"type": text_of_file},
     "step_log": {"type": click.Path(dir_okay=False)},
     "allowed_local_path": {"type": click.Path(exists=True, file_okay=False, path_type=Path)},
@@ -119,6 +114,9 @@ def _field_option(one: Field[Any]) -> Decorator:
         settings |= {"type": width_and_height, "metavar": "WxH", "default": text}
     elif get_origin(kind) is tuple:
         settings |= {"multiple": True, "type": get_args(kind)[0], "default": default or None}
+    elif kind is VisionCache:
+        settings |= {"type": vision_cache, "default": None}
+        settings["callback"] = lambda *given: given[2] or VisionCache()
     elif kind is Path:
         settings["type"] = click.Path(dir_okay=False, path_type=Path)
     elif get_origin(kind) is Literal:
