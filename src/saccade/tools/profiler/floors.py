@@ -1,7 +1,7 @@
 """Peak rates of a device, and lower bounds of the time of a step or a prompt at those rates.
 
 A lower bound is bytes over bandwidth or operations over the matrix product rate, whichever is longer;
-launches, activations and the host count as nothing. Known chips have the rates of scheduler/cost_prior.py;
+launches, activations and the host count as nothing. Known chips have the rates of engine/cost_prior.py;
 others are measured in a second."""
 
 import time
