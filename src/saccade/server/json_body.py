@@ -4,7 +4,6 @@ Nothing is coerced or guessed: duplicate keys, lone surrogates, unknown fields, 
 """
 
 import asyncio
-import contextlib
 import json
 import math
 import re
@@ -64,49 +63,39 @@ async def read_body(
 ) -> bytes:
     """The whole body, within `timeout` seconds in total; `on_bytes` gets the size of every chunk."""
     given = dict(headers)
+    too_large = BodyTooLarge(
+        f"the request body is larger than the {limit} bytes allowed; send smaller or fewer images"
+    )
     length = given.get(b"content-length", b"")
-    if length.isdigit() and int(length[:20]) > limit:
-        if b"expect" not in given:  # with "Expect: 100-continue" the client has not sent the body yet
-            await _discard(receive, timeout)
-        raise _too_large(limit)
+    exceeded = length.isdigit() and int(length[:20]) > limit
+    if exceeded and b"expect" in given:  # "Expect: 100-continue": the client has not sent the body yet
+        raise too_large
     chunks: list[bytes] = []
-    size = 0
+    size, more = 0, True
     try:
         async with asyncio.timeout(timeout):
-            while True:
+            while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Disconnected
                 chunk = message.get("body", b"")
+                more = message.get("more_body", False)
                 size += len(chunk)
-                if size > limit:
+                exceeded = exceeded or size > limit
+                if (
+                    exceeded
+                ):  # read to its end: closing earlier sends a reset, which may overtake the response
                     chunks.clear()
-                    await _discard(receive, timeout)
-                    raise _too_large(limit)
+                    continue
                 on_bytes(len(chunk))
                 chunks.append(chunk)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
     except TimeoutError:
-        raise BodyTooSlow(f"the body did not arrive within {timeout:g} seconds; send it faster") from None
-
-
-async def _discard(receive: Receive, timeout: float) -> None:
-    """Read the rest of a body and drop it: closing earlier sends a reset, which may overtake the response."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Disconnected
-                if not message.get("more_body", False):
-                    return
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"the request body is larger than the {limit} bytes allowed; send smaller or fewer images"
-    )
+        if not exceeded:
+            late = f"the body did not arrive within {timeout:g} seconds; send it faster"
+            raise BodyTooSlow(late) from None
+    if exceeded:
+        raise too_large
+    return b"".join(chunks)
 
 
 def parse_json(body: bytes) -> object:

@@ -3,6 +3,7 @@
 docs/serving.md lists every parameter with its range.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
@@ -98,19 +99,23 @@ def _tag_by(field: str) -> Discriminator:
     )
 
 
-def _check_part_type(where: str, *allowed: str) -> BeforeValidator:
-    """Check a part's type first: the union's own error message is unreadable."""
+def _check_tag(field: str, shape: str, unknown: str, allowed: Sequence[str]) -> BeforeValidator:
+    """Check the field of a union first: the union's own error message is unreadable."""
 
     def check(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise PydanticCustomError("part", "should be an object with a type")
-        kind = value.get("type")
-        if not isinstance(kind, str) or kind not in allowed:
-            context = {"kind": short_repr(kind), "where": where, "allowed": " or ".join(allowed)}
-            raise PydanticCustomError("part", "part type {kind} is not known {where}; use {allowed}", context)
+            raise PydanticCustomError("shape", shape)
+        tag = value.get(field)
+        if not isinstance(tag, str) or tag not in allowed:
+            raise PydanticCustomError("tag", unknown, {"given": short_repr(tag)})
         return value
 
     return BeforeValidator(check)
+
+
+def _check_part(where: str, *allowed: str) -> BeforeValidator:
+    unknown = f"part type {{given}} is not known {where}; use {' or '.join(allowed)}"
+    return _check_tag("type", "should be an object with a type", unknown, allowed)
 
 
 AnyPart = Annotated[
@@ -119,9 +124,9 @@ AnyPart = Annotated[
     | Annotated[ImageRefPart, Tag("~image_ref")]
     | Annotated[VideoPart, Tag("~video_url")],
     _tag_by("type"),
-    _check_part_type("in a user's message", "text", "image_url", "image_ref", "video_url"),
+    _check_part("in a user's message", "text", "image_url", "image_ref", "video_url"),
 ]
-OnlyText = Annotated[TextPart, _check_part_type("in a message of this role", "text")]
+OnlyText = Annotated[TextPart, _check_part("in a message of this role", "text")]
 
 
 def _tag_by_shape(value: Any) -> str | None:
@@ -155,18 +160,6 @@ class ToolMessage(StrictModel):
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-
-
-def _check_role(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise PydanticCustomError("message", "should be an object with role and content")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        context = {"role": short_repr(role), "roles": ", ".join(ROLES)}
-        raise PydanticCustomError("role", "role {role} is not one of {roles}", context)
-    return value
-
-
 ChatMessage = Annotated[
     Annotated[TextMessage, Tag("~system")]
     | Annotated[TextMessage, Tag("~developer")]
@@ -174,7 +167,12 @@ ChatMessage = Annotated[
     | Annotated[UserMessage, Tag("~user")]
     | Annotated[ToolMessage, Tag("~tool")],
     _tag_by("role"),
-    BeforeValidator(_check_role),
+    _check_tag(
+        "role",
+        "should be an object with role and content",
+        f"role {{given}} is not one of {', '.join(ROLES)}",
+        ROLES,
+    ),
 ]
 
 
