@@ -35,7 +35,7 @@ from saccade.llm import LLM
 from saccade.lod import scorers as relevance
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.controller import choose
-from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import plan_global_view
 from saccade.lod.image_maps import ImageMapRunner
 from saccade.lod.texture import texture
 from saccade.lod.types import LodParams, RelevanceMaps, ScoredImage
@@ -102,8 +102,7 @@ def stages(bench: LodBench, size: tuple[int, int]) -> None:
         raise click.ClickException("the model takes no images")
     frame = image.token_grid(*size)
     asked = LodParams(budget=max(1, frame[0] * frame[1] // 4), gate=False)
-    first = plan_global_views([frame], asked, views.rule)
-    grid = first.grids[0]
+    budget, grid = plan_global_view(frame, asked, views.rule)
     tokens = grid[0] * grid[1]
     pixels = torch.from_numpy(bench.image(size)).to(device)
     made = texture(pixels)
@@ -129,8 +128,8 @@ def stages(bench: LodBench, size: tuple[int, int]) -> None:
         "lost": lambda: relevance.lost(made, grid),
         "participatory": coupling,
         "  captured": capture(coupling, recorder),
-        "choose (host)": lambda: choose([anew(scored)], first.budget, asked, views.rule),
-        "  asked again": lambda: choose([scored], first.budget, asked, views.rule),
+        "choose (host)": lambda: choose([anew(scored)], budget, asked, views.rule),
+        "  asked again": lambda: choose([scored], budget, asked, views.rule),
         "texture and its maps": lambda: relevance.image_maps(texture(pixels), grid),
         "  all of that captured": lambda: captured.maps(pixels, grid),
     }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from saccade.lod.allocate import Field, Window, allocate, spend, windows
 from saccade.lod.balance import refine
 from saccade.lod.controller import PRICE
-from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import plan_global_view
 from saccade.lod.types import FINE, Grid, LodParams, Map, Region, ViewRule, fraction_within_token
 
 from .scenes.scene import Ask, Box
@@ -58,9 +58,8 @@ def first_look(width: int, height: int, share: float | None) -> tuple[Grid, int]
     frame = frame_of(width, height)
     full = frame[0] * frame[1]
     budget = None if share is None else min(full, max(int(full * share), LEAST))
-    found = plan_global_views([frame], LodParams(budget=budget), RULE)
-    grid = found.grids[0]
-    return grid, 0 if grid == frame else found.budget - grid[0] * grid[1]
+    total, grid = plan_global_view(frame, LodParams(budget=budget), RULE)
+    return grid, 0 if grid == frame else total - grid[0] * grid[1]
 
 
 def ink(x: NDArray[np.float32], y: NDArray[np.float32], width: int, height: int, look: Grid) -> Map:

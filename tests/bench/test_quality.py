@@ -22,7 +22,7 @@ from bench.draw_quality import (
 from bench.lod_ablation import ABLATIONS, AblationTrials, ChannelAblation, ablate, evidence_tokens, roc_area
 from bench.svg import save_svg
 from saccade.config import EngineConfig
-from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import plan_global_view
 from saccade.lod.types import LodParams
 from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation import command, question_set
@@ -65,7 +65,7 @@ def test_an_ablation_asks_for_no_more_than_its_share(method: str, share: float) 
     assert trial.method == method
     assert trial.lod is not None
     assert trial.lod.budget == budget
-    first = plan_global_views([(32, 42)], LodParams(budget=budget), RULE).grids[0]
+    first = plan_global_view((32, 42), LodParams(budget=budget), RULE).grid
     assert first[0] * first[1] <= budget
 
 

@@ -26,7 +26,7 @@ def fields(draw: st.DrawFn) -> Field:
     relevance = np.array(values[: cells[0] * cells[1]], np.float32).reshape(cells)
     frame = draw(st.tuples(st.integers(1, 60), st.integers(1, 60)))
     size = draw(st.tuples(sizes, sizes))
-    return Field(relevance, size, frame, draw(st.sampled_from([0.8, 1.0, 1.4])), draw(st.integers(0, 5)))
+    return Field(relevance, size, frame, draw(st.integers(0, 5)))
 
 
 budgets = st.integers(-10, 2000)
@@ -106,7 +106,7 @@ def test_a_cell_that_gains_relevance_is_not_uncovered(
     before = allocate([field], budget, rule, price)[0]
     more = field.relevance.copy()
     more[row, column] += np.float32(data.draw(st.sampled_from([0.005, 0.1, 2.0])))
-    after = allocate([Field(more, field.size, field.frame, field.scale, field.most)], budget, rule, price)[0]
+    after = allocate([Field(more, field.size, field.frame, field.most)], budget, rule, price)[0]
     if strictly_covered(field, rule, before, row, column):
         assert covered(field, after)[row, column]
 
@@ -125,7 +125,7 @@ def test_equal_input_gives_equal_windows_and_ties_fall_to_the_earlier_place(
     field: Field, budget: int, rule: ViewRule, price: float
 ) -> None:
     assert allocate([field, field], budget, rule, price) == allocate([field, field], budget, rule, price)
-    flat = Field(np.full_like(field.relevance, 0.25), (1920, 1920), (60, 60), 1.0, 1)
+    flat = Field(np.full_like(field.relevance, 0.25), (1920, 1920), (60, 60), 1)
     for region in allocate([flat], budget, ViewRule(zoom_tokens=(16,), square=True), 0.0)[0]:
         assert (
             region.box[:2]

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.errors import InvalidValue
 from saccade.lod.balance import refine
+from saccade.lod.checkpoint_views import CheckpointViews
 from saccade.lod.controller import choose
-from saccade.lod.detail import divide, plan_global_views, shrink
+from saccade.lod.detail import DetailRequest, divide, plan_first_views, plan_global_view, shrink
 from saccade.lod.types import (
     DETAILS,
     FINE,
@@ -64,12 +66,20 @@ def look(grid: Grid, seed: int, strength: float = 0.0) -> RelevanceMaps:
 def test_a_request_never_costs_more_than_its_budget(
     frames: list[Grid], asked: LodParams, rule: ViewRule, seed: int
 ) -> None:
-    first = plan_global_views(frames, asked, rule)
+    full = [rows * columns for rows, columns in frames]
+    parts: list[int | None] = [None] * len(frames)
     if asked.budget is not None:
-        assert first.budget <= asked.budget
-    looked = sum(rows * columns for rows, columns in first.grids)
-    assert looked <= first.budget
-    for frame, grid in zip(frames, first.grids, strict=True):
+        parts = [*divide(asked.budget, full)]
+    firsts = [
+        plan_global_view(frame, msgspec.structs.replace(asked, budget=part), rule)
+        for frame, part in zip(frames, parts, strict=True)
+    ]
+    budget, grids = sum(first.budget for first in firsts), [first.grid for first in firsts]
+    if asked.budget is not None:
+        assert budget <= asked.budget
+    looked = sum(rows * columns for rows, columns in grids)
+    assert looked <= budget
+    for frame, grid in zip(frames, grids, strict=True):
         assert grid[0] <= frame[0]
         assert grid[1] <= frame[1]
         assert min(grid) >= 1
@@ -77,10 +87,10 @@ def test_a_request_never_costs_more_than_its_budget(
         ScoredImage(
             look=look(grid, seed + i, i % 3), size=(frame[1] * 32, frame[0] * 32), frame=frame, grid=grid
         )
-        for i, (frame, grid) in enumerate(zip(frames, first.grids, strict=True))
+        for i, (frame, grid) in enumerate(zip(frames, grids, strict=True))
     ]
-    chosen = choose(pictures, first.budget, asked, rule)
-    assert looked + sum(choice.spent for choice in chosen) <= first.budget
+    chosen = choose(pictures, budget, asked, rule)
+    assert looked + sum(choice.spent for choice in chosen) <= budget
     for picture, choice in zip(pictures, chosen, strict=True):
         assert len(choice.regions) <= rule.most_views
         assert abs(sum(choice.weights.scorers) - 1) < 1e-6 or not choice.relevance.any()
@@ -95,8 +105,8 @@ def test_odd_pictures_are_chosen_in_without_harm(size: tuple[int, int]) -> None:
     frame = (max(1, round(height / 32)), max(1, round(width / 32)))
     for budget in (1, 17, 80, 5000):
         asked = LodParams(budget=budget, gate=False)
-        first = plan_global_views([frame], asked, ViewRule())
-        picture = ScoredImage(look=look(first.grids[0], 1), size=size, frame=frame, grid=first.grids[0])
+        first = plan_global_view(frame, asked, ViewRule())
+        picture = ScoredImage(look=look(first.grid, 1), size=size, frame=frame, grid=first.grid)
         (choice,) = choose([picture], first.budget, asked, ViewRule())
         for x0, y0, x1, y1 in (region.box for region in choice.regions):
             assert 0 <= x0 < x1 <= width
@@ -191,29 +201,30 @@ def test_a_lone_scorer_has_all_the_weight_and_none_chooses_nothing() -> None:
 
 
 def test_plain_detail_is_the_plain_grid_and_small_pictures_are_never_shrunk() -> None:
-    assert plan_global_views([(40, 50)], LodParams(detail="high"), EMBEDDED).grids == ((40, 50),)
-    assert plan_global_views([(7, 9)], LodParams(detail="medium"), EMBEDDED).grids == ((7, 9),)
-    assert plan_global_views([(40, 50)], LodParams(budget=10**6), EMBEDDED).grids == ((40, 50),)
+    assert plan_global_view((40, 50), LodParams(detail="high"), EMBEDDED).grid == (40, 50)
+    assert plan_global_view((7, 9), LodParams(detail="medium"), EMBEDDED).grid == (7, 9)
+    assert plan_global_view((40, 50), LodParams(budget=10**6), EMBEDDED).grid == (40, 50)
 
 
 def test_medium_is_about_a_quarter_and_low_has_nothing_left_to_zoom() -> None:
-    assert plan_global_views([(40, 50)], LodParams(detail="medium"), EMBEDDED).budget == 500
-    low = plan_global_views([(40, 50)], LodParams(detail="low"), EMBEDDED)
+    assert plan_global_view((40, 50), LodParams(detail="medium"), EMBEDDED).budget == 500
+    low = plan_global_view((40, 50), LodParams(detail="low"), EMBEDDED)
     assert low.budget == 80
-    assert 64 <= low.grids[0][0] * low.grids[0][1] <= 80
+    assert 64 <= low.grid[0] * low.grid[1] <= 80
 
 
 @given(st.integers(1, 120), st.integers(1, 120))
 def test_more_detail_never_costs_less(rows: int, columns: int) -> None:
     details: tuple[Detail, ...] = ("low", "medium", "auto", "high")
     for rule in (EMBEDDED, ViewRule()):
-        spent = [plan_global_views([(rows, columns)], LodParams(detail=one), rule).budget for one in details]
+        spent = [plan_global_view((rows, columns), LodParams(detail=one), rule).budget for one in details]
         assert spent == sorted(spent)
 
 
 def test_fewer_tokens_than_pictures_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 for 3"):
-        plan_global_views([(9, 9)] * 3, LodParams(budget=2), ViewRule())
+    asked = DetailRequest(params=LodParams(budget=2), details=(None,) * 3)
+    with pytest.raises(InvalidValue, match="is 2; 3 images need a token each"):
+        plan_first_views(((9, 9),) * 3, asked, CheckpointViews(ViewRule(), False, False, None))
 
 
 @given(st.integers(1, 5000), st.lists(st.integers(1, 900), min_size=1, max_size=25))

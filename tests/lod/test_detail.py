@@ -20,7 +20,7 @@ def see(
     *details: Detail | None, views: CheckpointViews = TRAINED, frames: int = 1, **asked: object
 ) -> FirstViews:
     detail_req = DetailRequest(details=details or (None,) * frames, **asked)  # type: ignore[arg-type]
-    return plan_first_views([LARGE] * len(detail_req.details), detail_req, views)
+    return plan_first_views((LARGE,) * len(detail_req.details), detail_req, views)
 
 
 def test_nothing_asked_is_full_detail() -> None:
@@ -31,7 +31,7 @@ def test_nothing_asked_is_full_detail() -> None:
 
 def test_a_preview_looks_though_nothing_is_asked() -> None:
     for views in (TRAINED, PUBLIC):
-        seen = plan_first_views([LARGE], DetailRequest(preview_only=True, details=(None,)), views)
+        seen = plan_first_views((LARGE,), DetailRequest(preview_only=True, details=(None,)), views)
         assert seen.zoomable == (True,)
 
 
@@ -104,12 +104,12 @@ def test_what_is_asked_alike_is_equal_however_it_is_written() -> None:
     assert hash(lists) == hash(tuples)
     refused = [DetailRequest(lod=lod, visual_tokens=50, details=(None,)) for lod in (False, 0)]  # type: ignore[arg-type]
     assert refused[0] == refused[1]
-    assert plan_first_views([LARGE], refused[0], TRAINED) == plan_first_views([LARGE], refused[1], TRAINED)
+    assert plan_first_views((LARGE,), refused[0], TRAINED) == plan_first_views((LARGE,), refused[1], TRAINED)
 
 
 def test_a_picture_no_larger_than_its_global_view_is_never_zoomed() -> None:
     small = (5, 5)
-    seen = plan_first_views([small, LARGE], DetailRequest(details=("medium", "medium")), TRAINED)
+    seen = plan_first_views((small, LARGE), DetailRequest(details=("medium", "medium")), TRAINED)
     assert seen.grids[0] == small
     assert seen.zoomable == (False, True)
 
@@ -130,7 +130,7 @@ def test_the_budget_is_never_exceeded(
 ) -> None:
     detail_req = DetailRequest(details=tuple(details[: len(frames)]), visual_tokens=budget, lod=lod)
     try:
-        seen = plan_first_views(frames, detail_req, views)
+        seen = plan_first_views(tuple(frames), detail_req, views)
     except InvalidValue:
         return
     assert seen.most_tokens(0) <= budget

@@ -10,7 +10,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.encoder.prompt_layout import insert_zoomed_views, lay_out_prompt
 from saccade.lod.allocate import SCALES
 from saccade.lod.checkpoint_views import read_views
-from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import plan_global_view
 from saccade.lod.types import LodParams, Region
 from saccade.request import Media, Request, View, ZoomRequest
 from saccade.tools.evaluation.resize import least_tokens
@@ -43,7 +43,7 @@ def test_first_looks_are_the_engines() -> None:
         assert frame == IMAGE.token_grid(width, height)
         budget = max(frame[0] * frame[1] // 4, least_tokens(IMAGE))
         grid, left = first_look(width, height, 0.25)
-        assert grid == plan_global_views([frame], LodParams(budget=budget), RULE).grids[0]
+        assert grid == plan_global_view(frame, LodParams(budget=budget), RULE).grid
         assert left == budget - grid[0] * grid[1]
 
 

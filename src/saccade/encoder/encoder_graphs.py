@@ -12,7 +12,7 @@ tables of its grids unless they are there from the call before.
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,14 +28,6 @@ PACKED_PATCHES = 4096  # views share a call up to here; larger calls gain nothin
 # to here padding views that make one call of two pay: 22% more requests at 12% of the tokens, 2% at 25%.
 PADDED_PATCHES = 1024
 MIN_USES = 3
-
-
-class TowerStages(Protocol):
-    """The stages of `VisionTower`."""
-
-    def begin(self, patches: Tensor, layout: Layout) -> Tensor: ...
-    def carry(self, stream: Tensor, layout: Layout, first: int, stop: int) -> tuple[Tensor, list[Tensor]]: ...
-    def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor: ...
 
 
 class TowerShape(NamedTuple):
@@ -88,7 +80,8 @@ class EncoderBuffers:
 
 
 class TowerGraph:
-    """The graphs of one shape. Returned streams and levels are its buffers, valid until the next call."""
+    """The graphs of one shape, with the stages of `VisionTower`. Returned streams and levels are its buffers,
+    valid until the next call."""
 
     def __init__(
         self, tower: VisionTower, shape: TowerShape, buffers: EncoderBuffers, owner: "EncoderGraphs"

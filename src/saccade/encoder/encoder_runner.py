@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.encoder.encoder_graphs import EncoderGraphs, TowerGraph, TowerStages
+from saccade.encoder.encoder_graphs import EncoderGraphs, TowerGraph
 from saccade.encoder.partial_views import PartialViews
 from saccade.encoder.preprocess import Preprocessor
 from saccade.encoder.upload import PinnedStaging, PixelUploads
@@ -28,6 +28,7 @@ from saccade.request import Pixels
 from saccade.step_plan import EncodeTask, ScheduledSequence, Span
 
 log = logging.getLogger(__name__)
+TowerStages = VisionTower | TowerGraph
 
 # Bounds the tower's activations; a larger view runs alone. A CPU gains nothing from larger calls, and 16,384
 # patches take 200 MiB of heap.

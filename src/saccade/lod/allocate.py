@@ -1,10 +1,10 @@
 """Spends tokens: which windows of which images are zoomed, and at which level of the ladder.
 
 A window is a token grid over the frame (the image at full detail) whose tokens cover what they cover at full
-detail, times `scale`, or slightly more; relevance seen less sharply counts for less. A window covers the
-cells whose centres it contains. Windows are chosen greedily by newly covered relevance minus price, so more
-relevance in a cell never uncovers it. Relevance is counted in integer units of 2^-24: sums are exact, and
-ties go to the smaller level, then to the earlier image and position.
+detail, or slightly more; relevance seen less sharply counts for less. A window covers the cells whose centres
+it contains. Windows are chosen greedily by newly covered relevance minus price, so more relevance in a cell
+never uncovers it. Relevance is counted in integer units of 2^-24: sums are exact, and ties go to the smaller
+level, then to the earlier image and position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,12 +38,11 @@ WHOLE = 64
 
 @dataclass(frozen=True)
 class Field:
-    """One image to allocate in. `scale`: frame pixels per pixel of a zoomed view."""
+    """One image to allocate in."""
 
     relevance: Map  # >= 0; sums to about 1
     size: tuple[int, int]  # width, height of the source in pixels
     frame: Grid
-    scale: float = 1.0
     most: int = 8  # windows
 
 
@@ -103,15 +102,15 @@ def windows(field: Field, rule: ViewRule, budget: int) -> tuple[Window, ...]:
     cells_down, cells_across = field.relevance.shape
     first, second = (*sorted(rule.zoom_tokens), 0, 0)[:2]
     between = budget if first <= budget < second and not rule.square else 0
-    return _windows(field.frame, (cells_down, cells_across), field.scale, rule, between)
+    return _windows(field.frame, (cells_down, cells_across), rule, between)
 
 
 @lru_cache(maxsize=256)
-def _windows(frame: Grid, cells: Grid, scale: float, rule: ViewRule, between: int) -> tuple[Window, ...]:
+def _windows(frame: Grid, cells: Grid, rule: ViewRule, between: int) -> tuple[Window, ...]:
     high, wide = frame[0] * rule.unit, frame[1] * rule.unit
     found: dict[tuple[Grid, int], Window] = {}
     for times, sharp in SCALES:
-        step = rule.unit * scale * times
+        step = rule.unit * times
         for tall, long in _grids(rule, between):
             grid = min(tall, _tokens(high, step)), min(long, _tokens(wide, step))
             share = min(grid[0] * step / high, 1.0), min(grid[1] * step / wide, 1.0)

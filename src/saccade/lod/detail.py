@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from saccade.errors import InvalidValue
 from saccade.lod.checkpoint_views import CheckpointViews
@@ -68,7 +69,10 @@ class FirstViews:
         return sum(tokens) + left + min(self.most_views, left) * framing
 
 
-def plan_first_views(frames: Sequence[Grid], detail_req: DetailRequest, views: CheckpointViews) -> FirstViews:
+@lru_cache(maxsize=256)  # called twice per request, often with equal arguments
+def plan_first_views(
+    frames: tuple[Grid, ...], detail_req: DetailRequest, views: CheckpointViews
+) -> FirstViews:
     """`frames`: the token grid of each image at full detail."""
     _check(detail_req, len(frames))
     details = [_resolve_detail(requested, detail_req, views.trained) for requested in detail_req.details]
@@ -93,8 +97,8 @@ def plan_first_views(frames: Sequence[Grid], detail_req: DetailRequest, views: C
     spent, zoomable = 0, [False] * len(frames)
     for i, part in zip(free, parts, strict=True):
         asked = LodParams(detail=details[i], budget=part if budget is not None else None)
-        first = plan_global_views([frames[i]], asked, views.rule)
-        grids[i] = first.grids[0]
+        first = plan_global_view(frames[i], asked, views.rule)
+        grids[i] = first.grid
         zoomable[i] = details[i] in ZOOMING and grids[i] != frames[i] and params.zooms is None
         spent += first.budget if zoomable[i] else 0
     if detail_req.zooms and budget is not None:
@@ -108,21 +112,13 @@ def plan_first_views(frames: Sequence[Grid], detail_req: DetailRequest, views: C
 
 
 def _resolve_detail(requested: Detail | None, detail_req: DetailRequest, trained: bool) -> Detail:
-    requested = (
-        requested
-        if requested is not None
-        else detail_req.params.detail
-        if detail_req.params is not None
-        else None
-    )
-    on = (
-        detail_req.lod
-        or detail_req.preview_only
-        or detail_req.params is not None
-        or detail_req.budget is not None
-    )
+    params = detail_req.params
+    if requested is None and params is not None:
+        requested = params.detail
     if detail_req.lod_disabled:
         return "low" if requested == "low" else "high"
+    given = params is not None or detail_req.budget is not None
+    on = given or detail_req.lod or detail_req.preview_only
     if requested is None:
         return "auto" if on else "high"
     if requested == "auto" and not trained and not on:
@@ -154,12 +150,8 @@ def _beside_given_zooms(given: int, budget: int, frames: Sequence[Grid], grids: 
 
 
 def _check(detail_req: DetailRequest, images: int) -> None:
-    budget = detail_req.budget
-    if (
-        detail_req.params is not None
-        and detail_req.visual_tokens is not None
-        and detail_req.params.budget is not None
-    ):
+    params, budget, zooms = detail_req.params, detail_req.budget, detail_req.zooms
+    if params is not None and params.budget is not None and detail_req.visual_tokens is not None:
         raise InvalidValue("visual_tokens and a budget were given; give one", param="visual_tokens")
     if budget is not None and budget < 1:
         raise InvalidValue(f"visual_tokens is {budget}; at least 1 is needed", param="visual_tokens")
@@ -169,12 +161,11 @@ def _check(detail_req: DetailRequest, images: int) -> None:
             "fewer images",
             param="visual_tokens",
         )
-    if detail_req.params is not None and not detail_req.params.scorers:
+    if params is not None and not params.scorers:
         raise InvalidValue("scorers is empty; name at least one", param="scorers")
-    if detail_req.zooms is not None and len(detail_req.zooms) != images:
+    if zooms is not None and len(zooms) != images:
         raise InvalidValue(
-            f"zooms were given for {len(detail_req.zooms)} images; the request has {images}",
-            param="zooms",
+            f"zooms were given for {len(zooms)} images; the request has {images}", param="zooms"
         )
 
 
@@ -190,34 +181,28 @@ def check_zoom_region(region: Region, size: tuple[int, int]) -> None:
         raise InvalidValue(f"a zoom has a grid of {region.grid} tokens; at least 1 by 1", param="zooms")
 
 
-@dataclass(frozen=True)
-class GlobalViews:
-    budget: int  # visual tokens of all images together
-    grids: tuple[Grid, ...]  # of the global views; the full-detail grid if the image is not reduced
+class GlobalView(NamedTuple):
+    budget: int  # visual tokens of the image, zoomed views included
+    grid: Grid  # of the global view; the full-detail grid if the image is not reduced
 
 
-def plan_global_views(frames: Sequence[Grid], params: LodParams, rule: ViewRule) -> GlobalViews:
-    """Global views for the images of a request; `frames` are their token grids at full detail."""
-    full = [rows * columns for rows, columns in frames]
-    if params.budget is not None and params.budget < len(frames):
-        raise ValueError(f"budget is {params.budget} for {len(frames)} images; each needs a token at least")
-    if params.detail == "high" and params.budget is None:
-        return GlobalViews(sum(full), tuple(frames))
+def plan_global_view(frame: Grid, params: LodParams, rule: ViewRule) -> GlobalView:
+    """The global view of one image; `frame` is its token grid at full detail. It keeps to a budget."""
+    full = frame[0] * frame[1]
     if params.budget is not None:
-        parts = divide(min(params.budget, sum(full)), full)
+        part = min(params.budget, full)
     else:
-        parts = [_part(tokens, params, rule) for tokens in full]
+        part = full if params.detail == "high" else _part(full, params, rule)
+    if full <= part:
+        return GlobalView(part, frame)
+    least, most = rule.global_tokens
     if params.detail == "low":
-        looks = [min(part, rule.global_tokens[1]) for part in parts]
-    elif params.detail == "auto" and params.budget is None:
-        looks = [_bounded(int(tokens * AUTO[0]), rule) for tokens in full]
+        look = min(part, most)
+    elif params.open_ended:
+        look = min(max(int(full * AUTO[0]), least), most)
     else:
-        looks = [_look(part, rule) for part in parts]
-    grids = [
-        frame if tokens <= part else shrink(frame, min(look, part))
-        for frame, tokens, part, look in zip(frames, full, parts, looks, strict=True)
-    ]
-    return GlobalViews(sum(parts), tuple(grids))
+        look = _look(part, rule)
+    return GlobalView(part, shrink(frame, min(look, part)))
 
 
 def _part(tokens: int, params: LodParams, rule: ViewRule) -> int:
@@ -229,11 +214,6 @@ def _part(tokens: int, params: LodParams, rule: ViewRule) -> int:
     else:
         part = max(int(tokens * AUTO[1]), rule.global_tokens[0] + min(rule.zoom_tokens, default=0))
     return tokens if tokens <= part * PLAIN else part
-
-
-def _bounded(tokens: int, rule: ViewRule) -> int:
-    least, most = rule.global_tokens
-    return min(max(tokens, least), most)
 
 
 def _look(part: int, rule: ViewRule) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import msgspec
 
@@ -11,7 +10,7 @@ from saccade.errors import InvalidValue
 from saccade.inputs.image_processor import ImageProcessor, global_view
 from saccade.lod.checkpoint_views import CheckpointViews
 from saccade.lod.detail import DetailRequest, FirstViews, check_zoom_region, plan_first_views
-from saccade.lod.types import Grid, LodParams
+from saccade.lod.types import LodParams
 from saccade.request import Media, Request, ZoomRequest
 
 
@@ -74,9 +73,8 @@ class ViewPlanner:
         return msgspec.structs.replace(request, zooming=zooming)
 
     def _plan(self, sizes: Sequence[tuple[int, int]], detail_req: DetailRequest) -> FirstViews:
-        return _first_views(
-            tuple(self.processing.token_grid(*size) for size in sizes), detail_req, self.views
-        )
+        frames = tuple(self.processing.token_grid(*size) for size in sizes)
+        return plan_first_views(frames, detail_req, self.views)
 
     def _given(self, request: Request, detail_req: DetailRequest, images: Sequence[Media]) -> Request:
         """Insert the zoomed views that the caller chose."""
@@ -96,11 +94,6 @@ class ViewPlanner:
             after=self.ids.after,
         )
         return insert_zoomed_views(msgspec.structs.replace(request, zooming=place), chosen)
-
-
-@lru_cache(maxsize=256)  # called twice per request, often with equal arguments
-def _first_views(frames: tuple[Grid, ...], detail_req: DetailRequest, views: CheckpointViews) -> FirstViews:
-    return plan_first_views(frames, detail_req, views)
 
 
 def _first(item: Media, grid: tuple[int, int]) -> Media:

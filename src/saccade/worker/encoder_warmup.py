@@ -19,7 +19,7 @@ from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
 from saccade.encoder.encoder_runner import EncoderRunner
 from saccade.inputs.image_processor import ImageProcessor, plain_view
 from saccade.lod.allocate import Field, windows
-from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import plan_global_view
 from saccade.lod.types import Detail, Grid, LodParams, ViewRule
 from saccade.step_plan import EncodeTask
 
@@ -197,8 +197,7 @@ def _global_views(frame: Grid, rule: ViewRule, *levels: Detail) -> Iterator[tupl
     detail_req = [LodParams(detail=level) for level in ("auto", *levels)]
     detail_req += [LodParams(budget=max(1, int(full * share))) for share in BUDGETS]
     for request in detail_req:
-        found = plan_global_views([frame], request, rule)
-        yield found.budget, found.grids[0]
+        yield plan_global_view(frame, request, rule)
 
 
 def _windows(size: tuple[int, int], frame: Grid, rule: ViewRule, left: int) -> set[Grid]:

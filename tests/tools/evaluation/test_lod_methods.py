@@ -5,7 +5,7 @@ import pytest
 
 from saccade.errors import ConfigError
 from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor
-from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import plan_global_view
 from saccade.lod.types import LodParams, Region, ViewRule
 from saccade.tools.evaluation import question_set
 from saccade.tools.evaluation.lod_methods import (
@@ -51,7 +51,7 @@ def test_a_trial_asks_for_no_more_than_its_share(method: str, share: float) -> N
     assert trial.lod is not None
     assert trial.lod.budget == budget
     zooms = sum(region.tokens for some in trial.lod.zooms or () for region in some)
-    first = plan_global_views([(32, 42)], LodParams(budget=budget), RULE).grids[0]
+    first = plan_global_view((32, 42), LodParams(budget=budget), RULE).grid
     assert zooms + first[0] * first[1] <= budget
 
 

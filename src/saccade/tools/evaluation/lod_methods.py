@@ -10,7 +10,7 @@ import numpy as np
 from saccade.inputs.image_processor import ImageProcessor
 from saccade.lod.allocate import Field, allocate, windows
 from saccade.lod.controller import PRICE
-from saccade.lod.detail import plan_global_views
+from saccade.lod.detail import plan_global_view
 from saccade.lod.types import SCORERS, Box, Grid, LodParams, Map, Region, ViewRule
 from saccade.request import Pixels
 from saccade.tools.evaluation.question_set import Example
@@ -65,9 +65,8 @@ class TrialFactory:
         return Trial(example, RESIZE, share, shrink(example.image, size), None, full)
 
     def _zooms(self, example: Example, method: str, frame: Grid, lod: LodParams) -> tuple[Region, ...]:
-        first = plan_global_views([frame], lod, self.rule)
-        grid = first.grids[0]
-        left = first.budget - grid[0] * grid[1]
+        budget, grid = plan_global_view(frame, lod, self.rule)
+        left = budget - grid[0] * grid[1]
         height, width = example.image.shape[:2]
         if grid == frame:
             return ()
