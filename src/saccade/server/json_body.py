@@ -63,13 +63,11 @@ async def read_body(
 ) -> bytes:
     """The whole body, within `timeout` seconds in total; `on_bytes` gets the size of every chunk."""
     given = dict(headers)
-    too_large = BodyTooLarge(
-        f"the request body is larger than the {limit} bytes allowed; send smaller or fewer images"
-    )
+    too_large = f"the request body is larger than the {limit} bytes allowed; send smaller or fewer images"
     length = given.get(b"content-length", b"")
     exceeded = length.isdigit() and int(length[:20]) > limit
     if exceeded and b"expect" in given:  # "Expect: 100-continue": the client has not sent the body yet
-        raise too_large
+        raise BodyTooLarge(too_large)
     chunks: list[bytes] = []
     size, more = 0, True
     try:
@@ -94,7 +92,7 @@ async def read_body(
             late = f"the body did not arrive within {timeout:g} seconds; send it faster"
             raise BodyTooSlow(late) from None
     if exceeded:
-        raise too_large
+        raise BodyTooLarge(too_large)
     return b"".join(chunks)
 
 

@@ -183,10 +183,8 @@ class GenerationHandler(ABC):
         limit = self.state.config.request_timeout
         try:
             async with asyncio.timeout(limit - (time.monotonic() - self._arrived)) as deadline:
-                encoder, stream = await self._prepare(salt)
+                self._generation, encoder, stream = await self._prepare(salt)
                 self._release_body()
-                if self._generation is None:
-                    raise internal_error()
                 try:
                     await self._respond(self._generation, encoder, stream, send)
                 finally:
@@ -197,7 +195,7 @@ class GenerationHandler(ABC):
             message = f"the answer was not complete after {limit:g} seconds; ask for fewer tokens"
             raise TimedOut(message) from None
 
-    async def _prepare(self, salt: bytes) -> tuple[ResponseEncoder, bool]:
+    async def _prepare(self, salt: bytes) -> tuple[Generation, ResponseEncoder, bool]:
         """Parse the body, build the engine requests. The result does not keep the body: images are large."""
         state, loop = self.state, asyncio.get_running_loop()
         large = len(self._body) > LARGE_BODY
@@ -231,8 +229,7 @@ class GenerationHandler(ABC):
         for number, (request, timing) in enumerate(zip(requests, timings, strict=True)):
             output = state.processor.output_processor(request, parsed.params)
             prompts.append(PromptRun(request, output, number * parsed.params.n, timing))
-        self._generation = Generation(state, self.request_id, prompts)
-        return parsed.encoder, parsed.stream
+        return Generation(state, self.request_id, prompts), parsed.encoder, parsed.stream
 
     def _parse(self) -> ParsedRequest:
         parsed = self.parse(parse_json(self._body))
