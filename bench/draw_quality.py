@@ -16,9 +16,8 @@ from saccade.lod.types import Region
 from saccade.tools.environment import RunInfo
 from saccade.tools.evaluation.lod import LodReport, LodResult, accuracy, level_name, overall_rows, tokens
 from saccade.tools.evaluation.lod_methods import BALANCED, FULL, ORACLE, RESIZE
-from saccade.tools.evaluation.report import EvalReport, curve_rows
+from saccade.tools.evaluation.report import EvalReport, Outcome, Tally, by_group, curve_rows, wilson
 from saccade.tools.evaluation.report import level_name as limit_name
-from saccade.tools.evaluation.scoring import Outcome, Tally, by_group, wilson
 from saccade.tools.options import EvalOptions, LodEvalOptions
 
 ABOUT_CURVE = (

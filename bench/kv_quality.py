@@ -22,7 +22,7 @@ from saccade.tools.environment import fingerprint
 from saccade.tools.evaluation.command import greedy
 from saccade.tools.evaluation.lod_methods import BALANCED, FULL, TrialFactory
 from saccade.tools.evaluation.question_set import SEED, chosen_tasks, chunks, correct, sample_keys
-from saccade.tools.evaluation.scoring import wilson
+from saccade.tools.evaluation.report import wilson
 
 WAYS: dict[str, dict[str, Any]] = {
     "model's dtype": {},

@@ -19,8 +19,7 @@ from saccade.llm import RequestOutput
 from saccade.tools.bench.workloads import Prompt
 from saccade.tools.evaluation.command import Evaluation, SizedQuestion, evaluate
 from saccade.tools.evaluation.question_set import correct
-from saccade.tools.evaluation.report import as_json, print_report
-from saccade.tools.evaluation.scoring import Outcome
+from saccade.tools.evaluation.report import Outcome, as_json, print_report
 from saccade.tools.options import EvalOptions
 from saccade.tools.report import output_console, write_json
 

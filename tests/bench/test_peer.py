@@ -11,7 +11,7 @@ from bench.peer_answers import Pair, PeerAnswer
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError
 from saccade.tools.bench.options import BenchOptions
-from saccade.tools.evaluation.scoring import Outcome
+from saccade.tools.evaluation.report import Outcome
 from saccade.tools.options import EvalOptions
 from tests import checkpoints
 

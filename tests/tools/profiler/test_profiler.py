@@ -21,8 +21,8 @@ from saccade.llm import LLM
 from saccade.step_plan import StepPlan
 from saccade.tools.options import ProfileOptions
 from saccade.tools.profiler import trace
+from saccade.tools.profiler.command import Profile, SectionTime, show
 from saccade.tools.profiler.floors import Floors
-from saccade.tools.profiler.report import Profile, SectionTime, show
 from saccade.tools.profiler.sections import (
     ENCODE,
     PREPROCESS,

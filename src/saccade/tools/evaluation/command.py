@@ -25,9 +25,8 @@ from saccade.tools.evaluation.question_set import (
     default_workers,
     sample_keys,
 )
-from saccade.tools.evaluation.report import EvalReport, as_json, print_report
+from saccade.tools.evaluation.report import EvalReport, Outcome, as_json, print_report
 from saccade.tools.evaluation.resize import least_tokens, shrink, size_within
-from saccade.tools.evaluation.scoring import Outcome
 from saccade.tools.options import EvalOptions, QuestionOptions
 from saccade.tools.report import check_json_target, progress_bar, write_json
 

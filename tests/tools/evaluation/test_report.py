@@ -5,7 +5,7 @@ import math
 import pytest
 
 from saccade.tools.evaluation import question_set
-from saccade.tools.evaluation.scoring import (
+from saccade.tools.evaluation.report import (
     GROUPS,
     Outcome,
     at_level,
