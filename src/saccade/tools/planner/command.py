@@ -16,8 +16,7 @@ from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
 from saccade.scheduler.cost_model import Coefficients, CostModel
 from saccade.scheduler.policy import UNLIMITED, SchedulerConfig
-from saccade.tools.planner.capacity import MemoryBudget, divide_pool, fit_kind
-from saccade.tools.planner.report import PlanReport
+from saccade.tools.planner.report import MemoryBudget, PlanReport, divide_pool, fit_kind
 from saccade.tools.planner.simulator import SimulatedMachine, SimulationResult, Simulator
 from saccade.tools.planner.traffic import TrafficKind, VisionSizes, arrivals, parse_kind
 from saccade.worker.buckets import PREFILL_TOKENS

@@ -52,10 +52,11 @@ class TrafficKind:
     distinct: int | None = None  # number of distinct images; None: each is new
 
     def __post_init__(self) -> None:
-        whole = {"prompt": 1, "output": 1, "frames": 1, "images": 1, "shared": 0}
-        for key, least in whole.items():
-            if getattr(self, key) < least:
-                raise ConfigError(f"{self.name}: {key} is {getattr(self, key)}; use {least} or more")
+        counts = ("prompt", "output", "frames", "images", "view_tokens", "distinct")
+        for key, least in {"shared": 0, **dict.fromkeys(counts, 1)}.items():
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ConfigError(f"{self.name}: {key} is {value}; use {least} or more")
         if not 0 < self.rate < 1e6:
             raise ConfigError(
                 f"{self.name}: rate is {self.rate}; it must be positive, in requests per second"
@@ -66,10 +67,6 @@ class TrafficKind:
             )
         if self.image and self.video:
             raise ConfigError(f"{self.name}: give image or video; make two kinds of traffic for both")
-        for key in ("view_tokens", "distinct"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"{self.name}: {key} is {value}; use 1 or more")
 
     def grids(self, vision: VisionSizes) -> list[tuple[int, int]]:
         """The patch grid of every view of a request."""

@@ -20,7 +20,7 @@ from saccade.engine.memory import DTYPES
 from saccade.llm import LLM
 from saccade.tools.environment import device_name
 from saccade.tools.options import ProfileOptions
-from saccade.tools.profiler.floors import floors
+from saccade.tools.profiler.floors import floors, synchronize
 from saccade.tools.profiler.sections import (
     ENCODE,
     PREPROCESS,
@@ -115,7 +115,7 @@ def _trace(
             _prepare(section, device)
             with record_function(RANGE + section.name):
                 traced[section.name] = section.run()
-                _synchronize(device)
+                synchronize(device)
     if options.trace is not None:
         recorded.export_chrome_trace(str(options.trace))
     return traced, recorded
@@ -124,12 +124,7 @@ def _trace(
 def _prepare(section: Section, device: torch.device) -> None:
     section.prepare()
     if not section.steady:
-        _synchronize(device)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronize(device)
 
 
 def show(done: Profile, top: int, console: Console | None = None) -> None:

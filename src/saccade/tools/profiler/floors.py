@@ -31,15 +31,15 @@ def _timed(device: torch.device, left: torch.Tensor, right: torch.Tensor | None)
     """Seconds of the fastest of a few rounds of left @ right, or of reading left."""
     best = float("inf")
     for _ in range(_ROUNDS + 1):  # the first warms up
-        _synchronize(device)
+        synchronize(device)
         began = time.perf_counter()
         _ = left.sum() if right is None else left @ right
-        _synchronize(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - began)
     return best
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
