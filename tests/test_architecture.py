@@ -84,6 +84,7 @@ MAY_IMPORT = {
         "saccade.kv_cache",
         "saccade.errors",
         "saccade.kernels.attention.quantized_kv",
+        "saccade.kernels.attention.metadata",
         "saccade.kernels.attention.paged",
         "saccade.kernels.dispatch",
         "saccade.step_plan",

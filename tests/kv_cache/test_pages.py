@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.attention.quantized_kv import FORMATS
 from saccade.kv_cache.groups import KVCacheGroup, full_attention
 from saccade.kv_cache.pages import Paged, Pages
@@ -112,19 +113,19 @@ def test_rows_that_do_not_match_are_refused() -> None:
     pages = Pages.allocate(group(2), 2, "cpu")
 
     def paged(slots: int = 2, decodes: int = 0) -> Paged:
-        return Paged(
-            pages=pages,
-            slots=torch.zeros(slots, dtype=torch.int64),
-            tables=torch.zeros(1, 1, dtype=torch.int32),
-            lengths=torch.tensor([2], dtype=torch.int32),
-            offsets=torch.tensor([0, 2], dtype=torch.int32),
-            counts=(2,),
-            contexts=(2,),
-            decodes=decodes,
+        rows = AttentionMetadata(
+            block_tables=torch.zeros(1, 1, dtype=torch.int32),
+            seq_lens=torch.tensor([2], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, 2], dtype=torch.int32),
+            query_lens=(2,),
+            seq_lens_cpu=(2,),
+            num_decodes=decodes,
+            block_size=2,
         )
+        return Paged(pages, torch.zeros(slots, dtype=torch.int64), rows)
 
-    assert paged().counts == (2,)
-    with pytest.raises(ValueError, match=r"slots \[2\]"):
+    assert paged().rows.num_tokens == 2
+    with pytest.raises(ValueError, match=r"2 tokens need as many slots, not \(3,\)"):
         paged(slots=3)
     with pytest.raises(ValueError, match="one token each"):
         paged(decodes=1)

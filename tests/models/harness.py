@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.models.interface import DeepStackFeatures, LanguageModel
@@ -68,16 +69,16 @@ class Walker:
         # Entries past a sequence's end lead nowhere, as in the engine after a row was reused.
         tables = [story.blocks + [2**30] * (width - len(story.blocks)) for story, _ in work]
         offsets = [sum(counts[:row]) for row in range(len(counts) + 1)]
-        paged = Paged(
-            pages=self.pages,
-            slots=torch.tensor(slots, device=self.device),
-            tables=torch.tensor(tables, dtype=torch.int32, device=self.device),
-            lengths=torch.tensor(contexts, dtype=torch.int32, device=self.device),
-            offsets=torch.tensor(offsets, dtype=torch.int32, device=self.device),
-            counts=counts,
-            contexts=contexts,
-            decodes=decodes,
+        rows = AttentionMetadata(
+            torch.tensor(tables, dtype=torch.int32, device=self.device),
+            torch.tensor(contexts, dtype=torch.int32, device=self.device),
+            torch.tensor(offsets, dtype=torch.int32, device=self.device),
+            counts,
+            contexts,
+            decodes,
+            self.block_size,
         )
+        paged = Paged(self.pages, torch.tensor(slots, device=self.device), rows)
         spans = [(story, slice(story.done, story.done + count)) for story, count in work]
         embeds = torch.cat([story.embeds[span] for story, span in spans])
         positions = torch.cat([story.positions[:, span] for story, span in spans], dim=1)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentionMetadata
 from saccade.kernels.attention.paged import copy_block
 from saccade.kernels.attention.quantized_kv import LARGEST, SCALE_BYTES, Compact
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
@@ -176,50 +177,14 @@ class Pages:
 
 @dataclass(frozen=True)
 class Paged:
-    """A step's rows over the pages: slot mapping, block tables and lengths.
-
-    Row r computes tokens offsets[r] .. offsets[r+1] of the step's T tokens, the last ones of a sequence of
-    lengths[r] tokens, and attends to that whole sequence through tables[r].
-    """
+    """A step's tokens over the pages: where each is written, and what the rows (sequences) attend to."""
 
     pages: Pages
-    slots: Tensor  # [T] int64 slot mapping: block * block_size + offset of each token
-    tables: Tensor  # [R, W] int32; the first ceil(length / block_size) entries of a row are valid
-    lengths: Tensor  # [R] int32, this step's tokens included
-    offsets: Tensor  # [R + 1] int32
-    counts: tuple[int, ...]  # host copy of the tokens per row
-    contexts: tuple[int, ...]  # host copy of lengths
-    decodes: int  # the first `decodes` rows have one token each
+    slots: Tensor  # [T] int64 slot mapping: block * block_size + offset of each token; negative: padding
+    rows: AttentionMetadata | PaddedAttentionMetadata
 
     def __post_init__(self) -> None:
-        rows = len(self.counts)
-        if len(self.contexts) != rows or self.tables.shape[0] != rows or self.lengths.shape != (rows,):
+        if self.slots.shape != (self.rows.num_tokens,):
             raise ValueError(
-                f"{rows} counts, {len(self.contexts)} contexts, {self.tables.shape[0]} tables and "
-                f"{tuple(self.lengths.shape)} lengths do not describe the same rows"
+                f"rows of {self.rows.num_tokens} tokens need as many slots, not {tuple(self.slots.shape)}"
             )
-        if self.offsets.shape != (rows + 1,) or self.slots.shape != (sum(self.counts),):
-            raise ValueError(
-                f"{rows} rows of {sum(self.counts)} tokens need offsets [{rows + 1}] and slots "
-                f"[{sum(self.counts)}], not {tuple(self.offsets.shape)} and {tuple(self.slots.shape)}"
-            )
-        if not 0 <= self.decodes <= rows or any(count != 1 for count in self.counts[: self.decodes]):
-            raise ValueError(f"the first {self.decodes} of {rows} rows must have one token each")
-
-
-@dataclass(frozen=True)
-class FixedPaged:
-    """The same for a captured step, whose sizes are fixed and whose numbers only the device knows.
-
-    The first `decodes` of R rows compute one token each, the others those of their `offsets`. Rows of length
-    0 or without tokens are padding, and so are tokens of no row, whose slots are negative.
-    """
-
-    pages: Pages
-    slots: Tensor  # [T] int64
-    tables: Tensor  # [any, W] int32: those of all slots
-    index: Tensor  # [R] int32: row r's line in the tables
-    lengths: Tensor  # [R] int32, this step's tokens included
-    offsets: Tensor | None  # [R - decodes + 1] int32 into the T tokens; None: decodes only
-    decodes: int
-    longest: int  # no row of one token is longer

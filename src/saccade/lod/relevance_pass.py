@@ -198,7 +198,7 @@ class RelevancePass:
         if not asking:
             return None
         last = [state[views:] for state in states]
-        tables = [paged.tables[i] for i in asking]
+        tables = [paged.rows.block_tables[i] for i in asking]
         return self.compute([scheduled[i] for i in asking], last, positions[:, tokens[views:]], tables)
 
     def compute(

@@ -11,7 +11,7 @@ from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
 from saccade.kv_cache.groups import full_attention
-from saccade.kv_cache.pages import FixedPaged, Paged
+from saccade.kv_cache.pages import Paged
 from saccade.models.config import DecoderDims, RopeDims
 from saccade.models.interface import DeepStackFeatures, HiddenStateTap, LanguageModel, VisionTower
 from saccade.models.layers import Attention, Embedding, GatedMLP, ModelBuilder, RMSNorm, Rotary
@@ -102,14 +102,14 @@ class Decoder(LanguageModel):
         self,
         embeds: Tensor,
         positions: Tensor,
-        paged: Paged | FixedPaged,
+        paged: Paged,
         deep: DeepStackFeatures | None,
         tap: HiddenStateTap | None = None,
         stop: int | None = None,
         mode: KernelMode | None = None,
     ) -> Tensor:
         mode = mode or self.mode
-        pages, rows, rotary = paged.pages, rows_of(paged), self.rotary(positions, mode)
+        pages, rotary = paged.pages, self.rotary(positions, mode)
         norms = [*(layer.attention_norm for layer in self._layers[1:]), self.norm]
         normed, x = self._layers[0].attention_norm.forward(embeds, mode), embeds
         levels = 0 if deep is None else deep.levels.shape[0]
@@ -120,7 +120,7 @@ class Decoder(LanguageModel):
                 if mode.compile_only and self._windows[index] in self._windows[levels:index]:
                     continue  # it launches the same kernels as a layer before it
                 k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
-                inner, x = layer.forward(normed, x, rotary, k, v, paged.slots, rows, compact, mode)
+                inner, x = layer.forward(normed, x, rotary, k, v, paged.slots, paged.rows, compact, mode)
                 down = layer.mlp.down
                 if deep is not None and index < levels:
                     x = x + down.forward(inner, mode)
@@ -145,17 +145,6 @@ class Decoder(LanguageModel):
         if self.head is None:
             return self.embedding.logits(hidden, mode or self.mode)
         return self.head.forward(hidden, mode or self.mode)
-
-
-def rows_of(paged: Paged | FixedPaged) -> AttentionMetadata | PaddedAttentionMetadata:
-    """Made once per step and read by every layer."""
-    p, block_size = paged, paged.pages.block_size
-    if isinstance(p, FixedPaged):
-        tokens = p.slots.shape[0]
-        return PaddedAttentionMetadata(
-            p.tables, p.index, p.lengths, p.offsets, p.decodes, tokens, p.longest, block_size
-        )
-    return AttentionMetadata(p.tables, p.lengths, p.offsets, p.counts, p.contexts, p.decodes, block_size)
 
 
 def rotary_frequencies(rope: RopeDims, head_dim: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kv_cache.groups import KVCacheGroup
-from saccade.kv_cache.pages import FixedPaged, Paged
+from saccade.kv_cache.pages import Paged
 
 PatchGrid = tuple[int, int]  # rows, columns of patches
 
@@ -132,7 +132,7 @@ class LanguageModel(nn.Module):
         self,
         embeds: Tensor,
         positions: Tensor,
-        paged: Paged | FixedPaged,
+        paged: Paged,
         deep: DeepStackFeatures | None,
         tap: HiddenStateTap | None = None,
         stop: int | None = None,

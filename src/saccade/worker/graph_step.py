@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from saccade.encoder.encoder_runner import fill_visual_buffer, merge_visual_buffer, visual_slices
+from saccade.kernels.attention.metadata import PaddedAttentionMetadata
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.sampling.greedy import greedy
 from saccade.kernels.sampling.slot_state import advance_slots, gather_slots
-from saccade.kv_cache.pages import FixedPaged, Pages
+from saccade.kv_cache.pages import Paged, Pages
 from saccade.models.interface import HiddenStateTap, LanguageModel
 from saccade.sampling.sampler import Sampler
 from saccade.step_plan import ScheduledSequence, StepPlan
@@ -225,9 +226,7 @@ class GraphStep:
             return self._forward_mixed(shape, mode)
         state, slots = self._slots.state, self.decode_slots[: shape.decodes]
         got = gather_slots(slots, state, self._pages.block_size, mode)
-        paged = FixedPaged(
-            self._pages, got.slots, state.tables, slots, got.contexts, None, shape.decodes, shape.max_context
-        )
+        paged = self._paged(shape, got.slots, slots, got.contexts, None)
         embeds = self._model.embed(got.tokens)
         hidden: Tensor = self._model(embeds, got.positions.expand(3, -1), paged, None, mode=mode)
         return hidden, got.outputs
@@ -249,16 +248,7 @@ class GraphStep:
             positions = torch.cat((got.positions.expand(3, -1), positions), dim=1)
             slots, lengths = torch.cat((decodes, slots)), torch.cat((got.contexts, lengths))
             outputs = torch.cat((got.outputs, outputs))
-        paged = FixedPaged(
-            self._pages,
-            kv_slots,
-            state.tables,
-            slots,
-            lengths,
-            inputs.offsets,
-            shape.decodes,
-            shape.max_context,
-        )
+        paged = self._paged(shape, kv_slots, slots, lengths, inputs.offsets)
         embeds, deep = self._model.embed(tokens), None
         if shape.has_visual and self.visual is not None:
             index = self._token_indices[shape.decodes : shape.decodes + shape.prefill_tokens]
@@ -270,6 +260,21 @@ class GraphStep:
         hidden: Tensor = self._model(embeds, positions, paged, deep, tap, stop, mode)
         lines = hidden.index_select(0, last)
         return torch.cat((hidden[: shape.decodes], lines)) if shape.decodes else lines, outputs
+
+    def _paged(
+        self, shape: StepShape, kv_slots: Tensor, slots: Tensor, lengths: Tensor, offsets: Tensor | None
+    ) -> Paged:
+        rows = PaddedAttentionMetadata(
+            block_tables=self._slots.state.tables,
+            table_index=slots,
+            seq_lens=lengths,
+            chunk_start_loc=offsets,
+            num_decodes=shape.decodes,
+            num_tokens=len(kv_slots),
+            max_decode_len=shape.max_context,
+            block_size=self._pages.block_size,
+        )
+        return Paged(self._pages, kv_slots, rows)
 
     def _tap(self, shape: StepShape, positions: Tensor, last: Tensor) -> HiddenStateTap:
         """Keeps the hidden states and positions of the last token of each prefill."""

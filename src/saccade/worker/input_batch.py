@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.sampling.slot_state import SlotState
 from saccade.kv_cache.pages import Paged, Pages
 from saccade.step_plan import ScheduledSequence, StepPlan
@@ -205,21 +206,20 @@ class InputBatch:
         index = piece["index"].long()
         blocks = state.tables[piece["token_slots"].long(), index // block_size].long()
         width = -(-max(host.contexts) // block_size)
-        paged = Paged(
-            pages=self._pages,
-            slots=blocks * block_size + index % block_size,
-            tables=state.tables[piece["slots"].long(), :width],
-            lengths=piece["lengths"],
-            offsets=piece["offsets"],
-            counts=host.counts,
-            contexts=host.contexts,
-            decodes=sum(count == 1 for count in host.counts),
+        rows = AttentionMetadata(
+            block_tables=state.tables[piece["slots"].long(), :width],
+            seq_lens=piece["lengths"],
+            query_start_loc=piece["offsets"],
+            query_lens=host.counts,
+            seq_lens_cpu=host.contexts,
+            num_decodes=sum(count == 1 for count in host.counts),
+            block_size=block_size,
         )
         return ModelInputs(
             scheduled=host.scheduled,
             tokens=tokens,
             positions=piece["positions"].view(torch.float32).view(3, -1),
-            paged=paged,
+            paged=Paged(self._pages, blocks * block_size + index % block_size, rows),
             sample_at=piece["sample_at"].long(),
             sample_slots=piece["sample_slots"].long(),
             output_positions=piece["output_positions"].long(),

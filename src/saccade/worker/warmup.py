@@ -13,6 +13,7 @@ from torch import Tensor
 
 from saccade.encoder.preprocess import Preprocessor
 from saccade.inputs.image_processor import ImageProcessor, plain_view
+from saccade.kernels.attention.metadata import AttentionMetadata
 from saccade.kernels.compile_pool import CompilePool, default_workers
 from saccade.kernels.dispatch import TORCH, KernelMode
 from saccade.kernels.jit import INTERPRETED, TRITON, cache_is_cold, compile_only, hash_triton
@@ -85,16 +86,17 @@ def run_prompt(
     """The hidden states of a lone prompt of so many tokens, on pages of its own."""
     pages = Pages.allocate(single_group(model.kv_cache_groups, block_size), 1, device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    paged = Paged(
-        pages=pages,
-        slots=zeros,
-        tables=torch.zeros(1, -(-tokens // block_size), dtype=torch.int32, device=device),
-        lengths=torch.tensor([tokens], dtype=torch.int32, device=device),
-        offsets=torch.tensor([0, tokens], dtype=torch.int32, device=device),
-        counts=(tokens,),
-        contexts=(tokens,),
-        decodes=0,
+    offsets = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    rows = AttentionMetadata(
+        block_tables=torch.zeros(1, -(-tokens // block_size), dtype=torch.int32, device=device),
+        seq_lens=offsets[1:],
+        query_start_loc=offsets,
+        query_lens=(tokens,),
+        seq_lens_cpu=(tokens,),
+        num_decodes=0,
+        block_size=block_size,
     )
+    paged = Paged(pages, zeros, rows)
     hidden: Tensor = model(model.embed(zeros), zeros.expand(3, -1), paged, None, mode=mode)
     return hidden
 
