@@ -5,9 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentionMetadata
 from saccade.kernels.attention.paged import sdpa_any_shape
-from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
 from saccade.kv_cache.groups import full_attention
@@ -39,33 +37,15 @@ class DecoderLayer(nn.Module):
     def __init__(self, dims: DecoderDims, layer: int, builder: ModelBuilder) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(dims.hidden, dims.eps, builder)
-        self.attention = Attention(
-            dims.hidden,
-            dims.heads,
-            dims.kv_heads,
-            dims.head_dim,
-            builder.child("attention"),
-            bias=dims.attention_bias,
-            norm_eps=dims.eps if dims.qk_norm else None,
-            window=dims.windows[layer],
-        )
+        self.attention = Attention(dims, layer, builder.child("attention"))
         self.mlp_norm = RMSNorm(dims.hidden, dims.eps, builder)
         self.mlp = GatedMLP(dims.hidden, dims.inner, builder.child("mlp"), dims.mlp_bias)
 
     def forward(
-        self,
-        normed: Tensor,  # attention_norm(x)
-        x: Tensor,
-        rotary: Rotary,
-        k_pages: Tensor,
-        v_pages: Tensor,
-        slots: Tensor,
-        rows: AttentionMetadata | PaddedAttentionMetadata,
-        compact: Compact | None,
-        mode: KernelMode,
+        self, normed: Tensor, x: Tensor, rotary: Rotary, paged: Paged, mode: KernelMode
     ) -> tuple[Tensor, Tensor]:
-        """What `mlp.down` takes, and the residual it is added to."""
-        attended = self.attention.forward(normed, rotary, k_pages, v_pages, slots, rows, compact, mode)
+        """From attention_norm(x) and x: what `mlp.down` takes, and the residual it is added to."""
+        attended = self.attention.forward(normed, rotary, paged, mode)
         normed, x = self.attention.out.apply_add_norm(attended, x, self.mlp_norm.epilogue, mode)
         return self.mlp.forward(normed, mode), x
 
@@ -109,7 +89,7 @@ class Decoder(LanguageModel):
         mode: KernelMode | None = None,
     ) -> Tensor:
         mode = mode or self.mode
-        pages, rotary = paged.pages, self.rotary(positions, mode)
+        rotary = self.rotary(positions, mode)
         norms = [*(layer.attention_norm for layer in self._layers[1:]), self.norm]
         normed, x = self._layers[0].attention_norm.forward(embeds, mode), embeds
         levels = 0 if deep is None else deep.levels.shape[0]
@@ -119,8 +99,7 @@ class Decoder(LanguageModel):
                     tap.record(index, x)
                 if mode.compile_only and self._windows[index] in self._windows[levels:index]:
                     continue  # it launches the same kernels as a layer before it
-                k, v, compact = pages.k[index], pages.v[index], pages.layer(index)
-                inner, x = layer.forward(normed, x, rotary, k, v, paged.slots, paged.rows, compact, mode)
+                inner, x = layer.forward(normed, x, rotary, paged, mode)
                 down = layer.mlp.down
                 if deep is not None and index < levels:
                     x = x + down.forward(inner, mode)

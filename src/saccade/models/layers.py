@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels.attention.metadata import AttentionMetadata, PaddedAttentionMetadata
 from saccade.kernels.attention.paged import paged_attention
-from saccade.kernels.attention.quantized_kv import Compact
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.gemm.skinny import Norm, skinny_linear
 from saccade.kernels.norm_rope.elementwise import add_norm
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope
 from saccade.kernels.norm_rope.rope import apply_rotary
+from saccade.kv_cache.pages import Paged
+from saccade.models.config import DecoderDims
 from saccade.models.linear import LinearMethod, LinearScheme, LinearSpec, UnquantizedLinear, empty_parameter
 
 
@@ -109,48 +109,27 @@ class Attention(nn.Module):
     """Causal attention with grouped kv heads: qkv projection, q/k norm, rotary embedding, KV write, paged
     attention. The caller applies `out`, fused with the norm that follows."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        builder: ModelBuilder,
-        *,
-        bias: bool,
-        norm_eps: float | None,  # None: q and k are not normalised
-        window: int | None,
-    ) -> None:
+    def __init__(self, dims: DecoderDims, layer: int, builder: ModelBuilder) -> None:
         super().__init__()
-        self.heads, self.head_dim = heads, head_dim
-        self.window = window
-        self.scale = head_dim**-0.5
-        inner, kv_inner = heads * head_dim, kv_heads * head_dim
-        self.qkv = builder.linear("qkv", width, (inner, kv_inner, kv_inner), bias)
-        self.out = builder.linear("out", inner, (width,), bias)
-        self.q_norm = RMSNorm(head_dim, norm_eps, builder) if norm_eps is not None else None
-        self.k_norm = RMSNorm(head_dim, norm_eps, builder) if norm_eps is not None else None
+        self.heads, self.head_dim, self._layer = dims.heads, dims.head_dim, layer
+        self.window = dims.windows[layer]
+        self.scale = dims.head_dim**-0.5
+        inner, kv_inner = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+        self.qkv = builder.linear("qkv", dims.hidden, (inner, kv_inner, kv_inner), dims.attention_bias)
+        self.out = builder.linear("out", inner, (dims.hidden,), dims.attention_bias)
+        self.q_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
+        self.k_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: Rotary,
-        k_pages: Tensor,
-        v_pages: Tensor,
-        slots: Tensor,
-        rows: AttentionMetadata | PaddedAttentionMetadata,
-        compact: Compact | None,  # the layer's 8-bit blocks, if there are any
-        mode: KernelMode,
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, paged: Paged, mode: KernelMode) -> Tensor:
         """[T, heads * head_dim]: what `out` takes."""
         norm = None
         if self.q_norm is not None and self.k_norm is not None:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        pages, layer = paged.pages, self._layer
+        k, v, compact = pages.k[layer], pages.v[layer], pages.layer(layer)
         qkv = self.qkv.apply_partials(x, mode)
-        q = qk_norm_rope(
-            qkv, self.heads, norm, rotary.cos, rotary.sin, slots, k_pages, v_pages, compact, mode
-        )
-        return paged_attention(q, k_pages, v_pages, rows, self.scale, self.window, compact, mode).flatten(1)
+        q = qk_norm_rope(qkv, self.heads, norm, rotary.cos, rotary.sin, paged.slots, k, v, compact, mode)
+        return paged_attention(q, k, v, paged.rows, self.scale, self.window, compact, mode).flatten(1)
 
     def queries(self, x: Tensor, rotary: Rotary, mode: KernelMode) -> Tensor:
         """The queries alone, [n, heads, head_dim]."""
