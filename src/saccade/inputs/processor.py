@@ -25,8 +25,7 @@ from saccade.inputs.media.request_media import LoadContext, MediaLoader, MediaPa
 from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import checkpoint_views
-from saccade.lod.detail import DetailRequest
-from saccade.lod.request_views import PlaceholderIds, ViewPlanner, reject_without_images
+from saccade.lod.detail import DetailRequest, PlaceholderIds, ViewPlanner, reject_without_images
 from saccade.request import Media, Request, RequestTiming
 from saccade.sampling_params import SamplingParams
 

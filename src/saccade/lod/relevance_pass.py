@@ -251,13 +251,11 @@ class RelevancePass:
         """[n, width] with a head; [layers, heads, n, dim] without."""
         if self._head is not None:
             return self._head.normed(states[0]) @ self._head.question.T
-        return self._queries(states, positions)
-
-    def _queries(self, states: Sequence[Tensor], positions: Tensor) -> Tensor:
-        """[layers, heads, n, dim]. In the deterministic mode one by one: n depends on other requests."""
-        if self._model.mode.deterministic and len(states[0]) > 1:
+        if self._model.mode.deterministic and len(states[0]) > 1:  # n depends on other requests
             ones = [slice(i, i + 1) for i in range(len(states[0]))]
-            return torch.cat([self._queries([x[one] for x in states], positions[:, one]) for one in ones], 2)
+            return torch.cat(
+                [self._questions([x[one] for x in states], positions[:, one]) for one in ones], 2
+            )
         parts = zip(self._layers, states, strict=True)
         return torch.stack([self._model.queries(layer, x, positions) for layer, x in parts]).transpose(1, 2)
 
