@@ -26,7 +26,7 @@ def test_released_blocks_are_free_or_stay_cached() -> None:
     pool.mark_cached(sealed)
     pool.release(plain)
     pool.release(sealed)
-    assert (pool.used, pool.cached, pool.free, pool.available) == (0, 1, 2, 3)
+    assert (pool.used, pool.cached, pool.free, pool.num_available()) == (0, 1, 2, 3)
     pool.acquire(sealed)
     assert (pool.used, pool.cached, pool.free) == (1, 0, 2)
     pool.check()

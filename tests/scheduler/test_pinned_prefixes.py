@@ -16,7 +16,7 @@ ENDLESS: dict[str, Any] = {"stop_token_ids": ()}
 
 def fill(engine: Engine, name: str) -> None:
     """Something that takes every block there is, and ends."""
-    left = engine.pool.available * engine.limits.block_size
+    left = engine.pool.num_available() * engine.limits.block_size
     draw = Random(name)
     prompt = [draw.randrange(2, 9) for _ in range(min(left - 4, engine.limits.max_model_len - 5))]
     engine.add(question(name, prompt, max_tokens=4, **ENDLESS))

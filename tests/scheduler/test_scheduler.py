@@ -274,16 +274,6 @@ def test_a_shared_beginning_is_computed_once_to_the_token() -> None:
     assert stats.prefix_copied_tokens == 2
 
 
-def test_too_few_tokens_to_be_worth_a_copy_are_computed() -> None:
-    engine = Engine(limits=small_limits(copy_tokens=3))
-    engine.add(question("a", TEXT, max_tokens=1))
-    engine.run()
-    for name, shared, spared in (("two", 14, 12), ("three", 15, 15)):
-        engine.add(question(name, [*TEXT[:shared], 8, 8, 8], max_tokens=1))
-        engine.run()
-        assert engine.cached(name) == spared
-
-
 def test_without_room_for_a_copy_a_block_shared_in_part_is_computed() -> None:
     engine = Engine(blocks=5)
     engine.add(question("a", TEXT, max_tokens=1))
@@ -295,7 +285,7 @@ def test_without_room_for_a_copy_a_block_shared_in_part_is_computed() -> None:
 
 def test_another_question_about_an_image_needs_no_features_of_it() -> None:
     """The image's last tokens share a block with the question: copied, they need not be computed."""
-    engine = Engine(feature_bytes=0, limits=small_limits(copy_tokens=4))
+    engine = Engine(feature_bytes=0)
     for name, words in (("a", [2, 3, 4, 5, 6, 7]), ("b", [3, 4, 5, 6, 7, 8])):
         request = question(name, [8, IMAGE_ID, *words], (image(1, 1, 2, 3),), max_tokens=3, **ENDLESS)
         engine.add(request)

@@ -23,7 +23,6 @@ from saccade.engine.cost_prior import (
     Chip,
     ModelSize,
     coefficients,
-    copy_tokens,
     early_exit_tokens,
     read_model_size,
 )
@@ -170,7 +169,6 @@ class EngineBuilder:
             max_queue_bytes=config.max_queue_bytes,
             seed=config.seed,
             itl_target=self._itl_target,
-            copy_tokens=copy_tokens(size, chip, config.block_size),
             encode_layers=max(size.vision_depth, 1),
             encode_unit=segment_layers(size.vision_depth) if self._execution.tower_graphs else 1,
             stream_tokens=sizes[-1] if sizes else UNLIMITED,

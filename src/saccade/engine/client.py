@@ -14,22 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from saccade.config import EngineConfig
-from saccade.engine.ipc import (
-    Cancel,
-    Channel,
-    EngineFailed,
-    EngineInfo,
-    EngineReady,
-    ImageQuery,
-    ImageQueryReply,
-    RequestRejected,
-    Start,
-    StepOutputs,
-    Stop,
-    Submit,
-    ToEngine,
-    ToFrontend,
-)
+from saccade.engine import ipc
 from saccade.errors import ConfigError, EngineDied, SaccadeError, engine_error
 from saccade.metrics import EngineStats
 from saccade.request import Delta, Request
@@ -49,7 +34,7 @@ class EngineInterface(Protocol):
     """What the server needs of an engine, in this process or another."""
 
     @property
-    def info(self) -> EngineInfo: ...
+    def info(self) -> ipc.EngineInfo: ...
     @property
     def alive(self) -> bool: ...
     async def start(self) -> None: ...
@@ -60,7 +45,7 @@ class EngineInterface(Protocol):
     async def image_tiers(self, content: bytes, *, delete: bool = False) -> dict[str, int]: ...
 
 
-Outbox = queue.SimpleQueue[ToEngine | None]
+Outbox = queue.SimpleQueue[ipc.ToEngine | None]
 
 
 class _Stream:
@@ -82,11 +67,11 @@ class EngineClient:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._channel: ipc.Channel | None = None
         self._outbox: Outbox = queue.SimpleQueue()
         self._image_outbox: Outbox = queue.SimpleQueue()
-        self._info: EngineInfo | None = None
-        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._info: ipc.EngineInfo | None = None
+        self._ready: asyncio.Future[ipc.EngineInfo] | None = None
         self._stats = EngineStats()
         self._streams: dict[str, _Stream] = {}
         self._image_queries: dict[int, asyncio.Future[dict[str, int]]] = {}
@@ -96,7 +81,7 @@ class EngineClient:
         self._error: SaccadeError | None = EngineDied("the engine has not been started")
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> ipc.EngineInfo:
         if self._info is None:
             raise self._error or EngineDied("the engine is still starting")
         return self._info
@@ -120,13 +105,13 @@ class EngineClient:
                 start_new_session=True,  # a terminal's Ctrl-C is the API server's to handle
                 env={**_ENVIRONMENT, **os.environ},
             )
-        self._channel = Channel(ours)
+        self._channel = ipc.Channel(ours)
         self._ready = loop.create_future()
         self._error = None
         threading.Thread(target=self._receive, args=(self._channel, loop), daemon=True).start()
         for outbox in (self._outbox, self._image_outbox):
             threading.Thread(target=self._send, args=(self._channel, loop, outbox), daemon=True).start()
-        self._outbox.put(Start(self._config))
+        self._outbox.put(ipc.Start(self._config))
         try:
             self._info = await self._ready
         except BaseException:
@@ -136,7 +121,7 @@ class EngineClient:
     async def stop(self) -> None:
         """Stop the engine core; every open request gets EngineDied."""
         self._fail(EngineDied("the server is shutting down"))
-        self._outbox.put(Stop())
+        self._outbox.put(ipc.Stop())
         for outbox in (self._outbox, self._image_outbox):
             outbox.put(None)
         if self._process is not None:
@@ -154,7 +139,7 @@ class EngineClient:
         name = request.id
         outbox = self._image_outbox if request.media else self._outbox
         stream = self._streams[name] = _Stream(request.sampling.n, outbox)
-        outbox.put(Submit(request))
+        outbox.put(ipc.Submit(request))
         del request  # frees its pixels here: an answer may take minutes
         try:
             while stream.unfinished:
@@ -178,7 +163,7 @@ class EngineClient:
             query_id = next(self._query_ids)
             reply: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
             self._image_queries[query_id] = reply
-            self._outbox.put(ImageQuery(query_id, content, delete))
+            self._outbox.put(ipc.ImageQuery(query_id, content, delete))
             try:
                 return await reply
             finally:
@@ -187,9 +172,9 @@ class EngineClient:
     def cancel(self, request_id: str) -> None:
         stream = self._streams.get(request_id)
         if self.alive:
-            (self._outbox if stream is None else stream.outbox).put(Cancel(request_id))
+            (self._outbox if stream is None else stream.outbox).put(ipc.Cancel(request_id))
 
-    def _send(self, channel: Channel, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
+    def _send(self, channel: ipc.Channel, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
         """Runs in a thread: sends the messages of an outbox, in order, until None."""
         while (message := outbox.get()) is not None:
             try:
@@ -198,42 +183,44 @@ class EngineClient:
                 return  # the receiving thread reports it
             except Exception:  # the message cannot be encoded: only its sender is concerned
                 log.exception("a message could not be sent")
-                if isinstance(message, Submit):
+                if isinstance(message, ipc.Submit):
                     text = "the request could not be sent to the engine; try again"
-                    rejection = RequestRejected(message.request.id, "", text, None)
+                    rejection = ipc.RequestRejected(message.request.id, "", text, None)
                     loop.call_soon_threadsafe(self._handle, rejection)
-                elif isinstance(message, Start):
-                    failure = EngineFailed("the engine's options could not be sent to it; the log says why")
+                elif isinstance(message, ipc.Start):
+                    failure = ipc.EngineFailed(
+                        "the engine's options could not be sent to it; the log says why"
+                    )
                     loop.call_soon_threadsafe(self._handle, failure)
 
-    def _receive(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+    def _receive(self, channel: ipc.Channel, loop: asyncio.AbstractEventLoop) -> None:
         """Runs in a thread: passes every message to the event loop until the channel is closed."""
 
         def call(action: Callable[..., None], *arguments: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(action, *arguments)
 
-        while (message := channel.receive(ToFrontend)) is not None:
+        while (message := channel.receive(ipc.ToFrontend)) is not None:
             call(self._handle, message)
         call(self._handle_closed)
 
-    def _handle(self, message: ToFrontend) -> None:
+    def _handle(self, message: ipc.ToFrontend) -> None:
         match message:
-            case StepOutputs(deltas, stats):
+            case ipc.StepOutputs(deltas, stats):
                 self._stats = stats
                 for delta in sorted(deltas, key=_is_continuation):
                     self._deliver(delta.request_id, delta)
-            case RequestRejected(request_id, code, text, param):
+            case ipc.RequestRejected(request_id, code, text, param):
                 self._deliver(request_id, engine_error(code, text, param))
-            case ImageQueryReply(query_id, tiers):
+            case ipc.ImageQueryReply(query_id, tiers):
                 reply = self._image_queries.pop(query_id, None)
                 if reply is not None and not reply.done():
                     reply.set_result(tiers)
-            case EngineReady(info, stats):
+            case ipc.EngineReady(info, stats):
                 self._stats = stats
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(info)
-            case EngineFailed(text):
+            case ipc.EngineFailed(text):
                 self._fail(ConfigError(text) if self._info is None else EngineDied(text))
 
     def _deliver(self, request_id: str, output: Delta | SaccadeError) -> None:

@@ -150,14 +150,6 @@ class StepMonitor:
             self._log.close()
 
 
-class EngineLoop(Protocol):
-    def step(self) -> list[Delta]: ...
-
-    @property
-    def planning_delay(self) -> float:
-        """Seconds for which the next step need not be planned."""
-
-
 class StepStages:
     """The stages of a step, which both loops put in order: schedule, execute, update."""
 
@@ -219,9 +211,6 @@ class StepStages:
         """Whether there are requests without a slot."""
         return self._scheduler.bottleneck is not None
 
-    def planning_delay(self, running: StepFuture | None) -> float:
-        return self._monitor.planning_delay(running)
-
     def _fail(self, plan: StepPlan) -> list[Delta]:
         self._executor.check_device()
         log.exception("step %d failed; its requests are answered with an error", plan.number)
@@ -234,15 +223,12 @@ class SerialLoop:
 
     def __init__(self, stages: StepStages) -> None:
         self._stages = stages
+        self.running: StepFuture | None = None
 
     def step(self) -> list[Delta]:
         plan = self._stages.schedule()
         running, errors = self._stages.execute(plan)
         return self._stages.update(running) + errors
-
-    @property
-    def planning_delay(self) -> float:
-        return 0.0
 
 
 class OverlappedLoop:
@@ -256,29 +242,25 @@ class OverlappedLoop:
 
     def __init__(self, stages: StepStages) -> None:
         self._stages = stages
-        self._running: StepFuture | None = None
+        self.running: StepFuture | None = None
 
     def step(self) -> list[Delta]:
-        previous = self._running
+        previous = self.running
         plan = self._stages.schedule()
         deltas: list[Delta] = []
         if plan is None and previous is not None and self._should_await_relevance(previous):
             deltas = self._stages.update_relevance(previous)
             plan = self._stages.schedule()
-        self._running, errors = self._stages.execute(plan)
+        self.running, errors = self._stages.execute(plan)
         # Errors are returned at once: the engine may be idle afterwards, and an idle engine is not stepped.
         deltas += self._stages.update(previous) + errors
         if plan is None and not deltas and previous is not None and previous.has_relevance:
-            self._running, deltas = self._stages.execute(self._stages.schedule())
+            self.running, deltas = self._stages.execute(self._stages.schedule())
         return deltas
 
     def _should_await_relevance(self, step: StepFuture) -> bool:
         """Not if requests wait: they may need what the step computes, which they find once it is updated."""
         return step.has_relevance and not step.plan.early_exit and not self._stages.requests_waiting
-
-    @property
-    def planning_delay(self) -> float:
-        return self._stages.planning_delay(self._running)
 
 
 class Engine:
@@ -297,7 +279,7 @@ class Engine:
             StepPacer() if on_gpu and parts.overlap else None,
         )
         stages = StepStages(self._scheduler, self._executor, self._monitor)
-        self._loop: EngineLoop = OverlappedLoop(stages) if parts.overlap else SerialLoop(stages)
+        self._loop = OverlappedLoop(stages) if parts.overlap else SerialLoop(stages)
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises a RequestError if it can never be answered."""
@@ -317,7 +299,7 @@ class Engine:
     def planning_delay(self) -> float:
         """Seconds to wait for requests before the next `step`: the device is busy, and requests that arrive
         meanwhile join the next step. To be read again when they are over."""
-        return self._loop.planning_delay
+        return self._monitor.planning_delay(self._loop.running)
 
     def warm_up(self) -> bool:
         """If idle, compile or capture one more step; returns whether there was one."""

@@ -7,7 +7,6 @@ ridge = W F / (2 P B): W bytes of weights, P parameters, B bytes/s, F operations
 No torch: the planner sizes any model from its config.json.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -138,11 +137,3 @@ def early_exit_tokens(network: ModelSize, chip: Chip) -> int:
     """Tokens that an early-exit step may compute, and a later step again: half the ridge, so that they add
     little to a step that reads all weights anyway."""
     return int(coefficients(network, chip).ridge / 2)
-
-
-def copy_tokens(network: ModelSize, chip: Chip, block_size: int) -> int:
-    """The fewest tokens that take longer to compute, in a step beyond the ridge, than a block takes to
-    copy."""
-    costs = coefficients(network, chip)
-    copy = 1e3 * 2 * block_size * network.kv_bytes / chip.bandwidth
-    return min(math.ceil(copy / (costs.token + costs.crowded)), block_size)

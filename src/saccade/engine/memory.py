@@ -65,19 +65,15 @@ def resolve_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.de
         return DTYPES[config.dtype]
     if device.type == "cpu":
         return torch.float32  # CPUs without bf16 units compute it several times slower
-    named = str(_stored_dtype(checkpoint)).removeprefix("torch.")
+    # config.json names it on either level, under its new or its old key.
+    levels = (checkpoint.text_config, checkpoint.config)
+    stored = [level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)]
+    named = str(stored[0]).removeprefix("torch.") if stored else "bfloat16"
     if named not in DTYPES:
         raise ConfigError(
             f"the checkpoint's dtype is {named}; choose one of {', '.join(DTYPES)} with --dtype"
         )
     return DTYPES[named]
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> str:
-    """The dtype config.json names, on either level, under its new or its old key."""
-    levels = (checkpoint.text_config, checkpoint.config)
-    named = [level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)]
-    return str(named[0]) if named else "bfloat16"
 
 
 def budget(
@@ -112,11 +108,14 @@ def budget(
     reserve += graph_bytes(model, config.max_num_seqs, wanted_len, dtype) if graphs else 0
     free = _kv_bytes(config, model, device, step_tokens, reserve, vision.peak)
     bytes_of = _block_bytes(config, model, side_width(checkpoint, model))
-    shares = _divide(config, model, bytes_of, free)
+    options = config.kv_cache_options()
+    if options.split and model.vision is None:
+        raise ConfigError("the model takes no images; leave out the options --kv-vision-...")
+    blocks = config.num_blocks
+    shares = options.divide_bytes(free, *bytes_of) if blocks is None else options.divide_blocks(blocks)
     if not sized:
         # At most all sequences at their longest, twice for the prefix cache.
-        most = 2 * config.max_num_seqs * -(-wanted_len // config.block_size)
-        shares = config.kv_cache_options().cap(shares, most)
+        shares = options.cap(shares, 2 * config.max_num_seqs * -(-wanted_len // config.block_size))
     longest = min(wanted_len, shares.text * config.block_size)  # a prompt may be text only
     if longest < 2 or (config.max_model_len is not None and longest < config.max_model_len):
         raise ConfigError(
@@ -137,16 +136,6 @@ def _swap_bytes(config: EngineConfig, device: torch.device) -> int:
     if config.swap_bytes is not None:
         return config.swap_bytes
     return 4 * GIB if device.type == "cuda" else 0
-
-
-def _divide(config: EngineConfig, model: LanguageModel, bytes_of: tuple[int, int], free: int) -> PoolSizes:
-    """The KV blocks of both pools."""
-    wish = config.kv_cache_options()
-    if wish.split and model.vision is None:
-        raise ConfigError("the model takes no images; leave out the options --kv-vision-...")
-    if config.num_blocks is not None:
-        return wish.divide_blocks(config.num_blocks)
-    return wish.divide_bytes(free, *bytes_of)
 
 
 def _block_bytes(config: EngineConfig, model: LanguageModel, side: int = 0) -> tuple[int, int]:

@@ -1,9 +1,8 @@
 """When to plan the next step: as late as possible without making the device wait.
 
 Step N+1 is launched while N runs. If it is planned as soon as N has begun, requests that arrive meanwhile
-wait for the rest of N and for all of N+1; if it is planned shortly before the end of N, they join N+1. With
-13 ms steps (beside images) a first token comes up to 10 ms earlier; with 4.3 ms steps, of which planning and
-launching takes 0.8, a simulated device gives 12.1 ms instead of 14.7. On an H200 a token still takes 4.34 ms.
+wait for all of N+1; if it is planned shortly before the end of N, they join it. With 13 ms steps (beside
+images) a first token comes up to 10 ms earlier.
 
 The lead (how long before the expected end of N planning begins) is learnt: from the time that planning and
 launching take, and from outputs that are there before the host waits for them, which means the device was

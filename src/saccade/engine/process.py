@@ -14,21 +14,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NoReturn
 
+from saccade.engine import ipc
 from saccade.engine.core import Engine
-from saccade.engine.ipc import (
-    Cancel,
-    Channel,
-    EngineFailed,
-    EngineReady,
-    ImageQuery,
-    ImageQueryReply,
-    RequestRejected,
-    Start,
-    StepOutputs,
-    Stop,
-    Submit,
-    ToEngine,
-)
 from saccade.engine.memory import resolve_device
 from saccade.errors import EngineDied, RequestError, SaccadeError
 from saccade.host.garbage_collection import freeze_all_objects
@@ -42,24 +29,24 @@ UNFORESEEN = "the engine could not take this request; the failure has been logge
 class Inbox:
     """Messages of the API server, read by a thread so that the API server never waits for a step."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    def __init__(self, channel: ipc.Channel) -> None:
+        self._messages: queue.SimpleQueue[ipc.ToEngine] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(channel,), daemon=True).start()
 
-    def _read(self, channel: Channel) -> None:
+    def _read(self, channel: ipc.Channel) -> None:
         try:
-            while (message := channel.receive(ToEngine)) is not None:
+            while (message := channel.receive(ipc.ToEngine)) is not None:
                 self._messages.put(message)
         except Exception:
             # An engine core that reads no more messages must not look alive.
             log.exception("a message could not be read")
-            channel.send(EngineFailed("the engine could not read a message and has stopped"))
+            channel.send(ipc.EngineFailed("the engine could not read a message and has stopped"))
         finally:
-            self._messages.put(Stop())
+            self._messages.put(ipc.Stop())
 
-    def receive(self, *, wait: bool, timeout: float | None = None) -> list[ToEngine]:
+    def receive(self, *, wait: bool, timeout: float | None = None) -> list[ipc.ToEngine]:
         """All messages; with `wait`, at least one, unless `timeout` seconds pass without any."""
-        messages: list[ToEngine] = []
+        messages: list[ipc.ToEngine] = []
         with contextlib.suppress(queue.Empty):
             if wait:
                 messages.append(self._messages.get(timeout=timeout))
@@ -68,7 +55,7 @@ class Inbox:
         return messages
 
 
-def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
+def serve(engine: Engine, inbox: Inbox, channel: ipc.Channel) -> None:
     """Receive, step, send; until the API server says stop. While idle, one warm-up step at a time."""
     heap = HeapTrimmer() if engine.info.device == "cpu" else None  # on a GPU the device would wait for it
     warming_up = engine.stats().to_prepare > 0
@@ -77,7 +64,7 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
         if idle and warming_up:
             warming_up = False
             freeze_all_objects()  # CUDA graphs included: a collection through them takes several steps' time
-            channel.send(StepOutputs((), engine.stats()))  # reports that warm-up is complete
+            channel.send(ipc.StepOutputs((), engine.stats()))  # reports that warm-up is complete
         timeout = heap.seconds if heap is not None and heap.used else None
         messages = inbox.receive(wait=idle, timeout=timeout)
         if idle and not messages and heap is not None:
@@ -89,42 +76,44 @@ def serve(engine: Engine, inbox: Inbox, channel: Channel) -> None:
             if not handle(engine, channel, inbox.receive(wait=True, timeout=seconds)):
                 return
         deltas = engine.step()
-        channel.send(StepOutputs(tuple(deltas), engine.stats()))
+        channel.send(ipc.StepOutputs(tuple(deltas), engine.stats()))
         if heap is not None:
             heap.used = True
             if heap.due:
                 heap.trim()
 
 
-def handle(engine: Engine, channel: Channel, messages: Iterable[ToEngine]) -> bool:
+def handle(engine: Engine, channel: ipc.Channel, messages: Iterable[ipc.ToEngine]) -> bool:
     """Carry out messages; False when the engine core is to stop."""
     for message in messages:
         match message:
-            case Stop():
+            case ipc.Stop():
                 return False
-            case Submit(request):
+            case ipc.Submit(request):
                 try:
                     engine.submit(request)
                 except RequestError as error:
-                    channel.send(RequestRejected(request.id, error.code or "", error.message, error.param))
+                    channel.send(
+                        ipc.RequestRejected(request.id, error.code or "", error.message, error.param)
+                    )
                 except Exception:  # other requests must still be answered
                     log.exception("request %s could not be taken", request.id)
                     engine.cancel([request.id])
-                    channel.send(RequestRejected(request.id, "", UNFORESEEN, None))
-            case Cancel(request_id):
+                    channel.send(ipc.RequestRejected(request.id, "", UNFORESEEN, None))
+            case ipc.Cancel(request_id):
                 engine.cancel([request_id])
-            case ImageQuery(query_id, content, delete):
-                reply = partial(_reply, channel, ImageQueryReply(query_id, engine.image_tiers(content)))
+            case ipc.ImageQuery(query_id, content, delete):
+                reply = partial(_reply, channel, ipc.ImageQueryReply(query_id, engine.image_tiers(content)))
                 if delete:
                     engine.delete_image(content, reply)
                 else:
                     reply()
-            case Start():
+            case ipc.Start():
                 log.warning("a second start message was ignored")
     return True
 
 
-def _reply(channel: Channel, message: ImageQueryReply) -> None:
+def _reply(channel: ipc.Channel, message: ipc.ImageQueryReply) -> None:
     """May be called from any thread. If the channel is closed, the reading thread notices."""
     with contextlib.suppress(EngineDied):
         channel.send(message)
@@ -140,9 +129,9 @@ def main() -> None:
     # The API server handles signals sent to the process group: it lets answers finish, then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_while_starting)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    start = channel.receive(ToEngine)
-    if not isinstance(start, Start):
+    channel = ipc.Channel(socket.socket(fileno=int(sys.argv[1])))
+    start = channel.receive(ipc.ToEngine)
+    if not isinstance(start, ipc.Start):
         return
     try:
         configure_malloc(
@@ -151,11 +140,11 @@ def main() -> None:
         engine = Engine(start.config)
         freeze_all_objects()
     except SaccadeError as error:
-        channel.send(EngineFailed(error.message))
+        channel.send(ipc.EngineFailed(error.message))
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(EngineDied):  # the API server is gone
-        channel.send(EngineReady(engine.info, engine.stats()))
+        channel.send(ipc.EngineReady(engine.info, engine.stats()))
         serve(engine, Inbox(channel), channel)
     engine.close()
 

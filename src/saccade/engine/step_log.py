@@ -1,8 +1,6 @@
 """The step log (`--step-log`): a JSON line per step with its work, expected time and measured time.
 
-It answers why a token was late: the line of the step that delayed it has its sequences, prompt tokens and
-views (patches and tower layers), whether it replayed a CUDA graph, and how long the host took to plan and to
-launch it. `python -m bench.step_costs` compares expected and measured times.
+It answers why a token was late. `python -m bench.step_costs` compares expected and measured times.
 """
 
 import contextlib

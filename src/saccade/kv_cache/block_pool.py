@@ -62,11 +62,6 @@ class BlockPool:
     def free(self) -> int:
         return len(self._free[0]) + len(self._free[1])
 
-    @property
-    def available(self) -> int:
-        """Unreferenced blocks of both pools."""
-        return self.cached + self.free
-
     def num_available(self, *, vision: bool = False) -> int:
         """How many times `allocate` succeeds for that pool."""
         return len(self._free[vision]) + len(self._cached[vision])

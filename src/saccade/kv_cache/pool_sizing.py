@@ -3,7 +3,7 @@
 Torch-free: the capacity planner divides memory exactly as the engine does.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -123,30 +123,15 @@ class VisionBlocks:
     """
 
     def __init__(self, spans: Sequence[Span], block_size: int, roles: Set[Role]) -> None:
-        self._starts: list[int] = []  # runs of vision blocks, by index in the sequence
-        self._stops: list[int] = []
-        self._before: list[int] = []  # vision blocks before each run
-        total = 0
-        for start, stop in _token_runs(spans, roles):
-            first, last = -(-start // block_size), stop // block_size
-            if first < last:
-                self._starts.append(first)
-                self._stops.append(last)
-                self._before.append(total)
-                total += last - first
+        runs = ((-(-start // block_size), stop // block_size) for start, stop in _token_runs(spans, roles))
+        self._indices = [index for first, last in runs for index in range(first, last)]
 
     def among(self, start: int, stop: int) -> int:
         """How many of the blocks start .. stop are vision blocks."""
-        return max(self._count_before(stop) - self._count_before(start), 0)
+        return max(bisect_left(self._indices, stop) - bisect_left(self._indices, start), 0)
 
     def __contains__(self, index: int) -> bool:
         return bool(self.among(index, index + 1))
-
-    def _count_before(self, index: int) -> int:
-        run = bisect_right(self._starts, index) - 1
-        if run < 0:
-            return 0
-        return self._before[run] + min(index, self._stops[run]) - self._starts[run]
 
 
 def _token_runs(spans: Sequence[Span], roles: Set[Role]) -> list[tuple[int, int]]:

@@ -8,8 +8,7 @@ Where the run of whole blocks ends, the first tokens of a cached block that foll
 (`match_partial`): copying it saves less than a block of tokens, but often the features of an image, whose end
 shares a block with the question behind it.
 
-Only full blocks are cached. Half-filled last blocks would hold eight tokens of sixteen on average and evict
-full blocks of others.
+Only full blocks are cached: half-filled last blocks would evict full blocks of others.
 """
 
 from array import array
@@ -47,12 +46,12 @@ class ImageVersions:
         """Versions of the spans' images by content; images never deleted have none."""
         if not self._deletions and not self._epoch:
             return {}
-        versions = {span.view.content: self._version(span.view.content) for span in spans}
-        return {content: version for content, version in versions.items() if version}
-
-    def _version(self, content: bytes) -> bytes:
-        times = self._deletions.get(content, 0)
-        return f" edition {self._epoch}.{times}".encode() if times or self._epoch else b""
+        times = {span.view.content: self._deletions.get(span.view.content, 0) for span in spans}
+        return {
+            content: f" edition {self._epoch}.{count}".encode()
+            for content, count in times.items()
+            if count or self._epoch
+        }
 
 
 def overlapping_spans(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
@@ -245,21 +244,16 @@ class PrefixCache:
         # beginning is next to where the wanted content would be inserted.
         self._children: dict[bytes, list[tuple[bytes, int]]] = {}
         pool.on_evict = self._remove
-        self.on_evict: Callable[[bytes, int], None] | None = (
-            None  # called with every evicted key and its block
-        )
+        self.on_evict: Callable[[bytes, int], None] | None = None  # called with evicted key and block
 
     def new_chain(self, salt: bytes, spans: Sequence[Span]) -> HashChain:
         """The empty chain of a sequence with these views."""
         if self.pinned.prefixes and not self.pinned.knows(salt):
-            keys = [key for prefix in self.pinned.prefixes for key in self._text_keys(salt, prefix)]
-            self.pinned.admit(salt, keys)
+            chains = [HashChain(salt, (), self._block_size) for _ in self.pinned.prefixes]
+            for chain, prefix in zip(chains, self.pinned.prefixes, strict=True):
+                chain.extend(prefix)
+            self.pinned.admit(salt, [key for chain in chains for key in chain.keys])
         return HashChain(salt, spans, self._block_size, self._pool.roles, self.image_versions.of(spans))
-
-    def _text_keys(self, salt: bytes, text: Sequence[int]) -> list[bytes]:
-        chain = HashChain(salt, (), self._block_size)
-        chain.extend(text)
-        return chain.keys
 
     def contains(self, key: bytes) -> bool:
         return key in self._blocks

@@ -11,8 +11,7 @@ On CUDA all steps run on one stream, the main one; copies over the link run on a
 - Slots: the copy stream runs both directions in the order of the plans, so a slot is read before it is
   written again.
 
-On a CPU copies are made at once. tests/kv_cache/test_gpu_swap.py compares the bytes of round trips on CUDA
-while the main stream computes and overwrites the blocks.
+On a CPU copies are made at once.
 """
 
 import time

@@ -192,14 +192,18 @@ class EncoderScheduler:
 
     def drop_unneeded(self) -> None:
         for key in self.partial.keys:
-            if not self._needed(key):
+            if not self._requests_ahead(key):
                 self.partial.drop(key)
+
+    def _requests_ahead(self, key: bytes) -> list[RequestState]:
+        """Requests with a sequence that has yet to compute tokens of the view."""
+        return [state for state in self._by_view.get(key, ()) if _is_ahead(state, key)]
 
     def fail_step(self, keys: Collection[bytes]) -> list[RequestState]:
         """A step with slices of these views failed: gives the requests that need them."""
         for key in keys:
             self.partial.drop(key)
-        return [state for key in keys for state in self._by_view.get(key, ()) if _is_ahead(state, key)]
+        return [state for key in keys for state in self._requests_ahead(key)]
 
     def fail_views(self, step: StepBuilder, failed: Mapping[bytes, str]) -> dict[str, str]:
         """Views could not be encoded (by key: why): gives error messages for the requests that came to one in
@@ -214,9 +218,6 @@ class EncoderScheduler:
                 messages.setdefault(state.request.id, _failure_message(state, key, why))
         return messages
 
-    def _needed(self, key: bytes) -> bool:
-        return any(_is_ahead(state, key) for state in self._by_view.get(key, ()))
-
     def check(self, launching: Iterable[bytes]) -> None:
         """Raise if a partly encoded view is not needed, or complete; `launching` are the views of steps whose
         output is not known yet."""
@@ -226,7 +227,7 @@ class EncoderScheduler:
         if shown != {(content, state) for content, states in self._by_image.items() for state in states}:
             raise RuntimeError("the images of requests and the requests by image differ")
         for key in self.partial.keys:
-            if not self._needed(key):
+            if not self._requests_ahead(key):
                 raise RuntimeError(f"view {key.hex()[:12]} is kept partly encoded, but no request needs it")
             if self.partial.layers(key) >= self._config.encode_layers:
                 raise RuntimeError(f"view {key.hex()[:12]} is kept partly encoded with all layers planned")
@@ -241,7 +242,6 @@ def _discard(index: dict[bytes, set[RequestState]], key: bytes, state: RequestSt
 
 
 def _is_ahead(state: RequestState, key: bytes) -> bool:
-    """Whether a sequence of the request has yet to compute tokens of the view."""
     stops = [span.stop for span in state.layout.spans if span.key == key]
     return any(one.num_computed_tokens < stop for one in state.sequences for stop in stops)
 

@@ -168,9 +168,7 @@ class KVManager:
         return HeadStart(blocks[: self._config.blocks_for(computed)], computed)
 
     def _match_prefix(self, sequence: Sequence) -> tuple[list[int], int]:
-        """Cached blocks that hold its beginning, and how many of its tokens; the last may be partial. A few
-        tokens of a partial block are cheaper to compute than to copy, unless they are a view's, whose
-        features they would need."""
+        """Cached blocks that hold its beginning, and how many of its tokens; the last may be partial."""
         prefix, chain = self.prefix, sequence.chain
         if prefix is None or chain is None:
             return [], 0
@@ -184,7 +182,7 @@ class KVManager:
         if part and self.pool.has_vision_pool:  # the other pool's blocks may have another precision
             alike = self.pool.in_vision(part.block) == (len(blocks) in self.vision_blocks(sequence.state))
             part = part if alike else None
-        if part and (part.tokens >= self._config.copy_tokens or sequence.spans(shared, shared + part.tokens)):
+        if part:
             blocks, shared = [*blocks, part.block], shared + part.tokens
         sequence.prefix_match = version, (blocks, shared)
         return blocks, shared

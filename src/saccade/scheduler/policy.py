@@ -68,7 +68,6 @@ class SchedulerConfig:
     patience: float = 1.0  # seconds: worth of a priority level; wait after which a head is not overtaken
     # Share of a step's tokens and time for prompts with views to encode while others wait.
     encode_share: float = 0.3
-    copy_tokens: int = 1  # cached tokens of a partial block from which on it is copied and not recomputed
     wait_tokens: int = 128  # tokens another sequence must be computing for a sequence to wait for them
     class_slots: float = 0.75  # share of the slots that one class may take while the other one waits
     early_exit: EarlyExit = NO_EARLY_EXIT

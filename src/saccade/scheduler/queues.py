@@ -77,14 +77,6 @@ class Queues:
             return None
         return "rows" if not self.free_slots else "memory" if any(short) else "time"
 
-    def stats(self) -> dict[str, int]:
-        """Names as in EngineStats."""
-        return {
-            "waiting_encode": len(self.waiting[True]),
-            "waiting_other": len(self.waiting[False]),
-            "running": self.running_requests,
-        }
-
     def find_faults(self, unfinished: Collection[Sequence]) -> list[str]:
         """Contradictions in the bookkeeping, given all sequences that have not finished."""
         found = []

@@ -8,6 +8,7 @@ only clock is the one it is given.
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
+from functools import partial
 from itertools import count
 
 from saccade.errors import ContextTooLong, EncodingFailed, InvalidValue, Overloaded
@@ -20,14 +21,7 @@ from saccade.scheduler.host_decision import HostDecisions
 from saccade.scheduler.kv_manager import Caches, KVManager
 from saccade.scheduler.policy import SchedulerConfig
 from saccade.scheduler.queues import Queues
-from saccade.scheduler.sequence import (
-    RequestState,
-    Sequence,
-    make_delta,
-    make_final_delta,
-    new_request_state,
-    new_sequences,
-)
+from saccade.scheduler.sequence import RequestState, Sequence, make_delta, new_sequences
 from saccade.scheduler.stats import SchedulerStats
 from saccade.scheduler.step_builder import Sampled, StepBuilder, find_pending_faults
 from saccade.scheduler.step_planner import Drafter, StepPlanner
@@ -72,7 +66,7 @@ class Scheduler:
         """Queue a request; raises a RequestError if it can never be answered, or not now."""
         if request.id in self._requests:
             raise InvalidValue(f"a request with the id {request.id!r} is being answered already", param="id")
-        state = new_request_state(request, layout, self._clock())
+        state = RequestState(request, layout, self._clock())
         if state.names_images:
             state.pixel_bytes += self._kv.encoder.named.feature_bytes(state)
         decisions = self._host_decisions
@@ -138,9 +132,6 @@ class Scheduler:
             self._kv.poll()
         step = StepBuilder(self._config.max_step_tokens, self._config.max_encode_patches, self._cost)
         self._planner.fill(step, self._stats.steps)
-        return self._finish_plan(step)
-
-    def _finish_plan(self, step: StepBuilder) -> StepPlan | None:
         planned = step.planned
         if not planned:
             return None
@@ -305,10 +296,15 @@ class Scheduler:
         self, request_id: str, finish: FinishReason, error: str | None = None, code: str | None = None
     ) -> list[Delta]:
         state = self._requests.get(request_id)
-        ending = list(state.sequences) if state else []
+        if state is None:
+            return []
+        ending = list(state.sequences)
         for sequence in ending:
             self._end(sequence)
-        return [make_final_delta(one, finish, error, code) for one in ending]
+        final = partial(
+            Delta, request_id=request_id, finish=finish, error=error, code=code, zoomed=state.zoomed
+        )
+        return [final(index=sequence.index) for sequence in ending]
 
     # Stats and checks
 
@@ -332,7 +328,9 @@ class Scheduler:
             oldest_wait=self._clock() - oldest.arrival_time if oldest else 0.0,
             features=self._kv.encoder.cache.stats,
             step_error=self._cost.error,
-            **self._queues.stats(),
+            waiting_encode=len(self._queues.waiting[True]),
+            waiting_other=len(self._queues.waiting[False]),
+            running=self._queues.running_requests,
             **self._kv.stats(),
             **self._stats.values(),
         )

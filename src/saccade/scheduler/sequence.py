@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from blake3 import blake3
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from saccade.kv_cache.pool_sizing import VisionBlocks
@@ -30,9 +31,9 @@ from saccade.step_plan import PromptLayout, RelevanceTarget, ScheduledSequence, 
 class RequestState:
     request: Request
     layout: PromptLayout
-    pixels: dict[bytes, Pixels]  # by view key; kept to the end, since evicted features are encoded again
-    pixel_bytes: int = 0
-    arrival_time: float = 0.0  # on the scheduler's clock, as all times here
+    arrival_time: float  # on the scheduler's clock, as all times here
+    pixels: dict[bytes, Pixels] = field(init=False)  # by view key; evicted features are encoded again
+    pixel_bytes: int = field(init=False)
     sequences: list["Sequence"] = field(default_factory=list)  # unfinished ones, lowest index first
     num_slots: int = 0  # slots its sequences have now
     started: bool = False  # whether any sequence has ever had a slot
@@ -44,9 +45,13 @@ class RequestState:
     look_seconds: float = 0.0  # as in EngineTimes
     vision_blocks: tuple[PromptLayout, VisionBlocks] | None = None  # cache, valid for that layout
     deleted: set[bytes] = field(default_factory=set)  # images (content hashes) deleted since its arrival
-    names_images: bool = False  # some of its images came without pixels
     decision: HostDecision | None = None  # pending: the prompt ends where it applies
     zoomed: ZoomResult | None = None  # None again once reported
+
+    def __post_init__(self) -> None:
+        self.pixels = pixels_by_view(self.request, self.layout)
+        self.pixel_bytes = sum(item.pixels.nbytes for item in self.request.media)
+        self.names_images = any(item.without_pixels for item in self.request.media)
 
     def times(self, clock: Callable[[], float], *, last: bool) -> EngineTimes | None:
         """For the first delta and the last one."""
@@ -58,13 +63,6 @@ class RequestState:
         return EngineTimes(
             self.arrival_time, self.started_at, self.first_token_at, encode, self.num_preemptions, look
         )
-
-
-def new_request_state(request: Request, layout: PromptLayout, arrival_time: float) -> RequestState:
-    pixels = pixels_by_view(request, layout)
-    pixel_bytes = sum(item.pixels.nbytes for item in request.media)
-    names_images = any(item.without_pixels for item in request.media)
-    return RequestState(request, layout, pixels, pixel_bytes, arrival_time, names_images=names_images)
 
 
 def pixels_by_view(request: Request, layout: PromptLayout) -> dict[bytes, Pixels]:
@@ -188,20 +186,12 @@ class Sequence:
 
     def draft_slice(self, drafts: tuple[int, ...]) -> ScheduledSequence:
         """Its last token and drafts of the next ones, which the device verifies."""
-        start, count = self.num_computed_tokens, 1 + len(drafts)
-        tokens = (*self.tokens[start:], *drafts)
-        positions = _positions(self.state.layout, start, start + count)
-        output = start + 1 - self.prompt_length
-        return ScheduledSequence(
-            self.seq_id,
-            self._slot(),
-            start,
-            count,
-            tokens,
-            positions,
-            (),
-            True,
-            output,
+        last, count = self.next_slice(1), 1 + len(drafts)
+        return replace(
+            last,
+            num_tokens=count,
+            tokens=(*last.tokens, *drafts),
+            positions=_positions(self.state.layout, last.start, last.start + count),
             num_draft_tokens=len(drafts),
         )
 
@@ -269,19 +259,6 @@ def make_delta(
         times=state.times(clock, last=finish is not None),
         zoomed=zoomed,
         kept=kept,
-    )
-
-
-def make_final_delta(sequence: Sequence, finish: FinishReason, error: str | None, code: str | None) -> Delta:
-    """For a sequence that finishes without another token."""
-    state = sequence.state
-    return Delta(
-        request_id=state.request.id,
-        index=sequence.index,
-        finish=finish,
-        error=error,
-        code=code,
-        zoomed=state.zoomed,
     )
 
 
