@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from saccade.config import VisionCache
-from saccade.encoder.cache import prefetch
+from saccade.encoder.cache import disk
 from saccade.engine.core import Engine
 from tests.parity.oracle import picture
 from tests.parity.test_engine import IMAGE, PICTURES, Bench, Question, bench, run
@@ -19,7 +19,7 @@ VIEW = 4 * (64 + 64) * 4 * 16  # bytes of a view's features, about: 16 tokens
 @pytest.fixture(autouse=True)
 def patient_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine waits for every read, however busy the machine is."""
-    monkeypatch.setattr(prefetch, "READ_SECONDS", 60.0)
+    monkeypatch.setattr(disk, "READ_SECONDS", 60.0)
 
 
 def closed(engine: Engine) -> Engine:

@@ -6,7 +6,7 @@ Torch-free: the capacity planner divides memory exactly as the engine does.
 from bisect import bisect_left
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from saccade.errors import ConfigError
 from saccade.step_plan import Role, Span
@@ -44,11 +44,6 @@ class KVCacheOptions:
     vision_views: VisionScope | None = None
 
     def __post_init__(self) -> None:
-        choices = {"cache_dtype": KVDtype, "vision_dtype": KVDtype, "vision_views": VisionScope}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in get_args(known) and (value is not None or name != "vision_views"):
-                raise ConfigError(f"kv_{name} is {value!r}; choose one of {', '.join(get_args(known))}")
         share = self.vision_share
         if share is not None and (isinstance(share, bool) or not 0 < share < 1):
             raise ConfigError(f"kv_vision_share is {share}; it is a share of the KV cache between 0 and 1")

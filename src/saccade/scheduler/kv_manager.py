@@ -79,10 +79,9 @@ class KVManager:
 
     def vision_blocks(self, state: RequestState) -> VisionBlocks:
         """Which blocks of its sequences are in the vision pool."""
-        if state.vision_blocks is None or state.vision_blocks[0] is not state.layout:
-            blocks = VisionBlocks(state.layout.spans, self._block_size, self.pool.roles)
-            state.vision_blocks = state.layout, blocks
-        return state.vision_blocks[1]
+        if state.vision_blocks is None:
+            state.vision_blocks = VisionBlocks(state.layout.spans, self._block_size, self.pool.roles)
+        return state.vision_blocks
 
     def can_free(self, sequence: Sequence) -> bool:
         """Whether preempting the sequence may free a block for text."""
@@ -240,7 +239,7 @@ class KVManager:
         """A host decision is made: the prompt may continue beyond what is computed."""
         self.encoder.remove(state)
         state.decision = None
-        state.request, state.layout = request, layout
+        state.request, state.layout, state.vision_blocks = request, layout, None
         state.pixels = pixels_by_view(state.request, state.layout)
         self.encoder.add(state)
         for sequence in state.sequences:

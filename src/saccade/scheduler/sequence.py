@@ -43,7 +43,7 @@ class RequestState:
     encode_seconds: float = 0.0  # step time spent on its views
     num_preemptions: int = 0
     look_seconds: float = 0.0  # as in EngineTimes
-    vision_blocks: tuple[PromptLayout, VisionBlocks] | None = None  # cache, valid for that layout
+    vision_blocks: VisionBlocks | None = None  # of the layout; computed when it is needed
     deleted: set[bytes] = field(default_factory=set)  # images (content hashes) deleted since its arrival
     decision: HostDecision | None = None  # pending: the prompt ends where it applies
     zoomed: ZoomResult | None = None  # None again once reported
