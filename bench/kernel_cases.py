@@ -820,7 +820,7 @@ def pixel_cases() -> Iterator[Case]:
         rows = p.frame.permute(0, 2, 1)
         rows = patchify.resample_triton(rows, p.first[0], p.weights[0], "x", tuning)
         rows = patchify.resample_triton(rows, p.first[1], p.weights[1], "y", tuning)
-        return patchify.patchify_triton(rows[None], p.table, grid, 2, 16, 2, BF16, tuning)
+        return patchify.patchify_triton(rows[None], p.table, grid, 2, 16, 2, BF16)
 
     for height, width, grid in ((1024, 1024, (62, 62)), (1080, 1920, (66, 120)), (4096, 4096, (126, 126))):
         nbytes = 3 * height * width + 6 * height * grid[1] * 16 + 15 * 256 * grid[0] * grid[1]

@@ -1,5 +1,6 @@
 """The vision tower's own promises; its numbers are compared in test_parity."""
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def test_grids_that_do_not_fit_are_refused(tower: vit.QwenVision) -> None:
 def test_cached_tables_are_bounded_and_evicted_lru(
     tower: vit.QwenVision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tower.forget_tables()
+    monkeypatch.setattr(tower, "_tables", OrderedDict())
+    monkeypatch.setattr(tower, "_kept", 0)
     monkeypatch.setitem(vit.KEPT_PATCHES, "cpu", 40)
     first, second = tower.tables((4, 4)), tower.tables((4, 6))
     assert tower.tables((4, 4)) is first  # now (4, 6) is the older

@@ -203,10 +203,6 @@ class QwenVision(VisionTower):
             self._kept -= height * width
         return made
 
-    def forget_tables(self) -> None:
-        self._tables.clear()
-        self._kept = 0
-
 
 def _runs(sizes: Sequence[int]) -> tuple[ViewRun, ...]:
     runs = []

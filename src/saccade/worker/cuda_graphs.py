@@ -29,6 +29,13 @@ RETRY_AFTER = 2000  # steps until a failed capture is tried again
 MAX_FAILURES = 3
 
 
+def progress_bar(show: bool) -> Progress:
+    """On a terminal only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal))
+
+
 class StepGraphCache:
     def __init__(
         self,
@@ -77,10 +84,7 @@ class StepGraphCache:
         """Compile the kernels of all shapes, and capture the most frequent ones."""
         shapes = first_shapes(self._max_seqs, self._max_model_len)
         self._compile([*shapes, *distinct_kernels(list(self._later))])
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        shown = progress and console.is_terminal
-        with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        with progress_bar(progress) as bar:
             for shape in bar.track(shapes, description="decode steps"):
                 self._capture(shape)
 

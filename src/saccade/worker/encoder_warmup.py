@@ -12,8 +12,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from saccade.encoder.encoder_graphs import EncoderGraphs, TowerShape
 from saccade.encoder.encoder_runner import EncoderRunner
@@ -22,6 +20,7 @@ from saccade.lod.allocate import Field, windows
 from saccade.lod.detail import plan_global_view
 from saccade.lod.types import Detail, Grid, LodParams, ViewRule
 from saccade.step_plan import EncodeTask
+from saccade.worker.cuda_graphs import progress_bar
 
 # Width, height of images. The last is the largest that is captured.
 SIZES = (
@@ -70,10 +69,7 @@ def warm_up_encoder(
     """Encode images of common sizes that fit a context of `max_tokens`, each twice: captured, then replayed.
     Returns the number of different calls."""
     calls = [call for size in sizes for call in _calls(encoder, size, processing, max_tokens)]
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = progress and console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+    with progress_bar(progress) as bar:
         for call in bar.track(calls, description="images"):
             for _ in range(2):
                 encoder.encode(call, capture=True)

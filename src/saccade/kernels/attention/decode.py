@@ -58,7 +58,6 @@ class DecodeTuning(NamedTuple):
     splits: int | None = None  # None: by `default_splits`
     warps: int = 4
     stages: int = 3
-    combine_warps: int = 4
     pdl: bool = False
     last: bool = False  # one launch: needs a counter for each row and kv head in `KernelMode.counters`
 
@@ -283,7 +282,7 @@ def decode_attention_triton(
     if splits > 1 and not last:
         _combine_kernel[(heads, rows)](
             parts, logs, lengths, out, window or 0, splits, SPLITS_UP=power_of_two(splits), **sizes,
-            num_warps=tuning.combine_warps,
+            num_warps=4,
         )  # fmt: skip
     return out
 

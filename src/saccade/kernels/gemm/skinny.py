@@ -34,6 +34,7 @@ from saccade.kernels.jit import pdl_options, power_of_two, up
 from saccade.kernels.norm_rope.elementwise import WIDEST, add_norm, silu_mul
 
 MOST_ROWS = 64
+REDUCE_BLOCK = 1024  # columns of one program that adds partial sums
 
 
 class SkinnyTuning(NamedTuple):
@@ -47,7 +48,6 @@ class SkinnyTuning(NamedTuple):
     mode: str = "dot"  # dot, swap, fma, many
     ahead: int = 0  # with pdl: weights of each column prefetched to L2 before the wait
     pdl: bool = False
-    reduce_block: int = 1024
     lines: int | None = None  # of x in one program, for any number of rows; None: all of them, up to 64
 
     @property
@@ -237,7 +237,7 @@ def skinny_triton(
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     stream = torch.empty_like(out) if norm is not None else out
     parts = _parts(x, weight, gated, t)
-    block = power_of_two(columns) if norm is not None else t.reduce_block
+    block = power_of_two(columns) if norm is not None else REDUCE_BLOCK
     reduce_kernel[(rows, up(columns, block))](
         parts, x if bias is None else bias, x if residual is None else residual,
         norm.weight if norm else x, out, stream, rows, columns,

@@ -24,7 +24,6 @@ WEIGHT_BITS = 22
 class PatchTuning(NamedTuple):
     block: int = 256  # pixels of a line
     warps: int = 2
-    cut_warps: int = 4
 
 
 @jit_unspecialized("taps", "length")
@@ -94,7 +93,11 @@ def resample_triton(
         raise ValueError(
             f"resampling takes [height, 3, width] uint8, not {tuple(source.shape)} {source.dtype}"
         )
-    if weights.dim() != 2 or first.shape != weights.shape[:1] or first.dtype != weights.dtype != torch.int32:
+    if (
+        weights.dim() != 2
+        or first.shape != weights.shape[:1]
+        or not first.dtype == weights.dtype == torch.int32
+    ):
         raise ValueError(
             f"first {tuple(first.shape)} and weights {tuple(weights.shape)} must be int32, alike"
         )
@@ -118,7 +121,6 @@ def patchify_triton(
     patch: int,
     frames: int,  # of a patch; one image is repeated over them
     dtype: torch.dtype,
-    tuning: PatchTuning = PatchTuning(),
 ) -> Tensor:
     """[grid_h * grid_w, 3 * frames * patch * patch] of dtype."""
     if planes.shape[1:] != (grid[0] * patch, 3, grid[1] * patch) or planes.dtype != torch.uint8:
@@ -135,6 +137,6 @@ def patchify_triton(
     out = torch.empty(grid[0] * grid[1], size, dtype=dtype, device=planes.device)
     _patchify_kernel[(grid[0] * grid[1],)](
         planes, table, out, planes.shape[0], grid[1], planes.stride(0), planes.shape[3], MERGE=merge,
-        PATCH=patch, TIME=frames, SIZE=size, SIZE_UP=power_of_two(size), num_warps=tuning.cut_warps,
+        PATCH=patch, TIME=frames, SIZE=size, SIZE_UP=power_of_two(size), num_warps=4,
     )  # fmt: skip
     return out
