@@ -19,7 +19,7 @@ from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_t
 from saccade.kernels.attention.quantized_kv import FORMATS, Compact
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
-from saccade.kernels.gemm.split_k import SplitKPartials
+from saccade.kernels.gemm.split_k import Norm, SplitKPartials
 from saccade.kernels.norm_rope import elementwise, rope
 from saccade.kernels.norm_rope.qk_norm_rope import (
     HeadNorm,
@@ -616,7 +616,7 @@ class Layer(NamedTuple):
     paged: Paged
     finish: Finish
     weights: dict[str, Tensor]
-    norm: skinny.Norm
+    norm: Norm
 
 
 def make_layer(rows: int, context: int, device: torch.device, seed: int) -> Layer:
@@ -629,7 +629,7 @@ def make_layer(rows: int, context: int, device: torch.device, seed: int) -> Laye
         for name in ("qkv", "o", "gate_up", "down")
     }
     stream, normed = data(device, rows, HIDDEN), data(device, rows, HIDDEN)
-    return Layer(stream, normed, p, finish, weights, skinny.Norm(data(device, HIDDEN), 1e-6))
+    return Layer(stream, normed, p, finish, weights, Norm(data(device, HIDDEN), 1e-6))
 
 
 class LayerWay(NamedTuple):

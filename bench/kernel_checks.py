@@ -23,7 +23,7 @@ from saccade.kernels.attention.prefill import PrefillTuning, prefill_attention_t
 from saccade.kernels.attention.quantized_kv import FORMATS, read_slots
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
-from saccade.kernels.gemm.split_k import SplitKPartials
+from saccade.kernels.gemm.split_k import Norm, SplitKPartials
 from saccade.kernels.norm_rope import elementwise, rope
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope_reference, qk_norm_rope_triton
 from saccade.kernels.sampling import greedy
@@ -417,7 +417,7 @@ def product(
     """Plain, gated, normed. `only`: gated, or not at all, for a tuning that has no room for the other."""
     (rows, depth), columns, dtype = x.shape, weight.shape[0], x.dtype
     residual = torch.randn(rows, columns, device=x.device).to(dtype)
-    norm = skinny.Norm(torch.randn(columns, device=x.device).to(dtype), 1e-6)
+    norm = Norm(torch.randn(columns, device=x.device).to(dtype), 1e-6)
     label = f"{rows} x {columns} x {depth} {tuning.name if tuning else 'default'}"
     plain = F.linear(x, weight)
     if only is not False:

@@ -37,7 +37,7 @@ from saccade.kernels.attention.decode import SHORT, decode_attention_triton
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.skinny import SkinnyTuning
-from saccade.kernels.gemm.split_k import SplitKPartials
+from saccade.kernels.gemm.split_k import Norm, SplitKPartials
 from saccade.kernels.norm_rope.elementwise import add_norm_triton, silu_mul_triton
 from saccade.kernels.norm_rope.qk_norm_rope import QkNormRopeTuning, qk_norm_rope_triton
 
@@ -52,7 +52,7 @@ class Ended(NamedTuple):
     x: Tensor
     weight: Tensor
     stream: Tensor
-    norm: skinny.Norm
+    norm: Norm
     finish: Finish | None  # of qkv
 
 
@@ -151,7 +151,7 @@ def layer_case(rows: int) -> Case:
 def make_ended(name: str, rows: int, device: torch.device, seed: int) -> Ended:
     columns, depth, gated = PRODUCTS[name]
     weight = data(device, columns * (2 if gated else 1), depth) / 64
-    norm = skinny.Norm(torch.ones(columns, dtype=BF16, device=device), 1e-6)
+    norm = Norm(torch.ones(columns, dtype=BF16, device=device), 1e-6)
     finish = finish_inputs(rows, device, seed) if name == "qkv" else None
     return Ended(data(device, rows, depth), weight, data(device, rows, columns), norm, finish)
 

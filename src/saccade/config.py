@@ -205,6 +205,12 @@ class EngineConfig:
         " keeps it; three times as long while prompts wait; 0: no target. [default: 11 on a GPU, 0 on a CPU]",
         metavar="MS",
     )
+    quantization: str | None = option_field(
+        None,
+        "Quantise a 16-bit checkpoint while loading: fp8, int8 or int4, or by stage, such as "
+        "decoder=fp8,vision=none,head=none.",
+        metavar="SCHEME",
+    )
     kernels: Kernels = option_field("auto", "auto: Triton kernels where they measured faster, else torch.")
     graphs: Switch = option_field(
         "auto", "CUDA graphs for decode steps and short prompts. auto: on a GPU with Triton attention."

@@ -2,7 +2,8 @@
 
 import torch.nn.functional as F
 
-from saccade.kernels.gemm.skinny import Norm, SkinnyTuning, skinny_triton
+from saccade.kernels.gemm.skinny import SkinnyTuning, skinny_triton
+from saccade.kernels.gemm.split_k import Norm
 from saccade.kernels.norm_rope.elementwise import add_norm_reference, silu_mul_reference
 from tests.kernels.buffers import Place, assert_near
 

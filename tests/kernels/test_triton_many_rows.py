@@ -11,7 +11,6 @@ from bench.kernel_cases import PRODUCTS
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.skinny import (
-    Norm,
     SkinnyTuning,
     skinny_linear,
     skinny_linear_gated,
@@ -20,7 +19,7 @@ from saccade.kernels.gemm.skinny import (
     skinny_partials,
     skinny_triton,
 )
-from saccade.kernels.gemm.split_k import SplitKPartials
+from saccade.kernels.gemm.split_k import Norm, SplitKPartials
 from saccade.kernels.norm_rope.elementwise import silu_mul_reference
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, needs_triton, poison, where_it_fits
 from tests.kernels.epilogues import assert_epilogues

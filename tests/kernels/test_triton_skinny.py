@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from bench.candidates import CANDIDATES
 from saccade.kernels.gemm import skinny
 from saccade.kernels.gemm.skinny import (
-    Norm,
     SkinnyTuning,
     default_tuning,
     skinny_linear,
@@ -15,6 +14,7 @@ from saccade.kernels.gemm.skinny import (
     skinny_linear_normed,
     skinny_triton,
 )
+from saccade.kernels.gemm.split_k import Norm
 from saccade.kernels.norm_rope.elementwise import silu_mul_reference
 from tests.kernels.buffers import EXACT, PLACES, Place, assert_near, poison, where_it_fits
 from tests.kernels.epilogues import assert_epilogues

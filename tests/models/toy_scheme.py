@@ -8,12 +8,14 @@ from torch import Tensor
 
 from saccade.kernels.dispatch import KernelMode
 from saccade.models.linear import (
+    Activations,
     LinearMethod,
     LinearScheme,
     LinearSpec,
     UnquantizedLinear,
     copy_partition,
     empty_parameter,
+    plain,
 )
 
 
@@ -39,10 +41,10 @@ class ToyLinear(LinearMethod):
     def finish_loading(self) -> None:
         self.repacked = self.q.t().to(self.spec.dtype) * self.scale.view(-1, 1).to(self.spec.dtype)
 
-    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+    def forward(self, x: Activations, mode: KernelMode) -> Tensor:
         if self.repacked is None:
             raise RuntimeError("the layer is used before it is loaded")
-        return torch.nn.functional.linear(x, self.repacked, self.bias)
+        return torch.nn.functional.linear(plain(x), self.repacked, self.bias)
 
 
 def build_scheme(config: Mapping[str, Any], tensors: Callable[[str], Collection[str]]) -> LinearScheme:

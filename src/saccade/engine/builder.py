@@ -49,6 +49,7 @@ from saccade.lod.image_maps import build_image_map_runner
 from saccade.lod.relevance_pass import RelevancePass, layers_needed
 from saccade.lod.scorers import RelevanceHeadWeights
 from saccade.models.loader import load_model
+from saccade.quantization.online import online_scheme, parse_quantization
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.kv_manager import Caches
@@ -118,8 +119,9 @@ class EngineBuilder:
         self._dtype = dtype = resolve_dtype(config, checkpoint, device)
         self._times = StartTimes()
         self._execution = resolve_execution_mode(config, device, dtype)
+        online = config.quantization and online_scheme(parse_quantization(config.quantization))
         self._model = load_model(
-            checkpoint, device, dtype, config.load_format, progress, self._execution.mode
+            checkpoint, device, dtype, config.load_format, progress, self._execution.mode, online or None
         )
         self._times.note("weights")
         if device.type == "cuda":

@@ -201,8 +201,8 @@ def jit_unspecialized(*names: str) -> Callable[[Callable[..., Any]], Any]:
     return make
 
 
-def constant(value: float) -> Any:
-    """A number that kernels of the module can read."""
+def constant(value: float | str) -> Any:
+    """A number or text that kernels of the module can read."""
     return tl.constexpr(value) if TRITON else value
 
 

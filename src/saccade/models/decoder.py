@@ -13,6 +13,7 @@ from saccade.kv_cache.pages import Paged
 from saccade.models.config import DecoderDims, RopeDims
 from saccade.models.interface import DeepStackFeatures, HiddenStateTap, LanguageModel, VisionTower
 from saccade.models.layers import Attention, Embedding, GatedMLP, ModelBuilder, RMSNorm, Rotary
+from saccade.models.linear import Activations, norm_rows, plain
 
 # The names most families give these modules in their checkpoints; fused projections stand in one line.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -42,11 +43,13 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(dims.hidden, dims.inner, builder.child("mlp"), dims.mlp_bias)
 
     def forward(
-        self, normed: Tensor, x: Tensor, rotary: Rotary, paged: Paged, mode: KernelMode
+        self, normed: Activations, x: Tensor, rotary: Rotary, paged: Paged, mode: KernelMode
     ) -> tuple[Tensor, Tensor]:
         """From attention_norm(x) and x: what `mlp.down` takes, and the residual it is added to."""
         attended = self.attention.forward(normed, rotary, paged, mode)
-        normed, x = self.attention.out.apply_add_norm(attended, x, self.mlp_norm.epilogue, mode)
+        normed, x = self.attention.out.apply_add_norm(
+            attended, x, self.mlp_norm.before(self.mlp.gate_up), mode
+        )
         return self.mlp.forward(normed, mode), x
 
 
@@ -90,11 +93,13 @@ class Decoder(LanguageModel):
     ) -> Tensor:
         mode = mode or self.mode
         rotary = self.rotary(positions, mode)
-        norms = [*(layer.attention_norm for layer in self._layers[1:]), self.norm]
-        normed, x = self._layers[0].attention_norm.forward(embeds, mode), embeds
+        norms = [layer.attention_norm.before(layer.attention.qkv) for layer in self._layers]
+        norms.append(self.norm.before(None))
+        normed: Activations = norm_rows(embeds, norms[0], mode)
+        x = embeds
         levels = 0 if deep is None else deep.levels.shape[0]
         with sdpa_any_shape(x.device):
-            for index, (layer, norm) in enumerate(zip(self._layers[:stop], norms, strict=False)):
+            for index, (layer, norm) in enumerate(zip(self._layers[:stop], norms[1:], strict=False)):
                 if tap is not None:
                     tap.record(index, x)
                 if mode.compile_only and self._windows[index] in self._windows[levels:index]:
@@ -104,12 +109,12 @@ class Decoder(LanguageModel):
                 if deep is not None and index < levels:
                     x = x + down.forward(inner, mode)
                     x = x.index_add(0, deep.index, deep.levels[index].to(x.dtype))
-                    normed = norm.forward(x, mode)
+                    normed = norm_rows(x, norm, mode)
                 else:
-                    normed, x = down.apply_add_norm(inner, x, norm.epilogue, mode)
+                    normed, x = down.apply_add_norm(inner, x, norm, mode)
         if tap is not None:
             tap.record(len(self._layers) if stop is None else stop, x)
-        return normed
+        return plain(normed) if stop is None else x
 
     def rotary(self, positions: Tensor, mode: KernelMode) -> Rotary:
         """The rotary embedding at positions [3, T], in the model's dtype."""

@@ -9,13 +9,21 @@ from torch import Tensor, nn
 
 from saccade.kernels.attention.paged import paged_attention
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
-from saccade.kernels.gemm.skinny import Norm, skinny_linear
+from saccade.kernels.gemm.skinny import skinny_linear
+from saccade.kernels.gemm.split_k import Norm
 from saccade.kernels.norm_rope.elementwise import add_norm
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope
 from saccade.kernels.norm_rope.rope import apply_rotary
 from saccade.kv_cache.pages import Paged
 from saccade.models.config import DecoderDims
-from saccade.models.linear import LinearMethod, LinearScheme, LinearSpec, UnquantizedLinear, empty_parameter
+from saccade.models.linear import (
+    Activations,
+    LinearMethod,
+    LinearScheme,
+    LinearSpec,
+    UnquantizedLinear,
+    empty_parameter,
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,9 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
         return add_norm(x, None, self.weight, None, self.eps, mode)[0]
 
-    @property
-    def epilogue(self) -> Norm:
-        """As a product's epilogue takes it."""
-        return Norm(self.weight, self.eps)
+    def before(self, linear: LinearMethod | None) -> Norm:
+        """As a product's epilogue takes it, in the 8 bits that the next layer wants, if any."""
+        return Norm(self.weight, self.eps, None if linear is None else linear.input_dtype)
 
 
 class LayerNorm(nn.Module):
@@ -93,7 +100,7 @@ class GatedMLP(nn.Module):
         self.gate_up = builder.linear("gate_up", width, (inner, inner), bias)
         self.down = builder.linear("down", inner, (width,), bias)
 
-    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+    def forward(self, x: Activations, mode: KernelMode) -> Tensor:
         """What `down` takes."""
         return self.gate_up.apply_silu_mul(x, mode)
 
@@ -120,7 +127,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
         self.k_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
 
-    def forward(self, x: Tensor, rotary: Rotary, paged: Paged, mode: KernelMode) -> Tensor:
+    def forward(self, x: Activations, rotary: Rotary, paged: Paged, mode: KernelMode) -> Tensor:
         """[T, heads * head_dim]: what `out` takes."""
         norm = None
         if self.q_norm is not None and self.k_norm is not None:

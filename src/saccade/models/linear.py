@@ -12,17 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.kernels.dispatch import KernelMode
+from saccade.kernels.gemm.quantize import QuantizedRows, quantize_rows
 from saccade.kernels.gemm.skinny import (
-    Norm,
     skinny_linear,
     skinny_linear_gated,
     skinny_linear_normed,
     skinny_linear_partials,
 )
-from saccade.kernels.gemm.split_k import SplitKPartials
+from saccade.kernels.gemm.split_k import Norm, SplitKPartials
 from saccade.kernels.norm_rope.elementwise import add_norm, silu_mul
 
 DUMMY_STD = 0.02
+
+Activations = Tensor | QuantizedRows
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class LinearSpec:
     def offset(self, partition: int) -> int:
         """The first output feature of a partition."""
         return sum(self.partitions[:partition])
+
+
+class TensorError(ValueError):
+    """A checkpoint's tensor cannot be used; `last` is its last name, the text completes "the tensor ..."."""
+
+    def __init__(self, last: str, problem: str) -> None:
+        super().__init__(problem)
+        self.last = last
 
 
 class LinearMethod(nn.Module):
@@ -60,11 +70,17 @@ class LinearMethod(nn.Module):
     def finish_loading(self) -> None:
         """Repack, once all tensors are loaded."""
 
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The 8 bits that the kernel before best quantises its input to; None: the model's dtype."""
+        return None
+
     def fill_randomly(self, generator: torch.Generator) -> None:
         """Weights without a meaning, for benchmarks."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
+    def forward(self, x: Activations, mode: KernelMode) -> Tensor:
+        """x is in `input_dtype` or the model's dtype."""
         raise NotImplementedError
 
     def apply_partition(self, x: Tensor, partition: int, mode: KernelMode) -> Tensor:
@@ -72,22 +88,32 @@ class LinearMethod(nn.Module):
         start = self.spec.offset(partition)
         return self.forward(x, mode)[:, start : start + self.spec.partitions[partition]]
 
-    def apply_silu_mul(self, x: Tensor, mode: KernelMode) -> Tensor:
+    def apply_silu_mul(self, x: Activations, mode: KernelMode) -> Tensor:
         """silu(gate) * up, of a layer whose partitions are gate and up."""
         return silu_mul(self.forward(x, mode), mode)
 
     def apply_add_norm(
-        self, x: Tensor, residual: Tensor, norm: Norm, mode: KernelMode
-    ) -> tuple[Tensor, Tensor]:
-        """The RMS norm of residual + y, and that sum."""
-        return add_norm(self.forward(x, mode), residual, norm.weight, None, norm.eps, mode)
+        self, x: Activations, residual: Tensor, norm: Norm, mode: KernelMode
+    ) -> tuple[Activations, Tensor]:
+        """The RMS norm of residual + y, as the norm has it in 8 bits or not, and that sum."""
+        normed, total = add_norm(self.forward(x, mode), residual, norm.weight, None, norm.eps, mode)
+        return quantized(normed, norm, mode), total
 
-    def apply_partials(self, x: Tensor, mode: KernelMode) -> Tensor | SplitKPartials:
+    def apply_partials(self, x: Activations, mode: KernelMode) -> Tensor | SplitKPartials:
         """y, or its split-K partial sums where the next kernel (`qk_norm_rope`) adds them up faster."""
         return self.forward(x, mode)
 
 
 LinearScheme = Callable[[LinearSpec], LinearMethod]
+
+
+def norm_rows(x: Tensor, norm: Norm, mode: KernelMode) -> Activations:
+    """The RMS norm of x, in 8 bits if the norm says so."""
+    return quantized(add_norm(x, None, norm.weight, None, norm.eps, mode)[0], norm, mode)
+
+
+def quantized(normed: Tensor, norm: Norm, mode: KernelMode) -> Activations:
+    return normed if norm.quantized is None else quantize_rows(normed, norm.quantized, mode)
 
 
 class UnquantizedLinear(LinearMethod):
@@ -110,28 +136,36 @@ class UnquantizedLinear(LinearMethod):
         if self.bias is not None:
             self.bias.zero_()
 
-    def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
-        return skinny_linear(x, self.weight, self.bias, mode)
+    def forward(self, x: Activations, mode: KernelMode) -> Tensor:
+        return skinny_linear(plain(x), self.weight, self.bias, mode)
 
     def apply_partition(self, x: Tensor, partition: int, mode: KernelMode) -> Tensor:
         start = self.spec.offset(partition)
         rows = slice(start, start + self.spec.partitions[partition])
         return F.linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
 
-    def apply_silu_mul(self, x: Tensor, mode: KernelMode) -> Tensor:
+    def apply_silu_mul(self, x: Activations, mode: KernelMode) -> Tensor:
         if self.bias is not None:
             return super().apply_silu_mul(x, mode)
-        return skinny_linear_gated(x, self.weight, mode)
+        return skinny_linear_gated(plain(x), self.weight, mode)
 
     def apply_add_norm(
-        self, x: Tensor, residual: Tensor, norm: Norm, mode: KernelMode
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Activations, residual: Tensor, norm: Norm, mode: KernelMode
+    ) -> tuple[Activations, Tensor]:
         if self.bias is not None:
             return super().apply_add_norm(x, residual, norm, mode)
-        return skinny_linear_normed(x, self.weight, residual, norm, mode)
+        normed, total = skinny_linear_normed(plain(x), self.weight, residual, norm, mode)
+        return quantized(normed, norm, mode), total
 
-    def apply_partials(self, x: Tensor, mode: KernelMode) -> Tensor | SplitKPartials:
-        return skinny_linear_partials(x, self.weight, self.bias, mode)
+    def apply_partials(self, x: Activations, mode: KernelMode) -> Tensor | SplitKPartials:
+        return skinny_linear_partials(plain(x), self.weight, self.bias, mode)
+
+
+def plain(x: Activations) -> Tensor:
+    """What a layer gets that did not ask for 8 bits (`input_dtype`)."""
+    if isinstance(x, QuantizedRows):
+        raise TypeError("the layer takes the model's dtype, not 8 bits")
+    return x
 
 
 def empty_parameter(device: torch.device, dtype: torch.dtype, *shape: int) -> nn.Parameter:

@@ -18,7 +18,7 @@ from saccade.errors import CheckpointError
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.models.interface import LanguageModel
 from saccade.models.layers import LayerNorm, ModelBuilder, RMSNorm
-from saccade.models.linear import DUMMY_STD, LinearMethod, LinearScheme, UnquantizedLinear
+from saccade.models.linear import DUMMY_STD, LinearMethod, LinearScheme, TensorError, UnquantizedLinear
 from saccade.models.registry import WeightMap, find_family, find_quantization
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,15 @@ def load_model(
     load_format: LoadFormat = "auto",
     progress: bool = False,
     mode: KernelMode = DEFAULT_MODE,
+    online: LinearScheme | None = None,  # quantises the weights of a 16-bit checkpoint
 ) -> LanguageModel:
     """Build the model on the device, then fill it: from the files, or with noise (`dummy`)."""
     family = find_family(checkpoint.architecture)
     quantization = checkpoint.config.get("quantization_config") if load_format != "dummy" else None
-    scheme: LinearScheme = UnquantizedLinear
+    scheme = online or UnquantizedLinear
     if quantization is not None:
+        if online is not None:
+            raise CheckpointError("the checkpoint is quantised already; start without --quantization")
         scheme = _scheme(quantization, family.WEIGHTS, checkpoint.weight_files())
     builder = ModelBuilder(torch.device(device), dtype, mode, scheme)
     model = family.build(checkpoint.config, builder).eval()
@@ -138,6 +141,8 @@ def load_weights(
 def _load(slot: WeightSlot, name: str, tensor: Tensor) -> None:
     try:
         slot.load(tensor)
+    except TensorError as error:
+        raise CheckpointError(f"the tensor {name.rpartition('.')[0]}.{error.last} {error}") from error
     except ValueError as error:
         raise CheckpointError(f"the tensor {name} {error}") from error
 
@@ -163,11 +168,12 @@ def fill_randomly(model: nn.Module) -> None:
     """Noise of the right shapes, made on the device: norms 1, biases 0, weights normal."""
     generator: torch.Generator | None = None
     for module in model.modules():
+        if isinstance(module, LinearMethod):
+            generator = generator or torch.Generator(module.spec.device).manual_seed(DUMMY_SEED)
+            module.fill_randomly(generator)
+            continue
         for last, parameter in module.named_parameters(recurse=False):
             generator = generator or torch.Generator(parameter.device).manual_seed(DUMMY_SEED)
-            if isinstance(module, LinearMethod):
-                module.fill_randomly(generator)
-                break  # it has filled all of its parameters
             if last == "bias":
                 parameter.zero_()
             elif isinstance(module, RMSNorm | LayerNorm):

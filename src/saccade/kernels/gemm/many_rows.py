@@ -27,7 +27,7 @@ def _column(first, PIECE: tl.constexpr, GATED: tl.constexpr):
 
 
 @jit
-def _row_of_w(first, columns, PIECE: tl.constexpr, GATED: tl.constexpr):
+def row_of_w(first, columns, PIECE: tl.constexpr, GATED: tl.constexpr):
     """Which row of W each row of a piece is. Beyond the last column the last one: its sums are not stored."""
     row = tl.minimum(_column(first, PIECE, GATED), columns - 1)
     if GATED:
@@ -46,7 +46,7 @@ def _add(acc, w_at, at, depth, values, EVEN: tl.constexpr):
 
 
 @jit
-def _store(acc, bias, out, first, m, split, rows, columns, PIECE: tl.constexpr, LINES: tl.constexpr,
+def store_piece(acc, bias, out, first, m, split, rows, columns, PIECE: tl.constexpr, LINES: tl.constexpr,
            GATED: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """A piece into the answer [rows, columns] with its epilogue, or as it is into the part of this split."""
     kind = out.dtype.element_ty
@@ -86,9 +86,9 @@ def many_kernel(x, w, bias, out, rows, columns, depth, steps, x_stride, PIECES: 
     split = tl.program_id(2)
     start = split * steps * DEPTH
     stop = tl.minimum(start + steps * DEPTH, depth)
-    w0 = w + _row_of_w(first, columns, PIECE, GATED).to(tl.int64) * depth
-    w1 = w + _row_of_w(first + EACH, columns, PIECE, GATED).to(tl.int64) * depth
-    w2 = w + _row_of_w(first + 2 * EACH, columns, PIECE, GATED).to(tl.int64) * depth
+    w0 = w + row_of_w(first, columns, PIECE, GATED).to(tl.int64) * depth
+    w1 = w + row_of_w(first + EACH, columns, PIECE, GATED).to(tl.int64) * depth
+    w2 = w + row_of_w(first + 2 * EACH, columns, PIECE, GATED).to(tl.int64) * depth
     if PDL and AHEAD > 0:
         every = tl.full([PIECE], True, tl.int1)
         prefetch_l2(w0 + start, every, stop - start, AHEAD)
@@ -112,8 +112,10 @@ def many_kernel(x, w, bias, out, rows, columns, depth, steps, x_stride, PIECES: 
             acc1 = _add(acc1, w1[:, None] + at[None, :], at, depth, values, EVEN)
         if PIECES > 2:
             acc2 = _add(acc2, w2[:, None] + at[None, :], at, depth, values, EVEN)
-    _store(acc0, bias, out, first, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)
+    store_piece(acc0, bias, out, first, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)
     if PIECES > 1:
-        _store(acc1, bias, out, first + EACH, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)
+        store_piece(acc1, bias, out, first + EACH, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)
     if PIECES > 2:
-        _store(acc2, bias, out, first + 2 * EACH, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS)
+        store_piece(
+            acc2, bias, out, first + 2 * EACH, m, split, rows, columns, PIECE, LINES, GATED, BIAS, PARTS
+        )

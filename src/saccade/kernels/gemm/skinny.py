@@ -29,12 +29,11 @@ from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.many_rows import many_kernel
-from saccade.kernels.gemm.split_k import SplitKPartials, reduce_kernel, skinny_kernel
+from saccade.kernels.gemm.split_k import Epilogue, Norm, SplitKPartials, reduce_parts, skinny_kernel
 from saccade.kernels.jit import pdl_options, power_of_two, up
 from saccade.kernels.norm_rope.elementwise import WIDEST, add_norm, silu_mul
 
 MOST_ROWS = 64
-REDUCE_BLOCK = 1024  # columns of one program that adds partial sums
 
 
 class SkinnyTuning(NamedTuple):
@@ -54,11 +53,6 @@ class SkinnyTuning(NamedTuple):
     def name(self) -> str:
         """Distinguishes candidates."""
         return " ".join(map(str, self[:6])) + (f" x{self.lines}" if self.lines else "")
-
-
-class Norm(NamedTuple):
-    weight: Tensor  # [N]
-    eps: float
 
 
 # Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
@@ -226,26 +220,14 @@ def skinny_triton(
     _check(x, weight, bias, residual, gated)
     (rows, depth), columns = x.shape, weight.shape[0] // (2 if gated else 1)
     t = tuning or default_tuning(rows, columns, depth, gated, mode)
-    if (norm is None) != (residual is None):
-        raise ValueError("a residual is added with the norm that follows it; give both or neither")
-    if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
-        raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
-    if t.splits == 1 and norm is None:
+    if t.splits == 1 and norm is None and residual is None:
         out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
         _multiply_into(out, 1, x, weight, bias, gated, t)
         return out, out
-    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
-    stream = torch.empty_like(out) if norm is not None else out
     parts = _parts(x, weight, gated, t)
-    block = power_of_two(columns) if norm is not None else REDUCE_BLOCK
-    reduce_kernel[(rows, up(columns, block))](
-        parts, x if bias is None else bias, x if residual is None else residual,
-        norm.weight if norm else x, out, stream, rows, columns,
-        0 if residual is None else residual.stride(0), norm.eps if norm else 0.0,
-        SPLITS=parts.shape[0], GATED=gated, BIAS=bias is not None, NORM=norm is not None, BLOCK=block,
-        num_warps=max(1, min(16, block // 256)), **pdl_options(t.pdl),
-    )  # fmt: skip
-    return out, stream
+    plain = norm and norm._replace(quantized=None)
+    reduced = reduce_parts(parts, x.dtype, Epilogue(bias, gated, residual, plain), t.pdl)
+    return reduced.out, reduced.total
 
 
 def skinny_partials(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> SplitKPartials:

@@ -7,8 +7,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.kernels.jit import jit, jit_unspecialized, prefetch_l2, tl, wait_for_previous
-from saccade.kernels.norm_rope.elementwise import scaled_by_rms, silu
+from saccade.kernels.gemm.quantize import store_quantized
+from saccade.kernels.jit import (
+    jit,
+    jit_unspecialized,
+    pdl_options,
+    power_of_two,
+    prefetch_l2,
+    tl,
+    up,
+    wait_for_previous,
+)
+from saccade.kernels.norm_rope.elementwise import WIDEST, scaled_by_rms, silu
+
+REDUCE_BLOCK = 1024  # columns of one program that adds partial sums
+
+
+class Norm(NamedTuple):
+    """An RMS norm behind a product; `quantized`: into rows of these 8 bits."""
+
+    weight: Tensor  # [N]
+    eps: float
+    quantized: torch.dtype | None = None
+
+
+class Epilogue(NamedTuple):
+    """What follows a product: + bias; silu(gate) * up; residual + y and the norm of that sum."""
+
+    bias: Tensor | None = None
+    gated: bool = False
+    residual: Tensor | None = None
+    norm: Norm | None = None
 
 
 class SplitKPartials(NamedTuple):
@@ -107,17 +136,17 @@ def skinny_kernel(x, w, bias, out, rows, columns, depth, steps, x_stride, LINES:
 
 
 @jit_unspecialized("rows")
-def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, residual_stride, eps,
+def reduce_kernel(parts, bias, residual, weight, out, scales, stream, rows, columns, residual_stride, eps,
                   SPLITS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-                  BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Add the parts of BLOCK columns of one row in their order, then the epilogue; NORM: residual and norm,
-    of the whole row."""
+                  QUANTIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Add the parts of BLOCK columns of one row in their order, then the epilogue. NORM: residual and norm,
+    QUANTIZE: into 8 bits with a scale per row; both of the whole row."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_previous(PDL)
     inside = n < columns
     total = columns * (2 if GATED else 1)
-    kind = out.dtype.element_ty
+    kind = stream.dtype.element_ty
     y = tl.zeros([BLOCK], tl.float32)
     over = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLITS):
@@ -134,4 +163,39 @@ def reduce_kernel(parts, bias, residual, weight, out, stream, rows, columns, res
         y += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
         tl.store(stream + row * columns + n, y.to(kind), mask=inside)
         y = scaled_by_rms(y.to(kind).to(tl.float32), weight, n, columns, eps, kind, BLOCK)
-    tl.store(out + row * columns + n, y.to(kind), mask=inside)
+    if QUANTIZE:
+        store_quantized(y.to(kind).to(tl.float32), out, scales, row, n, columns)
+    else:
+        tl.store(out + row * columns + n, y.to(kind), mask=inside)
+
+
+class Reduced(NamedTuple):
+    """The sums of a product with their epilogue."""
+
+    out: Tensor  # [M, N]
+    scale: Tensor | None  # [M] if the norm quantises
+    total: Tensor  # [M, N]: before the norm; `out` without one
+
+
+def reduce_parts(parts: Tensor, dtype: torch.dtype, epilogue: Epilogue, pdl: bool) -> Reduced:
+    """Of parts [splits, M, N], or [splits, M, 2 * N] of a gated product."""
+    bias, gated, residual, norm = epilogue
+    rows, columns = parts.shape[1], parts.shape[2] // (2 if gated else 1)
+    if (norm is None) != (residual is None):
+        raise ValueError("a residual is added with the norm that follows it; give both or neither")
+    if norm is not None and (norm.weight.shape != (columns,) or columns > WIDEST):
+        raise ValueError(f"{columns} columns (at most {WIDEST}) with a norm of {tuple(norm.weight.shape)}")
+    total = torch.empty(rows, columns, dtype=dtype, device=parts.device)
+    out, scale, block = total, None, REDUCE_BLOCK
+    if norm is not None:
+        block = power_of_two(columns)
+        out = torch.empty_like(total, dtype=norm.quantized or dtype)
+        scale = torch.empty(rows, device=parts.device) if norm.quantized else None
+    reduce_kernel[(rows, up(columns, block))](
+        parts, parts if bias is None else bias, parts if residual is None else residual,
+        norm.weight if norm else parts, out, parts if scale is None else scale, total, rows, columns,
+        0 if residual is None else residual.stride(0), norm.eps if norm else 0.0,
+        SPLITS=parts.shape[0], GATED=gated, BIAS=bias is not None, NORM=norm is not None,
+        QUANTIZE=scale is not None, BLOCK=block, num_warps=max(1, min(16, block // 256)), **pdl_options(pdl),
+    )  # fmt: skip
+    return Reduced(out, scale, total)

@@ -1,0 +1,92 @@
+"""Quantises a 16-bit checkpoint while it is loaded (`--quantization`), each stage by a scheme of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saccade.errors import ConfigError
+from saccade.kernels.gemm.quantize import LARGEST, to_eight_bits
+from saccade.models.linear import LinearMethod, LinearScheme, LinearSpec, UnquantizedLinear
+from saccade.quantization.linear import QuantizedLinear
+from saccade.quantization.weights import EightBitWeight, FourBitWeight, QuantizedWeight
+
+NONE = "none"
+SCHEMES = ("fp8", "int8", "int4", NONE)
+STAGES = ("decoder", "vision", "head")
+# What a scheme alone means: the stages it is worth its loss for.
+DEFAULTS: dict[str, dict[str, str]] = {
+    "fp8": {"decoder": "fp8", "vision": "fp8", "head": NONE},
+    "int8": {"decoder": "int8", "vision": "int8", "head": "int8"},
+    "int4": {"decoder": "int4", "vision": NONE, "head": NONE},
+    NONE: dict.fromkeys(STAGES, NONE),
+}
+INT4_GROUP = 128
+
+
+def parse_quantization(text: str) -> dict[str, str]:
+    """The scheme of each stage: "fp8", or "decoder=fp8,vision=none"; stages not named are not quantised."""
+    if text in DEFAULTS:
+        return DEFAULTS[text]
+    stages = dict.fromkeys(STAGES, NONE)
+    for part in text.split(","):
+        stage, _, scheme = part.strip().partition("=")
+        if stage not in STAGES or scheme not in SCHEMES:
+            raise ConfigError(
+                f"--quantization {text!r}: {part.strip()!r} is neither one of {', '.join(SCHEMES)} nor one "
+                f"of the stages {', '.join(STAGES)} with one of them, such as decoder=fp8,vision=none"
+            )
+        stages[stage] = scheme
+    return stages
+
+
+def stage_of(path: str) -> str:
+    """The stage a linear layer belongs to, by the path of its module."""
+    first = path.partition(".")[0]
+    return first if first in ("vision", "head") else "decoder"
+
+
+def online_scheme(stages: Mapping[str, str]) -> LinearScheme:
+    def choose(spec: LinearSpec) -> LinearMethod:
+        scheme = stages[stage_of(spec.path)]
+        return UnquantizedLinear(spec) if scheme == NONE else QuantizedLinear(spec, RoundToNearest(scheme))
+
+    return choose
+
+
+@dataclass(frozen=True)
+class RoundToNearest:
+    """Rounds a 16-bit weight: fp8 and int8 with a scale per row, int4 per group of 128 columns."""
+
+    scheme: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("weight",)
+
+    def read(
+        self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype
+    ) -> QuantizedWeight:
+        weight = tensors["weight"].to(dtype)
+        return self.quantize(weight.flatten(1) if weight.dim() > 2 else weight)
+
+    def quantize(self, weight: Tensor) -> QuantizedWeight:
+        if self.scheme == "int4":
+            return quantize_int4(weight, INT4_GROUP)
+        dtype = torch.int8 if self.scheme == "int8" else torch.float8_e4m3fn
+        scale = (weight.abs().amax(1).float() / LARGEST[dtype]).clamp_min(torch.finfo(torch.float32).tiny)
+        return EightBitWeight(
+            to_eight_bits(weight.float() / scale[:, None], dtype), scale, "token", weight.dtype
+        )
+
+
+def quantize_int4(weight: Tensor, group: int) -> FourBitWeight:
+    """Symmetric, -8 to 7 times a scale per group of columns."""
+    rows, columns = weight.shape
+    groups = F.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
+    scale = (groups.abs().amax(2, keepdim=True) / 7.5).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = scale.to(weight.dtype).float()
+    q = (groups / scale).round().clamp(-8, 7).view(rows, -1)[:, :columns] + 8
+    return FourBitWeight.pack(q, scale.squeeze(2).t().to(weight.dtype), None, group)
