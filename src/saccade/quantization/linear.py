@@ -87,7 +87,7 @@ class QuantizedLinear(LinearMethod):
         on_gpu = self.spec.device.type == "cuda"
         self._weight = weight if on_gpu else DenseWeight.of(weight, self.spec.dtype)
         for name, tensor in self._weight.tensors.items():
-            self.register_buffer(name, tensor)
+            self.register_buffer(f"quantized_{name}", tensor)
 
     @property
     def input_dtype(self) -> torch.dtype | None:
