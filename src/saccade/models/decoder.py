@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from saccade.kernels.attention.paged import sdpa_any_shape
 from saccade.kernels.dispatch import KernelMode
+from saccade.kernels.gemm.quantize import QuantizedRows
 from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
 from saccade.kv_cache.groups import full_attention
 from saccade.kv_cache.pages import Paged
 from saccade.models.config import DecoderDims, RopeDims
 from saccade.models.interface import DeepStackFeatures, HiddenStateTap, LanguageModel, VisionTower
 from saccade.models.layers import Attention, Embedding, GatedMLP, ModelBuilder, RMSNorm, Rotary
-from saccade.models.linear import Activations, norm_rows, plain
+from saccade.models.linear import Activations, norm_rows
 
 # The names most families give these modules in their checkpoints; fused projections stand in one line.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -114,7 +115,8 @@ class Decoder(LanguageModel):
                     normed, x = down.apply_add_norm(inner, x, norm, mode)
         if tap is not None:
             tap.record(len(self._layers) if stop is None else stop, x)
-        return plain(normed) if stop is None else x
+        # Of some of the layers only, or of kernels that are only compiled, nobody reads the result.
+        return x if isinstance(normed, QuantizedRows) else normed
 
     def rotary(self, positions: Tensor, mode: KernelMode) -> Rotary:
         """The rotary embedding at positions [3, T], in the model's dtype."""

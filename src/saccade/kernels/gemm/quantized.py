@@ -45,19 +45,20 @@ def _nibbles(raw, INDEX: tl.constexpr, CODE: tl.constexpr, kind: tl.constexpr, A
 
 
 @jit
-def _add_slice(acc, raw, x_at, at, depth, real, scale, zero, row, columns, group, INDEX: tl.constexpr,
+def _add_slice(acc, raw, x_at, first, depth, real, scale, zero, row, columns, group, INDEX: tl.constexpr,
                CODE: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """acc [piece, lines] + W x^T over the columns `at` of x, one group of W."""
+    """acc [piece, lines] + W x^T over the columns of x from `first` on, one group of W."""
+    at = first + tl.arange(0, raw.shape[1])
     if EVEN:
         values = tl.load(x_at + at[None, :], mask=real, other=0.0)
     else:
         values = tl.load(x_at + at[None, :], mask=real & (at < depth)[None, :], other=0.0)
     weights = _nibbles(raw, INDEX, CODE, values.dtype, ASM)
-    first = tl.minimum(tl.min(at, 0), depth - 1) // group * columns
-    factor = tl.load(scale + first + row).to(tl.float32) * 64.0
+    place = tl.minimum(first, depth - 1) // group * columns + row
+    factor = tl.load(scale + place).to(tl.float32) * 64.0
     y = tl.dot(weights, tl.trans(values), input_precision="ieee")
     if ZERO:  # (q - z) = (q - 8) + (8 - z); 8 - z times the sum of x, by the tensor cores
-        offset = (8 - tl.load(zero + first + row).to(tl.int32)).to(tl.float32)
+        offset = (8 - tl.load(zero + place).to(tl.int32)).to(tl.float32)
         sixtyfourth = tl.full(weights.shape, 0.015625, values.dtype)
         y += tl.dot(sixtyfourth, tl.trans(values), input_precision="ieee") * offset[:, None]
     return acc + y * factor[:, None]
@@ -87,7 +88,7 @@ def four_bit_kernel(x, w, scale, zero, bias, out, rows, columns, depth, width, s
     lane = tl.arange(0, DEPTH)
     for k in tl.range(start, stop, num_stages=STAGES):
         raw = tl.load(w_at[:, None] + (k * DEPTH + lane)[None, :], eviction_policy="evict_first")
-        at = k * DEPTH // SLICE * (4 * SLICE) + k * DEPTH % SLICE + lane
+        at = tl.multiple_of(k * DEPTH // SLICE * (4 * SLICE) + k * DEPTH % SLICE, DEPTH)
         acc = _add_slice(acc, raw, x_at, at, depth, real, scale, zero, row, total, group, 0, _ASM_0, ZERO,
                          ASM, EVEN)  # fmt: skip
         acc = _add_slice(acc, raw, x_at, at + SLICE, depth, real, scale, zero, row, total, group, 1, _ASM_1,
@@ -117,17 +118,18 @@ def eight_bit_kernel(x, w, x_scale, w_scale, bias, out, rows, columns, depth, st
         prefetch_l2(here, tl.full([PIECE], True, tl.int1), (stop - start) // 2, AHEAD)
     wait_for_previous(PDL)
     whole: tl.constexpr = tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32
+    zero: tl.constexpr = 0 if w.dtype.element_ty == tl.int8 else 0.0
     acc = tl.zeros([PIECE, LINES], tl.float32 if BLOCKED else whole)
     x_at = x + m[:, None] * x_stride
     real = (m < rows)[:, None]
     for k in tl.range(start, stop, DEPTH, num_stages=STAGES):
         at = k + tl.arange(0, DEPTH)
         if EVEN:
-            values = tl.load(x_at + at[None, :], mask=real, other=0)
+            values = tl.load(x_at + at[None, :], mask=real, other=zero)
             weights = tl.load(w_at[:, None] + at[None, :], eviction_policy="evict_first")
         else:
-            values = tl.load(x_at + at[None, :], mask=real & (at < depth)[None, :], other=0)
-            weights = tl.load(w_at[:, None] + at[None, :], mask=(at < depth)[None, :], other=0)
+            values = tl.load(x_at + at[None, :], mask=real & (at < depth)[None, :], other=zero)
+            weights = tl.load(w_at[:, None] + at[None, :], mask=(at < depth)[None, :], other=zero)
         if BLOCKED:
             factor = tl.load(w_scale + row // 128 * blocks + k // 128)
             acc += tl.dot(weights, tl.trans(values)) * factor[:, None]

@@ -53,8 +53,11 @@ def eight_bit_tuning(rows: int, columns: int, depth: int, mode: KernelMode) -> Q
     if rows > 128 and columns >= PROGRAMS * piece // 2:
         lines = 128
     tiles = up(columns, piece) * up(rows, lines)
-    splits = max(1, min(4, PROGRAMS // tiles, depth // 1024))
-    return QuantizedTuning(piece, lines, 128, splits, 3 if tiles >= PROGRAMS and rows <= 128 else 5, warps)
+    if tiles >= PROGRAMS:
+        deep = rows <= 32 and depth % 256 == 0
+        return QuantizedTuning(piece, lines, 256 if deep else 128, 1, 3 if rows <= 128 else 6, warps)
+    splits = max(1, min(4, up(PROGRAMS, tiles), depth // 1024))
+    return QuantizedTuning(piece, lines, 128, splits, 5 if rows <= 64 else 6, warps)
 
 
 def four_bit_tuning(rows: int, columns: int, width: int, group: int, mode: KernelMode) -> QuantizedTuning:
@@ -62,7 +65,7 @@ def four_bit_tuning(rows: int, columns: int, width: int, group: int, mode: Kerne
     lines = max(16, min(64, power_of_two(rows)))
     depth = min(SLICE if rows <= 16 else 64, group & -group)
     tiles = up(columns, 64) * up(rows, lines)
-    splits = max(1, min(4, PROGRAMS // tiles, width // 256))
+    splits = max(1, min(4, up(PROGRAMS, tiles), width // 256))
     return QuantizedTuning(64, lines, depth, splits, 2 if rows <= 16 and tiles >= PROGRAMS else 3, 4)
 
 
