@@ -1,6 +1,6 @@
 """A quantisation scheme in one file: weights as float16 with one scale per output feature."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from saccade.models.linear import (
     empty_parameter,
     plain,
 )
+from saccade.models.registry import Projection
 
 
 class ToyLinear(LinearMethod):
@@ -30,7 +31,7 @@ class ToyLinear(LinearMethod):
         self.bias = empty_parameter(spec.device, spec.dtype, out) if spec.bias else None
         self.repacked: Tensor | None = None
 
-    def checkpoint_tensors(self) -> tuple[str, ...]:
+    def checkpoint_tensors(self, partition: int) -> tuple[str, ...]:
         return ("q", "scale", "bias") if self.spec.bias else ("q", "scale")
 
     def load(self, name: str, partition: int, tensor: Tensor) -> None:
@@ -47,8 +48,11 @@ class ToyLinear(LinearMethod):
         return torch.nn.functional.linear(plain(x), self.repacked, self.bias)
 
 
-def build_scheme(config: Mapping[str, Any], tensors: Callable[[str], Collection[str]]) -> LinearScheme:
+def build_scheme(
+    config: Mapping[str, Any], projections: Callable[[str], Sequence[Projection]]
+) -> LinearScheme:
     def choose(spec: LinearSpec) -> LinearMethod:
-        return ToyLinear(spec) if "scale" in tensors(spec.path) else UnquantizedLinear(spec)
+        quantized = "scale" in projections(spec.path)[0].tensors
+        return ToyLinear(spec) if quantized else UnquantizedLinear(spec)
 
     return choose

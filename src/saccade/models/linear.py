@@ -59,8 +59,8 @@ class LinearMethod(nn.Module):
         super().__init__()
         self.spec = spec
 
-    def checkpoint_tensors(self) -> tuple[str, ...]:
-        """The last names of the checkpoint's tensors of each partition, e.g. weight, bias."""
+    def checkpoint_tensors(self, partition: int) -> tuple[str, ...]:
+        """The last names of the checkpoint's tensors of a partition, e.g. weight, bias."""
         raise NotImplementedError
 
     def load(self, name: str, partition: int, tensor: Tensor) -> None:
@@ -125,7 +125,7 @@ class UnquantizedLinear(LinearMethod):
         self.weight = empty_parameter(spec.device, spec.dtype, out, spec.in_features)
         self.bias = empty_parameter(spec.device, spec.dtype, out) if spec.bias else None
 
-    def checkpoint_tensors(self) -> tuple[str, ...]:
+    def checkpoint_tensors(self, partition: int) -> tuple[str, ...]:
         return ("weight", "bias") if self.spec.bias else ("weight",)
 
     def load(self, name: str, partition: int, tensor: Tensor) -> None:
@@ -172,6 +172,13 @@ def empty_parameter(device: torch.device, dtype: torch.dtype, *shape: int) -> nn
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
 
+def refuse_quantized(tensor: Tensor) -> None:
+    """A quantised tensor is no weight by itself: cast, it would be off by its scale."""
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"is {kind}, but the checkpoint has no scale for it; complete the folder")
+
+
 def copy_partition(
     parameter: Tensor, spec: LinearSpec, partition: int, tensor: Tensor, *, dim: int = 0, features: int = 1
 ) -> None:
@@ -180,6 +187,7 @@ def copy_partition(
     that completes "the tensor ..."."""
     start, size = (-(-n // features) for n in (spec.offset(partition), spec.partitions[partition]))
     into = parameter.narrow(dim, start, size)
+    refuse_quantized(tensor)
     # A convolution that covers its whole input once is a projection of the flattened input.
     flat = tensor.flatten(1) if tensor.dim() > 2 and into.dim() == 2 else tensor
     if flat.shape != into.shape:

@@ -18,8 +18,15 @@ from saccade.errors import CheckpointError
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.models.interface import LanguageModel
 from saccade.models.layers import LayerNorm, ModelBuilder, RMSNorm
-from saccade.models.linear import DUMMY_STD, LinearMethod, LinearScheme, TensorError, UnquantizedLinear
-from saccade.models.registry import WeightMap, find_family, find_quantization
+from saccade.models.linear import (
+    DUMMY_STD,
+    LinearMethod,
+    LinearScheme,
+    TensorError,
+    UnquantizedLinear,
+    refuse_quantized,
+)
+from saccade.models.registry import Projection, WeightMap, find_family, find_quantization
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +72,12 @@ def _scheme(quantization: object, weights: WeightMap, files: Sequence[Path]) -> 
                 layer, _, last = name.rpartition(".")
                 layers.setdefault(layer, set()).add(last)
 
-    def tensors(path: str) -> set[str]:
-        return {last for names in weights.names(path) for name in names for last in layers.get(name, ())}
+    def projections(path: str) -> list[Projection]:
+        spellings = weights.names(path)
+        known = [next((name for name in names if name in layers), names[0]) for names in spellings]
+        return [Projection(name, frozenset(layers.get(name, ()))) for name in known]
 
-    return found.build_scheme(config, tensors)
+    return found.build_scheme(config, projections)
 
 
 class WeightSlot(NamedTuple):
@@ -83,7 +92,7 @@ def find_slots(model: nn.Module, weights: WeightMap) -> list[WeightSlot]:
     for path, module in model.named_modules():
         if isinstance(module, LinearMethod):
             for partition, names in enumerate(weights.names(path)):
-                for last in module.checkpoint_tensors():
+                for last in module.checkpoint_tensors(partition):
                     load = partial(module.load, last, partition)
                     slots.append(WeightSlot(tuple(f"{name}.{last}" for name in names), load))
             continue
@@ -94,6 +103,7 @@ def find_slots(model: nn.Module, weights: WeightMap) -> list[WeightSlot]:
 
 
 def _copy(parameter: Tensor, tensor: Tensor) -> None:
+    refuse_quantized(tensor)
     if tensor.shape != parameter.shape:
         raise ValueError(f"is {list(tensor.shape)}, but config.json makes it {list(parameter.shape)}")
     parameter.copy_(tensor)

@@ -4,10 +4,10 @@ A new model or scheme is one line here and one file.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from saccade.errors import CheckpointError
 from saccade.models.config import Config
@@ -20,7 +20,15 @@ FAMILIES = {
     "Qwen3ForCausalLM": "saccade.models.qwen3",
     "LlamaForCausalLM": "saccade.models.llama",
 }
-SCHEMES: dict[str, str] = {}  # by `quant_method` of `quantization_config`
+SCHEMES = {  # by `quant_method` of `quantization_config`
+    "fp8": "saccade.quantization.hf_fp8",
+    "compressed-tensors": "saccade.quantization.compressed_tensors",
+    "awq": "saccade.quantization.awq",
+    "gptq": "saccade.quantization.gptq",
+    "auto-round": "saccade.quantization.gptq",
+    "auto_round": "saccade.quantization.gptq",
+    "intel/auto-round": "saccade.quantization.gptq",
+}
 
 _NUMBER = r"(?<=\.)\d+(?=\.|$)"
 
@@ -64,14 +72,21 @@ class Family(Protocol):
     def build(self, config: Config, builder: ModelBuilder) -> LanguageModel: ...
 
 
+class Projection(NamedTuple):
+    """One of the projections fused into a linear layer, as a checkpoint has it."""
+
+    name: str  # e.g. model.layers.0.self_attn.q_proj
+    tensors: frozenset[str]  # their last names, e.g. weight and weight_scale
+
+
 class Quantization(Protocol):
     """What a quantisation scheme's module offers."""
 
     def build_scheme(
-        self, config: Mapping[str, Any], tensors: Callable[[str], Collection[str]]
+        self, config: Mapping[str, Any], projections: Callable[[str], Sequence[Projection]]
     ) -> LinearScheme:
-        """`config` is `quantization_config`; `tensors(path)` are the last names of the tensors that the
-        checkpoint has for a linear layer, e.g. weight and weight_scale: they tell whether it is quantised."""
+        """`config` is `quantization_config`; `projections(path)` are what the checkpoint has for a linear
+        layer: their tensors tell whether they are quantised."""
         ...
 
 
@@ -88,6 +103,7 @@ def find_quantization(method: str) -> Quantization:
     module = SCHEMES.get(method)
     if module is None:
         raise CheckpointError(
-            f"the checkpoint is quantised ({method}), which is not supported; use its unquantised version"
+            f"the checkpoint is quantised by {method!r} ('quant_method' of config.json), which is not "
+            f"supported; use its unquantised version or one quantised by {', '.join(sorted(SCHEMES))}"
         )
     return cast(Quantization, import_module(module))

@@ -13,7 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels.dispatch import KernelMode, use_triton
-from saccade.kernels.gemm.quantize import QuantizedRows, quantize_rows, quantize_rows_reference
+from saccade.kernels.gemm.quantize import (
+    QuantizedRows,
+    quantize_rows,
+    quantize_rows_reference,
+    to_eight_bits,
+)
 from saccade.kernels.gemm.quantized_linear import (
     MOST_ROWS,
     EightBit,
@@ -24,7 +29,7 @@ from saccade.kernels.gemm.quantized_linear import (
     four_bit_product,
     scaled_matmul,
 )
-from saccade.kernels.gemm.skinny import linear_reference
+from saccade.kernels.gemm.skinny import skinny_linear
 from saccade.kernels.gemm.split_k import Epilogue, Reduced, SplitKPartials
 from saccade.kernels.norm_rope.elementwise import add_norm, silu_mul
 from saccade.models.linear import Activations, plain
@@ -34,8 +39,9 @@ SLICE = 128  # int16 values in a run of a `FourBitWeight`, each of 4 columns
 
 FOUR_BIT_ROWS = 128  # beyond them the weights are expanded for the library's product
 
-# What x is rounded to before the product: nothing, or 8 bits with one scale per row.
-Activation = Literal["none", "token"]
+# What x is rounded to before the product: nothing, or 8 bits with one scale per row, per 128 columns of a
+# row, or for all of x. The reference does exactly that; the kernels scale by row in all three cases.
+Activation = Literal["none", "token", "group", "static"]
 
 
 class QuantizedWeight(Protocol):
@@ -50,6 +56,10 @@ class QuantizedWeight(Protocol):
         ...
 
     def dequantize(self, dtype: torch.dtype) -> Tensor: ...
+
+    def joins(self, others: "Sequence[QuantizedWeight]") -> bool:
+        """Whether `join` can make one weight of them."""
+        ...
 
     def join(self, others: Sequence[Self]) -> Self:
         """This weight with others of its kind below it, along N."""
@@ -77,6 +87,7 @@ class EightBitWeight:
     scale: Tensor  # float32: [N], or [ceil(N / 128), ceil(K / 128)]
     activation: Activation
     dtype: torch.dtype  # of y
+    input_scale: Tensor | None = None  # float32 [1], of "static"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,12 +108,19 @@ class EightBitWeight:
             scale = self.scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
         return (self.values.float() * scale).to(dtype)
 
+    def joins(self, others: "Sequence[QuantizedWeight]") -> bool:
+        above: QuantizedWeight = self
+        for other in others:
+            if not isinstance(other, EightBitWeight) or (self.by_block and above.shape[0] % BLOCK):
+                return False  # a block of 128 rows would belong to two projections
+            kinds = [(w.values.dtype, w.by_block, w.activation) for w in (self, other)]
+            if kinds[0] != kinds[1] or not _same(self.input_scale, other.input_scale):
+                return False
+            above = other
+        return True
+
     def join(self, others: Sequence[Self]) -> Self:
         every = [self, *others]
-        if self.by_block and any(weight.shape[0] % BLOCK for weight in every[:-1]):
-            raise ValueError(
-                f"projections of {[w.shape[0] for w in every]} rows share blocks of {BLOCK} rows when fused"
-            )
         return replace(
             self,
             values=torch.cat([weight.values for weight in every]),
@@ -111,7 +129,7 @@ class EightBitWeight:
 
     @property
     def input_dtype(self) -> torch.dtype | None:
-        return self.values.dtype if self.activation == "token" else None
+        return None if self.activation == "none" else self.values.dtype
 
     def product(self, x: Activations, epilogue: Epilogue, mode: KernelMode) -> Reduced:
         if isinstance(x, Tensor) and not use_triton("quantized_linear", x, mode):
@@ -199,13 +217,16 @@ class FourBitWeight:
             zero = self.zero.t().float().repeat_interleave(self.group, 1)[:, : self.columns]
         return ((q - zero) * scale).to(dtype)
 
+    def joins(self, others: "Sequence[QuantizedWeight]") -> bool:
+        return all(
+            isinstance(other, FourBitWeight)
+            and (self.group, self.zero is None) == (other.group, other.zero is None)
+            and _same(self.order, other.order)
+            for other in others
+        )
+
     def join(self, others: Sequence[Self]) -> Self:
         every = [self, *others]
-        if any((w.group, w.zero is None) != (self.group, self.zero is None) for w in every):
-            raise ValueError("fused projections differ in group size or symmetry")
-        orders = [w.order for w in every]
-        if any(not _same(order, self.order) for order in orders):
-            raise ValueError("fused projections order their columns differently (desc_act)")
         zeros = [w.zero for w in every if w.zero is not None]
         return replace(
             self,
@@ -244,17 +265,20 @@ class FourBitWeight:
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """The reference: weights dequantised once, activations rounded as the scheme says. Used on CPUs."""
+    """The reference: weights dequantised once, activations rounded as the scheme says. Used on CPUs, and for
+    weights that no kernel reads."""
 
     weight: Tensor
-    activation: Activation
-    eight_bits: torch.dtype  # of the activations
+    activation: Activation = "none"
+    eight_bits: torch.dtype = torch.int8  # of the activations
+    input_scale: Tensor | None = None
 
     @classmethod
     def of(cls, weight: "QuantizedWeight", dtype: torch.dtype) -> Self:
+        dense = weight.dequantize(dtype)
         if isinstance(weight, EightBitWeight):
-            return cls(weight.dequantize(dtype), weight.activation, weight.values.dtype)
-        return cls(weight.dequantize(dtype), "none", torch.int8)
+            return cls(dense, weight.activation, weight.values.dtype, weight.input_scale)
+        return cls(dense)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -267,6 +291,14 @@ class DenseWeight:
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         return self.weight.to(dtype)
 
+    def joins(self, others: "Sequence[QuantizedWeight]") -> bool:
+        return all(
+            isinstance(other, DenseWeight)
+            and (self.activation, self.eight_bits) == (other.activation, other.eight_bits)
+            and _same(self.input_scale, other.input_scale)
+            for other in others
+        )
+
     def join(self, others: Sequence[Self]) -> Self:
         return replace(self, weight=torch.cat([self.weight, *(w.weight for w in others)]))
 
@@ -278,10 +310,64 @@ class DenseWeight:
         return apply_epilogue(self.partials(x, epilogue.bias, mode), epilogue._replace(bias=None), mode)
 
     def partials(self, x: Activations, bias: Tensor | None, mode: KernelMode) -> Tensor:
-        rows = plain(x)
+        return skinny_linear(self._rounded(plain(x)), self.weight, bias, mode)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        if self.activation == "none":
+            return x
+        if self.input_scale is not None:
+            values = to_eight_bits(x.float() / self.input_scale, self.eight_bits)
+            return (values.float() * self.input_scale).to(x.dtype)
         if self.activation == "token":
-            rows = quantize_rows_reference(rows, self.eight_bits).dequantize(rows.dtype)
-        return linear_reference(rows, self.weight, bias, mode)
+            return quantize_rows_reference(x, self.eight_bits).dequantize(x.dtype)
+        groups = F.pad(x, (0, -x.shape[1] % BLOCK)).view(-1, BLOCK)
+        rounded = quantize_rows_reference(groups, self.eight_bits).dequantize(x.dtype)
+        return rounded.view(len(x), -1)[:, : x.shape[1]]
+
+
+@dataclass(frozen=True)
+class SeparateWeights:
+    """Projections that cannot be fused, one product each: they differ in format, in the order of their
+    columns (`desc_act`), or share no blocks of 128 rows."""
+
+    weights: tuple[QuantizedWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(weight.shape[0] for weight in self.weights), self.weights[0].shape[1]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{i}_{name}": t for i, w in enumerate(self.weights) for name, t in w.tensors.items()}
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        return torch.cat([weight.dequantize(dtype) for weight in self.weights])
+
+    def joins(self, others: "Sequence[QuantizedWeight]") -> bool:
+        return False
+
+    def join(self, others: Sequence[Self]) -> Self:
+        return replace(self, weights=sum((other.weights for other in others), self.weights))
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        dtypes = {weight.input_dtype for weight in self.weights}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    def product(self, x: Activations, epilogue: Epilogue, mode: KernelMode) -> Reduced:
+        return apply_epilogue(self.partials(x, None, mode), epilogue, mode)
+
+    def partials(self, x: Activations, bias: Tensor | None, mode: KernelMode) -> Tensor:
+        y = torch.cat([weight.product(x, Epilogue(), mode).out for weight in self.weights], 1)
+        return y if bias is None else y + bias
+
+
+def fuse(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """One weight of those of several projections."""
+    first, *others = weights
+    if not others:
+        return first
+    return first.join(others) if first.joins(others) else SeparateWeights(tuple(weights))
 
 
 def apply_epilogue(y: Tensor, epilogue: Epilogue, mode: KernelMode) -> Reduced:
