@@ -45,7 +45,7 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, normed: Activations, x: Tensor, rotary: Rotary, paged: Paged, mode: KernelMode
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Activations, Tensor]:
         """From attention_norm(x) and x: what `mlp.down` takes, and the residual it is added to."""
         attended = self.attention.forward(normed, rotary, paged, mode)
         normed, x = self.attention.out.apply_add_norm(

@@ -100,9 +100,9 @@ class GatedMLP(nn.Module):
         self.gate_up = builder.linear("gate_up", width, (inner, inner), bias)
         self.down = builder.linear("down", inner, (width,), bias)
 
-    def forward(self, x: Activations, mode: KernelMode) -> Tensor:
+    def forward(self, x: Activations, mode: KernelMode) -> Activations:
         """What `down` takes."""
-        return self.gate_up.apply_silu_mul(x, mode)
+        return self.gate_up.apply_silu_mul(x, mode, self.down.input_dtype)
 
 
 class Rotary(NamedTuple):

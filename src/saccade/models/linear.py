@@ -20,7 +20,7 @@ from saccade.kernels.gemm.skinny import (
     skinny_linear_partials,
 )
 from saccade.kernels.gemm.split_k import Norm, SplitKPartials
-from saccade.kernels.norm_rope.elementwise import add_norm, silu_mul
+from saccade.kernels.norm_rope.elementwise import add_norm, add_norm_quantized, silu_mul, silu_mul_quantized
 
 DUMMY_STD = 0.02
 
@@ -88,9 +88,12 @@ class LinearMethod(nn.Module):
         start = self.spec.offset(partition)
         return self.forward(x, mode)[:, start : start + self.spec.partitions[partition]]
 
-    def apply_silu_mul(self, x: Activations, mode: KernelMode) -> Tensor:
-        """silu(gate) * up, of a layer whose partitions are gate and up."""
-        return silu_mul(self.forward(x, mode), mode)
+    def apply_silu_mul(
+        self, x: Activations, mode: KernelMode, quantized: torch.dtype | None = None
+    ) -> Activations:
+        """silu(gate) * up, of a layer whose partitions are gate and up; in the 8 bits asked for, if any."""
+        y = self.forward(x, mode)
+        return silu_mul(y, mode) if quantized is None else silu_mul_quantized(y, quantized, mode)
 
     def apply_add_norm(
         self, x: Activations, residual: Tensor, norm: Norm, mode: KernelMode
@@ -109,7 +112,9 @@ LinearScheme = Callable[[LinearSpec], LinearMethod]
 
 def norm_rows(x: Tensor, norm: Norm, mode: KernelMode) -> Activations:
     """The RMS norm of x, in 8 bits if the norm says so."""
-    return quantized(add_norm(x, None, norm.weight, None, norm.eps, mode)[0], norm, mode)
+    if norm.quantized is None:
+        return add_norm(x, None, norm.weight, None, norm.eps, mode)[0]
+    return add_norm_quantized(x, None, norm.weight, None, norm.eps, norm.quantized, mode)[0]
 
 
 def quantized(normed: Tensor, norm: Norm, mode: KernelMode) -> Activations:
@@ -144,9 +149,11 @@ class UnquantizedLinear(LinearMethod):
         rows = slice(start, start + self.spec.partitions[partition])
         return F.linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
 
-    def apply_silu_mul(self, x: Activations, mode: KernelMode) -> Tensor:
-        if self.bias is not None:
-            return super().apply_silu_mul(x, mode)
+    def apply_silu_mul(
+        self, x: Activations, mode: KernelMode, quantized: torch.dtype | None = None
+    ) -> Activations:
+        if self.bias is not None or quantized is not None:
+            return super().apply_silu_mul(x, mode, quantized)
         return skinny_linear_gated(plain(x), self.weight, mode)
 
     def apply_add_norm(

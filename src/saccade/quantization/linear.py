@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.errors import CheckpointError
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm.quantize import QuantizedRows
+from saccade.kernels.gemm.quantized_linear import MOST_ROWS
 from saccade.kernels.gemm.split_k import Epilogue, Norm, SplitKPartials
 from saccade.models.linear import (
     DUMMY_STD,
@@ -118,10 +119,13 @@ class QuantizedLinear(LinearMethod):
     def forward(self, x: Activations, mode: KernelMode) -> Tensor:
         return self.weight.product(x, Epilogue(self.bias), mode).out
 
-    def apply_silu_mul(self, x: Activations, mode: KernelMode) -> Tensor:
-        if self.bias is not None:
-            return super().apply_silu_mul(x, mode)
-        return self.weight.product(x, Epilogue(gated=True), mode).out
+    def apply_silu_mul(
+        self, x: Activations, mode: KernelMode, quantized: torch.dtype | None = None
+    ) -> Activations:
+        rows = len(x.values if isinstance(x, QuantizedRows) else x)
+        if self.bias is not None or (rows > MOST_ROWS and quantized is not None):
+            return super().apply_silu_mul(x, mode, quantized)
+        return self.weight.product(x, Epilogue(gated=True), mode).out  # `down` quantises it
 
     def apply_add_norm(
         self, x: Activations, residual: Tensor, norm: Norm, mode: KernelMode

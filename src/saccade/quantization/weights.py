@@ -31,7 +31,7 @@ from saccade.kernels.gemm.quantized_linear import (
 )
 from saccade.kernels.gemm.skinny import skinny_linear
 from saccade.kernels.gemm.split_k import Epilogue, Reduced, SplitKPartials
-from saccade.kernels.norm_rope.elementwise import add_norm, silu_mul
+from saccade.kernels.norm_rope.elementwise import add_norm, add_norm_quantized, silu_mul
 from saccade.models.linear import Activations, plain
 
 BLOCK = 128  # rows and columns of one scale of a block-quantised weight
@@ -377,10 +377,11 @@ def apply_epilogue(y: Tensor, epilogue: Epilogue, mode: KernelMode) -> Reduced:
     y = silu_mul(y, mode) if gated else y
     if norm is None:
         return Reduced(y, None, y)
-    normed, total = add_norm(y, residual, norm.weight, None, norm.eps, mode)
     if norm.quantized is None:
+        normed, total = add_norm(y, residual, norm.weight, None, norm.eps, mode)
         return Reduced(normed, None, total)
-    return Reduced(*quantize_rows(normed, norm.quantized, mode), total)
+    rows, total = add_norm_quantized(y, residual, norm.weight, None, norm.eps, norm.quantized, mode)
+    return Reduced(*rows, total)
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

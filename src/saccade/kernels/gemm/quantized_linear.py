@@ -164,5 +164,11 @@ def scaled_matmul(x: QuantizedRows, w: EightBit, bias: Tensor | None, dtype: tor
         y = sums * x.scale[:, None] * w.scale
         return (y if bias is None else y + bias.float()).to(dtype)
     return torch._scaled_mm(
-        x.values, w.values.t(), x.scale[:, None], w.scale[None, :], bias=bias, out_dtype=dtype
+        x.values,
+        w.values.t(),
+        x.scale[:, None],
+        w.scale[None, :],
+        bias=bias,
+        out_dtype=dtype,
+        use_fast_accum=True,
     )

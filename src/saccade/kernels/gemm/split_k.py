@@ -35,7 +35,7 @@ class Epilogue(NamedTuple):
     """What follows a product: + bias; silu(gate) * up; residual + y and the norm of that sum."""
 
     bias: Tensor | None = None
-    gated: bool = False
+    gated: bool = False  # the caller quantises the result, if it wants that
     residual: Tensor | None = None
     norm: Norm | None = None
 

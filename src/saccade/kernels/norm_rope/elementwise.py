@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
+from saccade.kernels.gemm.quantize import QuantizedRows, empty_rows, quantize_rows, store_quantized
 from saccade.kernels.jit import jit, pdl_options, power_of_two, tl, up, wait_for_previous
 
 BLOCK = 1024  # elements of one program: 16 bytes a thread in 16 bits at four warps
@@ -78,8 +79,37 @@ def scaled_by_rms(total, weight, column, width, eps, kind: tl.constexpr, BLOCK: 
 
 
 @jit
-def _add_norm_kernel(x, residual, weight, bias, out, total_out, width, x_stride, residual_stride, eps,
-                     ADD: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr,
+def _silu_mul_quantized_kernel(x, out, scales, inner, stride, BLOCK: tl.constexpr,
+                               PDL: tl.constexpr):  # fmt: skip
+    """A whole row by one program, as its scale is that of its largest value."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < inner
+    wait_for_previous(PDL)
+    gate = tl.load(x + row * stride + column, mask=inside, other=0.0)
+    over = tl.load(x + row * stride + inner + column, mask=inside, other=0.0)
+    bent = silu(gate.to(tl.float32)).to(gate.dtype).to(tl.float32)
+    y = (bent * over.to(tl.float32)).to(gate.dtype).to(tl.float32)
+    store_quantized(y, out, scales, row, column, inner)
+
+
+def silu_mul_quantized(x: Tensor, dtype: torch.dtype, mode: KernelMode) -> QuantizedRows:
+    """`silu_mul` into rows of 8 bits."""
+    rows, inner = x.shape[0], x.shape[1] // 2
+    if not use_triton("silu_mul", x, mode) or inner > WIDEST or not rows:
+        return quantize_rows(silu_mul(x, mode), dtype, mode)
+    result = empty_rows(rows, inner, dtype, x.device)
+    block = power_of_two(inner)
+    _silu_mul_quantized_kernel[(rows,)](
+        x, result.values, result.scale, inner, x.stride(0), BLOCK=block,
+        num_warps=max(1, min(16, block // 512)), **pdl_options(mode.pdl),
+    )  # fmt: skip
+    return result
+
+
+@jit
+def _add_norm_kernel(x, residual, weight, bias, out, scales, total_out, width, x_stride, residual_stride, eps,
+                     ADD: tl.constexpr, LAYER: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
                      PDL: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -100,7 +130,10 @@ def _add_norm_kernel(x, residual, weight, bias, out, total_out, width, x_stride,
         y = (centred * factor * w + b).to(kind)
     else:
         y = scaled_by_rms(total, weight, column, width, eps, kind, BLOCK)
-    tl.store(out + row * width + column, y, mask=inside)
+    if QUANTIZE:
+        store_quantized(y.to(tl.float32), out, scales, row, column, width)
+    else:
+        tl.store(out + row * width + column, y, mask=inside)
 
 
 def add_norm(
@@ -116,6 +149,24 @@ def add_norm(
     if use_triton("add_norm", x, mode):
         return add_norm_triton(x, residual, weight, bias, eps, pdl=mode.pdl)
     return add_norm_reference(x, residual, weight, bias, eps)
+
+
+def add_norm_quantized(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+    mode: KernelMode,
+) -> tuple[QuantizedRows, Tensor]:
+    """`add_norm` into rows of 8 bits."""
+    _check(x, residual, weight, bias)
+    if use_triton("add_norm", x, mode):
+        rows = empty_rows(x.shape[0], x.shape[1], dtype, x.device)
+        return rows, add_norm_triton(x, residual, weight, bias, eps, pdl=mode.pdl, quantized=rows)[1]
+    normed, total = add_norm(x, residual, weight, bias, eps, mode)
+    return quantize_rows(normed, dtype, mode), total
 
 
 def add_norm_reference(
@@ -142,18 +193,20 @@ def add_norm_triton(
     eps: float,
     warps: int | None = None,  # None: 8 elements a thread
     pdl: bool = False,
+    quantized: QuantizedRows | None = None,  # receives the result instead
 ) -> tuple[Tensor, Tensor]:
     rows, width = x.shape
     if width > WIDEST:
         raise ValueError(f"a line of {width} does not fit one program; the widest is {WIDEST}")
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device) if quantized is None else quantized.values
     total = x if residual is None else torch.empty(rows, width, dtype=x.dtype, device=x.device)
     block = power_of_two(width)
     if rows:
         _add_norm_kernel[(rows,)](
-            x, x if residual is None else residual, weight, weight if bias is None else bias, out, total,
-            width, x.stride(0), 0 if residual is None else residual.stride(0), eps, ADD=residual is not None,
-            LAYER=bias is not None, BLOCK=block,
+            x, x if residual is None else residual, weight, weight if bias is None else bias, out,
+            x if quantized is None else quantized.scale, total, width, x.stride(0),
+            0 if residual is None else residual.stride(0), eps, ADD=residual is not None,
+            LAYER=bias is not None, QUANTIZE=quantized is not None, BLOCK=block,
             num_warps=warps or max(1, min(16, block // 256)), **pdl_options(pdl),
         )  # fmt: skip
     return out, total
