@@ -6,7 +6,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.metrics import EngineStats, ServerMetrics
 
-OPEN = {"outcome", "route", "status"}  # labels whose values appear with use
+OPEN = {
+    "outcome",
+    "route",
+    "status",
+    "decoder",
+    "vision",
+    "head",
+}  # labels whose values depend on use or model
 
 
 @dataclass

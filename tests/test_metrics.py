@@ -111,6 +111,13 @@ def scrape(metrics: ServerMetrics) -> dict[tuple[str, str | None], tuple[str, fl
     return found
 
 
+def test_the_scheme_of_each_stage_and_the_weights_are_exported() -> None:
+    metrics = ServerMetrics(EngineStats, 123, {"decoder": "fp8", "vision": "int8", "head": "none"})
+    text = metrics.render().decode()
+    assert 'saccade_quantization_info{decoder="fp8",head="none",vision="int8"} 1.0' in text
+    assert "saccade_weight_bytes 123.0" in text
+
+
 def test_every_field_of_the_snapshot_is_exported() -> None:
     assert set(GAUGES.values()) | set(COUNTERS.values()) == set(FIELDS)
     found = scrape(ServerMetrics(lambda: STATS))

@@ -4,7 +4,7 @@ The engine core sends `EngineStats` with its outputs; totals are exported as the
 A server has its own registry.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 
@@ -28,6 +28,8 @@ STAGES = (
     *("receive", "prepare", "tokenise", "fetch", "unpack", "send"),
     *("queue", "look", "encode", "prefill", "first_token", "decode", "total"),
 )
+
+NOT_QUANTIZED = {"decoder": "none", "vision": "none", "head": "none"}
 
 
 class TierStats(msgspec.Struct, frozen=True):
@@ -243,9 +245,24 @@ class _EngineCollector(Collector):
 class ServerMetrics:
     """The metrics of one server."""
 
-    def __init__(self, latest: Callable[[], EngineStats]) -> None:
+    def __init__(
+        self,
+        latest: Callable[[], EngineStats],
+        weight_bytes: int = 0,
+        quantization: Mapping[str, str] = NOT_QUANTIZED,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(latest))
+        Gauge("saccade_weight_bytes", "Bytes of the model's weights.", registry=self.registry).set(
+            weight_bytes
+        )
+        schemes = Gauge(
+            "saccade_quantization_info",
+            "1; the labels name the scheme of each stage: none, fp8, int8 or int4.",
+            sorted(quantization),
+            registry=self.registry,
+        )
+        schemes.labels(**quantization).set(1)
         histogram = partial(Histogram, registry=self.registry)
         self.first_token = histogram(
             "saccade_time_to_first_token_seconds",

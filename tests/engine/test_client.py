@@ -128,6 +128,8 @@ async def test_an_engine_process_starts_answers_and_reports_its_death(vl_folder:
     client = EngineClient(config(vl_folder))
     await client.start()
     assert client.info.num_blocks == 64
+    assert client.info.quantization == {"decoder": "none", "vision": "none", "head": "none"}
+    assert client.info.weight_bytes > 0
     first, second = await asyncio.gather(collect(client, question("a")), collect(client, question("b")))
     assert first == second
     assert len(first) == 8

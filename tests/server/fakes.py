@@ -27,7 +27,7 @@ from saccade.config import MediaLimits
 from saccade.engine.ipc import EngineInfo
 from saccade.errors import EngineDied, ImageNotFound, Overloaded
 from saccade.inputs.processor import InputProcessor
-from saccade.metrics import EngineStats
+from saccade.metrics import NOT_QUANTIZED, EngineStats
 from saccade.request import Delta, EngineTimes, FinishReason, Request, TokenLogprobs
 
 ANSWER = "The eye jumps."
@@ -138,7 +138,9 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.alive = True
-        self.info = EngineInfo("fake", CONTEXT, VOCAB, 16, 128, 16, "cpu", "float32")
+        self.info = EngineInfo(
+            "fake", CONTEXT, VOCAB, 16, 128, 16, "cpu", "float32", 1000, dict(NOT_QUANTIZED)
+        )
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self.dropped: set[bytes] = set()

@@ -17,6 +17,10 @@ COMMANDS = {
     "profile": ("saccade.cli.profile:command", "Measure where the time goes, by stage and by kernel."),
     "eval": ("saccade.cli.eval:command", "Accuracy of MODEL, task by task, on the fixed question set."),
     "eval-lod": ("saccade.cli.eval:lod_command", "Accuracy against visual tokens, by method."),
+    "eval-quant": (
+        "saccade.cli.eval:quant_command",
+        "What quantisation costs in quality and gains in speed.",
+    ),
     "plan": ("saccade.cli.plan:command", "Predict how much traffic a machine serves, without running it."),
 }
 

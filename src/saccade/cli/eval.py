@@ -1,11 +1,11 @@
-"""`saccade eval` and `saccade eval-lod`"""
+"""`saccade eval`, `saccade eval-lod` and `saccade eval-quant`"""
 
 from typing import Any
 
 import click
 
 from saccade.cli.options import ENGINE_OPTIONS, config_options, engine_config, run_tool, with_options
-from saccade.tools.options import EvalOptions, LodEvalOptions
+from saccade.tools.options import EvalOptions, LodEvalOptions, QuantEvalOptions
 
 
 @click.command("eval")
@@ -37,3 +37,20 @@ def lod_command(model: str, **given: Any) -> None:
     """
     engine = engine_config(model, given)
     run_tool("eval-lod", engine, LodEvalOptions(**given))
+
+
+@click.command("eval-quant")
+@click.argument("model", default="embedded")
+@with_options(config_options(QuantEvalOptions), ENGINE_OPTIONS)
+def quant_command(model: str, **given: Any) -> None:
+    """Quantisation of MODEL: KL divergence, perplexity, changed answers, bytes and decode speed by scheme.
+
+    Each scheme is compared with the unquantised model, on text-only prompts and on questions about images.
+
+    \b
+    Examples:
+      saccade eval-quant --schemes fp8,int8,int4
+      saccade eval-quant MODEL --schemes decoder=fp8,head=none --schemes int4,./model-w4a16 --plot quant.svg
+    """
+    engine = engine_config(model, given)
+    run_tool("eval-quant", engine, QuantEvalOptions(**given))

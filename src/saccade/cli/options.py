@@ -29,6 +29,7 @@ TOOLS = {
     "bench": "saccade.tools.bench.command",
     "eval": "saccade.tools.evaluation.command",
     "eval-lod": "saccade.tools.evaluation.lod",
+    "eval-quant": "saccade.tools.evaluation.quantization",
     "profile": "saccade.tools.profiler.command",
 }
 

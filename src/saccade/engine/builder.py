@@ -48,8 +48,8 @@ from saccade.lod.controller import LodController
 from saccade.lod.image_maps import build_image_map_runner
 from saccade.lod.relevance_pass import RelevancePass, layers_needed
 from saccade.lod.scorers import RelevanceHeadWeights
-from saccade.models.loader import load_model
-from saccade.quantization.online import online_scheme, parse_quantization
+from saccade.models.loader import load_model, weight_bytes
+from saccade.quantization.online import online_scheme, parse_quantization, stage_schemes
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.kv_manager import Caches
@@ -124,6 +124,8 @@ class EngineBuilder:
             checkpoint, device, dtype, config.load_format, progress, self._execution.mode, online or None
         )
         self._times.note("weights")
+        schemes = ", ".join(f"{stage} {scheme}" for stage, scheme in stage_schemes(self._model).items())
+        log.info("%.2f GB of weights; quantisation: %s", weight_bytes(self._model) / 1e9, schemes)
         if device.type == "cuda":
             image, seqs, compact = checkpoint.image, config.max_num_seqs, self._compact_dtype
             compile_kernels(self._model, image, device, config.block_size, seqs, compact)
@@ -309,6 +311,8 @@ class EngineBuilder:
             max_num_seqs=self._config.max_num_seqs,
             device=str(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
+            weight_bytes=weight_bytes(self._model),
+            quantization=stage_schemes(self._model),
         )
 
 

@@ -35,6 +35,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     device: str
     dtype: str
+    weight_bytes: int
+    quantization: dict[str, str]  # the scheme of each stage: decoder, vision, head
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

@@ -173,6 +173,12 @@ def _tensors(file: Path, allowed: Sequence[str] | None) -> Iterator[tuple[str, T
         raise CheckpointError(f"{file.name} is damaged or cut short; download it again ({error})") from error
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """In memory; tied weights count once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
 @torch.no_grad()
 def fill_randomly(model: nn.Module) -> None:
     """Noise of the right shapes, made on the device: norms 1, biases 0, weights normal."""

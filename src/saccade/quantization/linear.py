@@ -25,7 +25,7 @@ from saccade.models.linear import (
     refuse_quantized,
 )
 from saccade.models.registry import Projection
-from saccade.quantization.weights import DenseWeight, EightBitWeight, QuantizedWeight, fuse
+from saccade.quantization.weights import DenseWeight, EightBitWeight, FourBitWeight, QuantizedWeight, fuse
 
 
 class TensorReader(Protocol):
@@ -58,6 +58,12 @@ class PlainReader:
         return DenseWeight(weight.to(dtype))
 
 
+def scheme_name(weight: QuantizedWeight) -> str:
+    if isinstance(weight, EightBitWeight):
+        return "int8" if weight.values.dtype == torch.int8 else "fp8"
+    return "int4" if isinstance(weight, FourBitWeight) else "none"
+
+
 class QuantizedLinear(LinearMethod):
     """A projection is converted when the last of its tensors arrives, and what was read is let go: no more
     than one layer exists twice."""
@@ -70,6 +76,7 @@ class QuantizedLinear(LinearMethod):
         self._read: list[dict[str, Tensor]] = [{} for _ in spec.partitions]
         self._converted: dict[int, QuantizedWeight] = {}  # by projection, until all are there
         self._weight: QuantizedWeight | None = None
+        self.schemes: set[str] = set()  # of the projections loaded: fp8, int8, int4, none
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -92,6 +99,7 @@ class QuantizedLinear(LinearMethod):
         here = {name: tensor.to(spec.device) for name, tensor in tensors.items()}
         weight = reader.read(here, spec.partitions[partition], spec.in_features, spec.dtype)
         tensors.clear()
+        self.schemes.add(scheme_name(weight))
         self._converted[partition] = for_device(weight, spec.device, spec.dtype)
         if len(self._converted) == len(spec.partitions):
             self._keep(fuse([self._converted[index] for index in range(len(spec.partitions))]))
@@ -103,6 +111,7 @@ class QuantizedLinear(LinearMethod):
         noise = torch.empty(rows, columns, device=spec.device, dtype=spec.dtype)
         noise.normal_(0, DUMMY_STD, generator=generator)
         weight = self.readers[0].read({"weight": noise}, rows, columns, spec.dtype)
+        self.schemes.add(scheme_name(weight))
         self._keep(for_device(weight, spec.device, spec.dtype))
         if self.bias is not None:
             self.bias.zero_()

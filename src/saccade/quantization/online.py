@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.errors import ConfigError
 from saccade.kernels.gemm.quantize import LARGEST, to_eight_bits
@@ -46,6 +46,15 @@ def stage_of(path: str) -> str:
     """The stage a linear layer belongs to, by the path of its module."""
     first = path.partition(".")[0]
     return first if first in ("vision", "head") else "decoder"
+
+
+def stage_schemes(model: nn.Module) -> dict[str, str]:
+    """How the linear layers of each stage are quantised: "fp8", "none", or "fp8+none" if they differ."""
+    found: dict[str, set[str]] = {stage: set() for stage in STAGES}
+    for path, module in model.named_modules():
+        if isinstance(module, LinearMethod):
+            found[stage_of(path)] |= module.schemes if isinstance(module, QuantizedLinear) else {NONE}
+    return {stage: "+".join(sorted(names)) or NONE for stage, names in found.items()}
 
 
 def online_scheme(stages: Mapping[str, str]) -> LinearScheme:

@@ -65,7 +65,7 @@ class ServerState:
         self.config = config
         self.model_names = config.served_model_names or (processor.checkpoint.name,)
         self.created = int(time.time())
-        self.metrics = ServerMetrics(engine.stats)
+        self.metrics = ServerMetrics(engine.stats, engine.info.weight_bytes, engine.info.quantization)
         # Two pools: slow image downloads must not delay text requests.
         self.text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self.media_threads = ThreadPoolExecutor(MEDIA_THREADS, thread_name_prefix="media")

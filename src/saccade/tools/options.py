@@ -1,5 +1,5 @@
-"""Options of `saccade eval`, `eval-lod` and `profile`. The command line makes a flag of every field that has
-a help text, so this module imports no torch."""
+"""Options of `saccade eval`, `eval-lod`, `eval-quant` and `profile`. The command line makes a flag of every
+field that has a help text, so this module imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,7 @@ from saccade.errors import ConfigError
 
 FULL_SET = 200  # questions per task of the fixed set
 CURVE_LIMITS = (64, 128, 256, 512, 1024)  # visual tokens; the curve's last point is full detail
+QUANT_SCHEMES = "fp8,int8,int4"
 LOD_SHARES = (0.125, 0.25, 0.5)  # of full detail's tokens
 
 
@@ -77,6 +78,26 @@ class LodEvalOptions(QuestionOptions):
     def levels(self) -> tuple[float | None, ...]:
         """Shares of full detail; None is the budget of `detail: auto`."""
         return (*self.shares, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantEvalOptions(QuestionOptions):
+    schemes: tuple[str, ...] = option_field(
+        (QUANT_SCHEMES,),
+        "Schemes with commas between them: what --quantization takes, or folders of quantised checkpoints"
+        " (repeat the option).",
+        metavar="SCHEMES",
+    )
+    prompts: int | None = option_field(None, "Text-only prompts. [default: all]")
+    limit: int | None = option_field(5, "Questions about images per task, spread evenly over the set.")
+    decode_tokens: int = option_field(64, "Tokens decoded to measure speed.", at_least=2)
+    repeat: int = option_field(5, "Speed measurements; the fastest is reported.")
+    plot: Path | None = option_field(None, "Draw the table (SVG, PNG or PDF); needs matplotlib.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.plot is not None and not self.plot.resolve().parent.is_dir():
+            raise ConfigError(f"the folder of {self.plot} does not exist; make it first")
 
 
 @dataclass(frozen=True, kw_only=True)
