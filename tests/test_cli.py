@@ -69,6 +69,7 @@ ENGINE_OPTIONS = {
     "swap-bytes": ("3MiB", 3 << 20),
     "overlap": (None, False),
     "itl-target": ("12.5", 12.5),
+    "quantization": ("decoder=fp8,head=none", "decoder=fp8,head=none"),
     "kernels": ("torch", "torch"),
     "graphs": ("off", "off"),
     "early-launch": ("off", "off"),
