@@ -344,14 +344,17 @@ def compare(base: Tensor, logits: Tensor, tokens: Sequence[int]) -> TokenStats:
 
 
 def decode_rate(llm: LLM, tokens: int, repeat: int) -> float:
-    """Tokens a second of one sequence alone, the best of `repeat` runs; the prefill is subtracted."""
+    """Tokens a second of one sequence alone after its first, the best of `repeat` runs."""
+    engine, params = llm.engine, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
-    def seconds(count: int) -> float:
-        params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    def rate(name: str) -> float:
+        engine.submit(llm.processor.prepare_prompt(SPEED_PROMPT, params, name, trusted=True))
+        while not any(delta.tokens for delta in engine.step()):
+            pass
         start = time.perf_counter()
-        llm.generate(SPEED_PROMPT, params, progress=False)
-        return time.perf_counter() - start
+        while not engine.idle:
+            engine.step()
+        return (tokens - 1) / (time.perf_counter() - start)
 
-    seconds(tokens)  # warm-up
-    first = min(seconds(1) for _ in range(repeat))
-    return (tokens - 1) / (min(seconds(tokens) for _ in range(repeat)) - first)
+    rate("speed-warmup")
+    return max(rate(f"speed-{number}") for number in range(repeat))
