@@ -21,7 +21,8 @@ from bench.choose_many import written
 from bench.kernel_cases import PRODUCTS, Layer, make_layer
 from bench.kernels import seconds
 from bench.many_rows import CONTEXT, LAYER, Ways, layer, tables
-from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS, SkinnyTuning
+from saccade.kernels.gemm.skinny import MOST_ROWS, SkinnyTuning
+from saccade.kernels.gemm.tuning_model import LIMITS
 from saccade.kernels.jit import compile_only
 
 GAIN = 0.998  # of the time before: less is taken for noise

@@ -88,7 +88,7 @@ def test_table_lines_of_many_rows_apply_to_their_rows_only(monkeypatch: pytest.M
     monkeypatch.setattr(skinny, "TUNED", {(128, 40, 64, False): WHOLE})
     assert by_kernel() == [64, 65, 128]
     assert skinny.default_tuning(65, 40, 64, False) == WHOLE
-    assert skinny.default_tuning(64, 40, 64, False).mode != "many"
+    assert skinny.default_tuning(64, 40, 64, False) != WHOLE
     monkeypatch.setattr(skinny, "TUNED", {(128, 40, 64, False): None, (256, 40, 64, False): WIDE})
     assert by_kernel() == [64, 129, 256]
     monkeypatch.setattr(skinny, "LEFT", {(256, 40, 64): WIDE})

@@ -36,7 +36,8 @@ from saccade.inputs.tokenizer import Tokenizer
 from saccade.kernels.attention.quantized_kv import FORMATS
 from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
 from saccade.kernels.dispatch import TORCH
-from saccade.kernels.gemm.skinny import LIMITS, MOST_ROWS
+from saccade.kernels.gemm.skinny import MOST_ROWS
+from saccade.kernels.gemm.tuning_model import LIMITS
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Pages

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from saccade.kernels.gemm.tuning import TuningTable
 from saccade.kernels.jit import INTERPRETED, TRITON
 
 TORCH, KERNEL = "torch", "triton"
@@ -48,6 +49,7 @@ class KernelMode(NamedTuple):
     # Launches only compile (`jit.compile_only`): their outputs are uninitialised, and of layers that launch
     # the same kernels one is enough.
     compile_only: bool = False
+    tunings: TuningTable = TuningTable()  # of products by shape
 
 
 DEFAULT_MODE = KernelMode()

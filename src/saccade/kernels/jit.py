@@ -92,6 +92,12 @@ def compile_only() -> Iterator[None]:
         _COMPILING.reset(token)
 
 
+def device_properties(index: int) -> dict[str, int]:
+    """Of a GPU: multiprocessor_count, max_shared_mem (bytes a program may have) and others."""
+    found: dict[str, int] = triton.runtime.driver.active.utils.get_device_properties(index)
+    return found
+
+
 def cache_is_cold() -> bool:
     """Whether Triton's cache is almost empty; False if it cannot be read."""
     folder = Path(triton.knobs.cache.dir)

@@ -9,23 +9,13 @@ from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm.quantize import QuantizedRows
 from saccade.kernels.gemm.quantized import eight_bit_kernel, four_bit_kernel
 from saccade.kernels.gemm.split_k import Epilogue, Reduced, SplitKPartials, reduce_parts
-from saccade.kernels.jit import INTERPRETED, pdl_options, power_of_two, up
+from saccade.kernels.gemm.tuning_model import Product, ProductTuning
+from saccade.kernels.jit import INTERPRETED, pdl_options, up
 
 MOST_ROWS = 256
 PROGRAMS = 256  # that keep 132 multiprocessors reading: two each
 SLICE = 128  # int16 values in a run of 4-bit weights
-
-
-class QuantizedTuning(NamedTuple):
-    """Launch parameters; only `splits` changes the order of the sums."""
-
-    piece: int  # rows of W in one program
-    lines: int  # rows of x
-    depth: int  # columns of W in one step; of 4-bit weights: values of int16
-    splits: int
-    stages: int
-    warps: int
-    ahead: int = 64  # 16-bit values of each row of W, prefetched to L2 while the kernel before runs
+BLOCK = 128  # columns of W in a block that has a scale of its own
 
 
 class EightBit(NamedTuple):
@@ -45,57 +35,72 @@ class FourBit(NamedTuple):
     columns: int
 
 
-def eight_bit_tuning(rows: int, columns: int, depth: int, mode: KernelMode) -> QuantizedTuning:
-    """`columns`: rows of W. One tuning for all numbers of rows in the deterministic mode."""
-    rows = MOST_ROWS if mode.deterministic else rows
-    lines = max(16, min(64, power_of_two(rows)))
-    piece, warps = (64, 4) if rows <= 64 else (128, 4 if rows <= 128 else 8)
-    if rows > 128 and columns >= PROGRAMS * piece // 2:
-        lines = 128
-    tiles = up(columns, piece) * up(rows, lines)
-    if tiles >= PROGRAMS:
-        deep = rows <= 32 and depth % 256 == 0
-        return QuantizedTuning(piece, lines, 256 if deep else 128, 1, 3 if rows <= 128 else 6, warps)
-    splits = max(1, min(4, up(PROGRAMS, tiles), depth // 1024))
-    return QuantizedTuning(piece, lines, 128, splits, 5 if rows <= 64 else 6, warps)
+def eight_bit_tuning(rows: int, w: EightBit, gated: bool, mode: KernelMode) -> ProductTuning:
+    """One tuning for all numbers of rows in the deterministic mode."""
+    total, depth = w.values.shape
+    product = Product("int8" if w.values.dtype == torch.int8 else "fp8", rows, total, depth, gated)
+    t = fixed_tuning(product) if mode.deterministic else _by_table(product, mode)
+    return t._replace(depth=min(t.depth, BLOCK)) if w.scale.dim() == 2 else t
 
 
-def four_bit_tuning(rows: int, columns: int, width: int, group: int, mode: KernelMode) -> QuantizedTuning:
-    rows = MOST_ROWS if mode.deterministic else rows
-    lines = max(16, min(64, power_of_two(rows)))
-    depth = min(SLICE if rows <= 16 else 64, group & -group)
-    tiles = up(columns, 64) * up(rows, lines)
-    splits = max(1, min(4, up(PROGRAMS, tiles), width // 256))
-    return QuantizedTuning(64, lines, depth, splits, 2 if rows <= 16 and tiles >= PROGRAMS else 3, 4)
+def four_bit_tuning(rows: int, w: FourBit, gated: bool, mode: KernelMode) -> ProductTuning:
+    product = Product("int4", rows, w.packed.shape[0], w.columns, gated)
+    t = fixed_tuning(product) if mode.deterministic else _by_table(product, mode)
+    return t._replace(depth=min(t.depth, SLICE, w.group & -w.group))
+
+
+def _by_table(product: Product, mode: KernelMode) -> ProductTuning:
+    return mode.tunings.choose(product) or fixed_tuning(product)
+
+
+def fixed_tuning(product: Product) -> ProductTuning:
+    """For every number of rows: each row's sums are then in one order whatever the batch."""
+    four = product.format == "int4"
+    piece, lines = (64, 64) if four else (128, 128 if product.columns >= PROGRAMS * 64 else 64)
+    tiles = up(product.columns, piece) * up(MOST_ROWS, lines)
+    splits = max(1, min(4, up(PROGRAMS, tiles), product.depth // 1024))
+    return ProductTuning(piece, lines, 64 if four else 128, splits, 3 if four else 6, 4 if four else 8)
 
 
 def eight_bit_product(
-    x: QuantizedRows, w: EightBit, dtype: torch.dtype, epilogue: Epilogue, mode: KernelMode
+    x: QuantizedRows,
+    w: EightBit,
+    dtype: torch.dtype,
+    epilogue: Epilogue,
+    mode: KernelMode,
+    tuning: ProductTuning | None = None,
 ) -> Reduced:
     """y [M, N] in `dtype`, for 1 to MOST_ROWS rows; any number in the deterministic mode."""
-    t = eight_bit_tuning(x.values.shape[0], w.values.shape[0], x.values.shape[1], mode)
+    t = tuning or eight_bit_tuning(x.values.shape[0], w, epilogue.gated, mode)
     parts = _eight_bit_parts(x, w, dtype, epilogue, t, mode)
     return _finish(parts, dtype, epilogue, mode)
 
 
 def eight_bit_partials(
-    x: QuantizedRows, w: EightBit, bias: Tensor | None, dtype: torch.dtype, mode: KernelMode
+    x: QuantizedRows,
+    w: EightBit,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    mode: KernelMode,
+    tuning: ProductTuning | None = None,
 ) -> Tensor | SplitKPartials:
     """For a next kernel that can add the splits up."""
-    t = eight_bit_tuning(x.values.shape[0], w.values.shape[0], x.values.shape[1], mode)
+    t = tuning or eight_bit_tuning(x.values.shape[0], w, False, mode)
     parts = _eight_bit_parts(x, w, dtype, Epilogue(bias), t, mode)
     return SplitKPartials(parts, bias, dtype) if parts.dim() == 3 else parts
 
 
-def four_bit_product(x: Tensor, w: FourBit, epilogue: Epilogue, mode: KernelMode) -> Reduced:
-    t = four_bit_tuning(x.shape[0], w.packed.shape[0], w.packed.shape[1], w.group, mode)
+def four_bit_product(
+    x: Tensor, w: FourBit, epilogue: Epilogue, mode: KernelMode, tuning: ProductTuning | None = None
+) -> Reduced:
+    t = tuning or four_bit_tuning(x.shape[0], w, epilogue.gated, mode)
     return _finish(_four_bit_parts(x, w, epilogue, t, mode), x.dtype, epilogue, mode)
 
 
 def four_bit_partials(
-    x: Tensor, w: FourBit, bias: Tensor | None, mode: KernelMode
+    x: Tensor, w: FourBit, bias: Tensor | None, mode: KernelMode, tuning: ProductTuning | None = None
 ) -> Tensor | SplitKPartials:
-    t = four_bit_tuning(x.shape[0], w.packed.shape[0], w.packed.shape[1], w.group, mode)
+    t = tuning or four_bit_tuning(x.shape[0], w, False, mode)
     parts = _four_bit_parts(x, w, Epilogue(bias), t, mode)
     return SplitKPartials(parts, bias, x.dtype) if parts.dim() == 3 else parts
 
@@ -123,7 +128,7 @@ def _eight_bit_parts(
     w: EightBit,
     dtype: torch.dtype,
     epilogue: Epilogue,
-    t: QuantizedTuning,
+    t: ProductTuning,
     mode: KernelMode,
 ) -> Tensor:
     (rows, depth), total = x.values.shape, w.values.shape[0]
@@ -140,9 +145,7 @@ def _eight_bit_parts(
     return out
 
 
-def _four_bit_parts(
-    x: Tensor, w: FourBit, epilogue: Epilogue, t: QuantizedTuning, mode: KernelMode
-) -> Tensor:
+def _four_bit_parts(x: Tensor, w: FourBit, epilogue: Epilogue, t: ProductTuning, mode: KernelMode) -> Tensor:
     rows, (total, width) = x.shape[0], w.packed.shape
     out, steps = _output(rows, total, width // t.depth, t.splits, x.dtype, x.device, epilogue)
     splits, bias = (out.shape[0] if out.dim() == 3 else 1), epilogue.bias

@@ -30,6 +30,7 @@ from torch import Tensor
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.gemm.many_rows import many_kernel
 from saccade.kernels.gemm.split_k import Epilogue, Norm, SplitKPartials, reduce_parts, skinny_kernel
+from saccade.kernels.gemm.tuning_model import LIMITS, Product, ProductTuning
 from saccade.kernels.jit import pdl_options, power_of_two, up
 from saccade.kernels.norm_rope.elementwise import WIDEST, add_norm, silu_mul
 
@@ -55,9 +56,9 @@ class SkinnyTuning(NamedTuple):
         return " ".join(map(str, self[:6])) + (f" x{self.lines}" if self.lines else "")
 
 
-# Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by
-# `default_tuning`. Lines with a figure were timed alone (`python -m bench.kernels --choose --write`), the
-# rest within a layer (`python -m bench.descend`) of 640 tokens a row: 106.4 us at 1 row, 237.7 at 8 and 16
+# Measured choices by (rows up to, N, K, gated), None where the library is faster. Others go by the mode's
+# `TuningTable`. Lines with a figure were timed alone (`python -m bench.kernels --choose --write`), the rest
+# within a layer (`python -m bench.descend`) of 640 tokens a row: 106.4 us at 1 row, 237.7 at 8 and 16
 # together, 133.3 at 32 and 156.4 at 64, where those chosen alone took 112.5, 252.3, 135.2 and 162.3; 209.5 at
 # 128, where the library's products take 213.7.
 TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
@@ -88,9 +89,7 @@ TUNED: dict[tuple[int, int, int, bool], SkinnyTuning | None] = {
 LEFT: dict[tuple[int, int, int], SkinnyTuning] = {
     (1, 6144, 4096): SkinnyTuning(192, 64, 4, 4, 6, "many", ahead=128, lines=16),  # qkv
 }
-LIMITS = (1, 16, 32, 64, 128, 256)  # of rows, in those tables; 128 speaks for 65 to 128, 256 for the rest
-
-BEST_UNKNOWN = SkinnyTuning()  # of a shape that is not measured: the kernel, by the rule below
+BEST_UNKNOWN = SkinnyTuning()  # of a shape that TUNED does not name: the mode's `TuningTable` decides
 # Weights per column prefetched with pdl, where a tuning does not say.
 AHEAD = 512  # pdl, 512 ahead: 0.97 of a layer without early launch
 
@@ -99,7 +98,9 @@ def default_tuning(
     rows: int, columns: int, depth: int, gated: bool, mode: KernelMode = DEFAULT_MODE
 ) -> SkinnyTuning:
     """As the mode wants it: launched early or not, one for all numbers of rows or the best for this one."""
-    tuning = fixed_tuning(columns, depth) if mode.deterministic else best_tuning(rows, columns, depth, gated)
+    tuning = (
+        fixed_tuning(columns, depth) if mode.deterministic else best_tuning(rows, columns, depth, gated, mode)
+    )
     return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD) if mode.pdl else tuning
 
 
@@ -109,6 +110,9 @@ def partials_tuning(
     """For a product whose partial sums the next kernel adds; None: use `skinny_linear`."""
     keys = ((limit, columns, depth) for limit in _limits(rows))
     tuning = next((LEFT[key] for key in keys if key in LEFT), None)
+    if tuning is None and _measured(rows, columns, depth, False) is BEST_UNKNOWN:
+        tuning = _by_table(rows, columns, depth, False, mode)
+        tuning = tuning if tuning is not None and tuning.splits > 1 else None
     if tuning is None or not mode.pdl:
         return tuning
     return tuning._replace(pdl=True, ahead=tuning.ahead or AHEAD)
@@ -120,14 +124,24 @@ def fixed_tuning(columns: int, depth: int) -> SkinnyTuning:
     return SkinnyTuning(64, 128 if depth % 128 == 0 else 64, splits, lines=64)
 
 
-def best_tuning(rows: int, columns: int, depth: int, gated: bool) -> SkinnyTuning:
-    """Enough programs for two on each multiprocessor, cut along K where N is short."""
+def best_tuning(rows: int, columns: int, depth: int, gated: bool, mode: KernelMode) -> SkinnyTuning:
     measured = _measured(rows, columns, depth, gated)
-    if measured is not None and measured is not BEST_UNKNOWN:
-        return measured
-    wide = 32 if rows <= 32 else 64
-    splits = max(1, min(8, up(264, up(columns, wide)), depth // 512))
-    return SkinnyTuning(wide, 128 if gated or rows > 32 else 256, splits)
+    if measured is None or measured is BEST_UNKNOWN:
+        measured = _by_table(rows, columns, depth, gated, mode)
+    return fixed_tuning(columns, depth) if measured is None else measured
+
+
+def _by_table(rows: int, columns: int, depth: int, gated: bool, mode: KernelMode) -> SkinnyTuning | None:
+    """None: the library's product. It multiplies more than MOST_ROWS rows unless a table names the shape."""
+    product = Product("bf16", rows, columns * (2 if gated else 1), depth, gated)
+    if rows > MOST_ROWS and (rows > LIMITS[-1] or product not in mode.tunings):
+        return None
+    tuning = mode.tunings.choose(product)
+    return None if tuning is None else many_rows_tuning(tuning)
+
+
+def many_rows_tuning(t: ProductTuning) -> SkinnyTuning:
+    return SkinnyTuning(t.piece, t.depth, t.splits, t.warps, t.stages, "many", ahead=t.ahead, lines=t.lines)
 
 
 def skinny_linear(
@@ -178,7 +192,9 @@ def _by_kernel(x: Tensor, weight: Tensor, mode: KernelMode, *, gated: bool = Fal
         return True
     columns = weight.shape[0] // (2 if gated else 1)
     measured = _measured(rows, columns, depth, gated)
-    return measured is not None and (rows <= MOST_ROWS or measured is not BEST_UNKNOWN)
+    if measured is BEST_UNKNOWN:
+        measured = _by_table(rows, columns, depth, gated, mode)
+    return measured is not None
 
 
 def _limits(rows: int) -> tuple[int, ...]:
