@@ -128,7 +128,7 @@ def best_tuning(rows: int, columns: int, depth: int, gated: bool, mode: KernelMo
     measured = _measured(rows, columns, depth, gated)
     if measured is None or measured is BEST_UNKNOWN:
         measured = _by_table(rows, columns, depth, gated, mode)
-    return fixed_tuning(columns, depth) if measured is None else measured
+    return BEST_UNKNOWN if measured is None else measured
 
 
 def _by_table(rows: int, columns: int, depth: int, gated: bool, mode: KernelMode) -> SkinnyTuning | None:
