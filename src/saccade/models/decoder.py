@@ -69,7 +69,8 @@ class Decoder(LanguageModel):
         layers = [DecoderLayer(dims, i, builder.child(f"layers.{i}")) for i in range(dims.layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(dims.hidden, dims.eps, builder)
-        self.head = None if dims.tied else builder.linear("head", dims.hidden, (dims.vocab,))
+        tied = self.embedding.weight if dims.tied else None
+        self.head = builder.linear("head", dims.hidden, (dims.vocab,), tied=tied)
         self._layers = layers  # the same, with their type
         self._windows = dims.windows
         # Plain attributes, not buffers: they stay float32 and int64 whatever the weights are.
@@ -128,8 +129,6 @@ class Decoder(LanguageModel):
         return one.attention.queries(normed, self.rotary(positions, mode), mode)
 
     def raw_logits(self, hidden: Tensor, mode: KernelMode | None = None) -> Tensor:
-        if self.head is None:
-            return self.embedding.logits(hidden, mode or self.mode)
         return self.head.forward(hidden, mode or self.mode)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from saccade.kernels.attention.paged import paged_attention
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
-from saccade.kernels.gemm.skinny import skinny_linear
 from saccade.kernels.gemm.split_k import Norm
 from saccade.kernels.norm_rope.elementwise import add_norm
 from saccade.kernels.norm_rope.qk_norm_rope import HeadNorm, qk_norm_rope
@@ -43,10 +42,15 @@ class ModelBuilder:
         return empty_parameter(self.device, self.dtype, *shape)
 
     def linear(
-        self, name: str, in_features: int, partitions: tuple[int, ...], bias: bool = False
+        self,
+        name: str,
+        in_features: int,
+        partitions: tuple[int, ...],
+        bias: bool = False,
+        tied: nn.Parameter | None = None,
     ) -> LinearMethod:
         path = self.child(name).path
-        return self.scheme(LinearSpec(path, in_features, partitions, bias, self.device, self.dtype))
+        return self.scheme(LinearSpec(path, in_features, partitions, bias, self.device, self.dtype, tied))
 
 
 class Embedding(nn.Module):
@@ -56,10 +60,6 @@ class Embedding(nn.Module):
 
     def forward(self, index: Tensor) -> Tensor:
         return F.embedding(index, self.weight)
-
-    def logits(self, hidden: Tensor, mode: KernelMode) -> Tensor:
-        """As the output projection of a model with tied weights."""
-        return skinny_linear(hidden, self.weight, None, mode)
 
 
 class RMSNorm(nn.Module):

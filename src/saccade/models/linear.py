@@ -5,7 +5,7 @@ Nothing outside a method reads its parameters.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ class LinearSpec:
     bias: bool
     device: torch.device
     dtype: torch.dtype  # of x and y
+    # The parameter of another layer that these weights are, e.g. the embedding's of a tied head.
+    tied: nn.Parameter | None = field(default=None, compare=False, repr=False)
 
     def offset(self, partition: int) -> int:
         """The first output feature of a partition."""
@@ -127,17 +129,23 @@ class UnquantizedLinear(LinearMethod):
     def __init__(self, spec: LinearSpec) -> None:
         super().__init__(spec)
         out = sum(spec.partitions)
-        self.weight = empty_parameter(spec.device, spec.dtype, out, spec.in_features)
+        if spec.tied is None:
+            self.weight = empty_parameter(spec.device, spec.dtype, out, spec.in_features)
+        else:
+            self.weight = spec.tied
         self.bias = empty_parameter(spec.device, spec.dtype, out) if spec.bias else None
 
     def checkpoint_tensors(self, partition: int) -> tuple[str, ...]:
+        if self.spec.tied is not None:
+            return ()
         return ("weight", "bias") if self.spec.bias else ("weight",)
 
     def load(self, name: str, partition: int, tensor: Tensor) -> None:
         copy_partition(self.get_parameter(name), self.spec, partition, tensor)
 
     def fill_randomly(self, generator: torch.Generator) -> None:
-        self.weight.normal_(0, DUMMY_STD, generator=generator)
+        if self.spec.tied is None:
+            self.weight.normal_(0, DUMMY_STD, generator=generator)
         if self.bias is not None:
             self.bias.zero_()
 

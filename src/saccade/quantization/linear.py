@@ -25,6 +25,7 @@ from saccade.models.linear import (
     refuse_quantized,
 )
 from saccade.models.registry import Projection
+from saccade.quantization.cpu_int8 import OneDNNWeight, takes
 from saccade.quantization.weights import DenseWeight, EightBitWeight, FourBitWeight, QuantizedWeight, fuse
 
 
@@ -150,6 +151,8 @@ def for_device(weight: QuantizedWeight, device: torch.device, dtype: torch.dtype
     """The weight as the device multiplies by it best. Raises a CheckpointError where it cannot."""
     if isinstance(weight, DenseWeight):
         return weight
+    if device.type == "cpu" and isinstance(weight, EightBitWeight) and takes(weight):
+        return OneDNNWeight.pack(weight)
     if device.type != "cuda" or (isinstance(weight, EightBitWeight) and weight.activation == "none"):
         return DenseWeight.of(weight, dtype)
     check_capability(weight, torch.cuda.get_device_capability(device))

@@ -60,9 +60,25 @@ def stage_schemes(model: nn.Module) -> dict[str, str]:
 def online_scheme(stages: Mapping[str, str]) -> LinearScheme:
     def choose(spec: LinearSpec) -> LinearMethod:
         scheme = stages[stage_of(spec.path)]
-        return UnquantizedLinear(spec) if scheme == NONE else QuantizedLinear(spec, RoundToNearest(scheme))
+        if scheme == NONE:
+            return UnquantizedLinear(spec)
+        return (QuantizedLinear if spec.tied is None else QuantizedCopy)(spec, RoundToNearest(scheme))
 
     return choose
+
+
+class QuantizedCopy(QuantizedLinear):
+    """Of the parameter its spec is tied to, which stays as it is: a tied head beside the embedding."""
+
+    def checkpoint_tensors(self, partition: int) -> tuple[str, ...]:
+        return ()
+
+    def finish_loading(self) -> None:
+        if self.spec.tied is not None:
+            self.load("weight", 0, self.spec.tied)
+
+    def fill_randomly(self, generator: torch.Generator) -> None:
+        self.finish_loading()
 
 
 @dataclass(frozen=True)
