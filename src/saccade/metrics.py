@@ -258,7 +258,7 @@ class ServerMetrics:
         )
         schemes = Gauge(
             "saccade_quantization_info",
-            "1; the labels name the scheme of each stage: none, fp8, int8 or int4.",
+            "1; the labels name the scheme of each stage: none, fp8, int8, int4 or expanded, joined by +.",
             sorted(quantization),
             registry=self.registry,
         )

@@ -59,10 +59,13 @@ class PlainReader:
         return DenseWeight(weight.to(dtype))
 
 
-def scheme_name(weight: QuantizedWeight) -> str:
+def scheme_name(reader: TensorReader, weight: QuantizedWeight) -> str:
+    """Of a projection as it was read. `expanded`: to the model's dtype, as no kernel reads the format."""
+    if isinstance(reader, PlainReader):
+        return "none"
     if isinstance(weight, EightBitWeight):
         return "int8" if weight.values.dtype == torch.int8 else "fp8"
-    return "int4" if isinstance(weight, FourBitWeight) else "none"
+    return "int4" if isinstance(weight, FourBitWeight) else "expanded"
 
 
 class QuantizedLinear(LinearMethod):
@@ -77,7 +80,7 @@ class QuantizedLinear(LinearMethod):
         self._read: list[dict[str, Tensor]] = [{} for _ in spec.partitions]
         self._converted: dict[int, QuantizedWeight] = {}  # by projection, until all are there
         self._weight: QuantizedWeight | None = None
-        self.schemes: set[str] = set()  # of the projections loaded: fp8, int8, int4, none
+        self.schemes: set[str] = set()  # of the projections loaded
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -100,7 +103,7 @@ class QuantizedLinear(LinearMethod):
         here = {name: tensor.to(spec.device) for name, tensor in tensors.items()}
         weight = reader.read(here, spec.partitions[partition], spec.in_features, spec.dtype)
         tensors.clear()
-        self.schemes.add(scheme_name(weight))
+        self.schemes.add(scheme_name(reader, weight))
         self._converted[partition] = for_device(weight, spec.device, spec.dtype)
         if len(self._converted) == len(spec.partitions):
             self._keep(fuse([self._converted[index] for index in range(len(spec.partitions))]))
@@ -112,7 +115,7 @@ class QuantizedLinear(LinearMethod):
         noise = torch.empty(rows, columns, device=spec.device, dtype=spec.dtype)
         noise.normal_(0, DUMMY_STD, generator=generator)
         weight = self.readers[0].read({"weight": noise}, rows, columns, spec.dtype)
-        self.schemes.add(scheme_name(weight))
+        self.schemes.add(scheme_name(self.readers[0], weight))
         self._keep(for_device(weight, spec.device, spec.dtype))
         if self.bias is not None:
             self.bias.zero_()

@@ -224,11 +224,13 @@ def _measure(
     with progress_bar(options.progress, remaining=True) as bar:
         with running_engine(exposed) as llm, recorded_hidden_states() as states:
             scheme = SchemePass(llm, states, references, options.max_tokens)
-            texts = TEXT_PROMPTS[: options.prompts]
-            task = bar.add_task(f"{name}: text", total=len(texts))
-            for index, text in enumerate(texts):
-                scheme.ask([QuantPrompt(TEXT, (TEXT, index), text)])
-                bar.advance(task)
+            prompts = [QuantPrompt(TEXT, (TEXT, i), text) for i, text in enumerate(TEXT_PROMPTS)]
+            prompts = prompts[: options.prompts]
+            task = bar.add_task(f"{name}: text", total=len(prompts))
+            for start in range(0, len(prompts), options.batch):
+                some = prompts[start : start + options.batch]
+                scheme.ask(some)
+                bar.advance(task, len(some))
             if checkpoint.image is not None:
                 ask_all(options, scheme.answer, bar)
         _release()
