@@ -101,15 +101,17 @@ class ProductRunner:
     def __init__(self, task: Task, device: torch.device, *, pdl: bool, copies: int = 0) -> None:
         self._task, self._mode = task, KernelMode(pdl=pdl)
         name, rows, columns, depth, _ = task.product
-        self._x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16)
-        self._residual = torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
+        # Not the default generator: a capture that failed may hold it.
+        made = torch.Generator(device).manual_seed(0)
+        self._x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16, generator=made)
+        self._residual = torch.randn(rows, columns, device=device, dtype=torch.bfloat16, generator=made)
         self._weight = torch.ones(columns, device=device, dtype=torch.bfloat16)
         kind = {"fp8": FP8, "int8": torch.int8}.get(name)
         self._rows = None
         if kind is not None:
             self._rows = QuantizedRows(self._x.to(kind), torch.ones(rows, device=device))
         copies = copies or up(ROTATED, int(task.bytes))
-        self._copies = [_random_weight(task.product, device) for _ in range(copies)]
+        self._copies = [_random_weight(task.product, device, made) for _ in range(copies)]
 
     def multiply(self, choice: Choice, w: Tensor | EightBit | FourBit) -> None:
         t, use, mode = choice, self._task.use, self._mode
@@ -182,16 +184,21 @@ def replay_seconds(replay: Callable[[], None]) -> float:
     return statistics.median(taken)
 
 
-def _random_weight(product: Product, device: torch.device) -> Tensor | EightBit | FourBit:
+def _random_weight(
+    product: Product, device: torch.device, generator: torch.Generator
+) -> Tensor | EightBit | FourBit:
     name, _, columns, depth, _ = product
     if name == "int4":
         width = up(depth, 512) * 128
-        packed = torch.randint(-32768, 32768, (columns, width), device=device, dtype=torch.int16)
+        shape = (columns, width)
+        packed = torch.randint(-32768, 32768, shape, device=device, dtype=torch.int16, generator=generator)
         scale = torch.full((up(depth, GROUP), columns), 0.01, device=device, dtype=torch.bfloat16)
         return FourBit(packed, scale, None, GROUP, depth)
     if name == "bf16":
-        return torch.empty(columns, depth, device=device, dtype=torch.bfloat16).normal_(0, 0.02)
-    values = torch.randint(-64, 64, (columns, depth), device=device, dtype=torch.int8)
+        return torch.empty(columns, depth, device=device, dtype=torch.bfloat16).normal_(
+            0, 0.02, generator=generator
+        )
+    values = torch.randint(-64, 64, (columns, depth), device=device, dtype=torch.int8, generator=generator)
     if name == "fp8":
         values = values.to(FP8)
     return EightBit(values, torch.full((columns,), 0.01, device=device))
