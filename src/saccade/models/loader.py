@@ -175,8 +175,7 @@ def _tensors(file: Path, allowed: Sequence[str] | None) -> Iterator[tuple[str, T
 
 def weight_bytes(model: nn.Module) -> int:
     """In memory; tied weights count once."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 @torch.no_grad()

@@ -61,11 +61,11 @@ class OneDNNWeight:
         return None
 
     def product(self, x: Activations, epilogue: Epilogue, mode: KernelMode) -> Reduced:
-        return apply_epilogue(self.partials(x, epilogue.bias, mode), epilogue._replace(bias=None), mode)
+        return apply_epilogue(self.partials(x, None, mode), epilogue, mode)
 
     def partials(self, x: Activations, bias: Tensor | None, mode: KernelMode) -> Tensor:
         rows = plain(x)
-        if not len(rows):
+        if not rows.shape[0]:
             return rows.new_empty(0, self.shape[0])
         values, scale = quantize_rows_unsigned(rows)
         y = _multiply(values, self.packed, self.scale, self.zeros).mul_(scale)
@@ -73,10 +73,10 @@ class OneDNNWeight:
 
 
 def quantize_rows_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x[m, k] = (values[m, k] - 128) * scale[m, 0]: the values and scales of `quantize_rows_reference`."""
+    """x[m, k] = (values[m, k] - 128) * scale[m, 0]: the values and scales of `quantize_rows_reference`, but
+    that a row of zeros has any values and the scale 0."""
     x = x.float()
     scale = x.abs().amax(1, keepdim=True).div_(LARGEST[torch.int8])
-    scale.clamp_min_(torch.finfo(torch.float32).tiny)
     # Torch rounds, shifts and converts floats to bytes 3 times slower.
     return (x / scale).clamp_max_(127).add_(SHIFT).view(torch.int32).to(torch.uint8), scale
 
