@@ -33,12 +33,11 @@ from saccade.kernels.gemm.tuning_search import (
     gpu_of,
     search_all,
 )
+from saccade.quantization.weights import FOUR_BIT_ROWS
+from saccade.worker.product_tuning import ORDER, TIMED_ROWS
 
 MEMORY = 4.69e12  # bytes per second
 FORMATS = ("bf16", "fp8", "int4")
-ORDER = (1, 32, 16, 64, 128, 256)  # of rows: what matters most first
-TIMED_ROWS = {16: 8}  # rows that speak for a limit, where it is not the limit itself
-FOUR_BIT_ROWS = 128  # beyond them the library multiplies
 
 
 class Shape(NamedTuple):
@@ -91,15 +90,9 @@ def wanted(options: argparse.Namespace, limit: int, known: Entries) -> list[Task
     for form in options.formats:
         for model in options.models:
             for task in tasks_of(model, form, limit).values():
-                if (options.again or task.product.key not in known) and not by_hand(task.product):
+                if (options.again or task.product.key not in known) and not skinny.has_measured(task.product):
                     made.setdefault(task.product.key, task)
     return list(made.values())
-
-
-def by_hand(product: Product) -> bool:
-    """Whether `skinny.TUNED` has it."""
-    columns = product.columns // (2 if product.gated else 1)
-    return product.format == "bf16" and (product.limit, columns, product.depth, product.gated) in skinny.TUNED
 
 
 def shown(choice: Choice) -> str:

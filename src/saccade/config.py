@@ -13,6 +13,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "torch", "triton"]
 Switch = Literal["auto", "on", "off"]
+Tuning = Literal["auto", "off"]
 
 GIB = 1 << 30
 _UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -217,6 +218,11 @@ class EngineConfig:
     )
     early_launch: Switch = option_field(
         "auto", "Programmatic dependent launch of kernels. auto: with CUDA graphs on a Hopper GPU or newer."
+    )
+    tuning: Tuning = option_field(
+        "auto",
+        "Search launch parameters for products of shapes that no table names, for at most 10 seconds of a"
+        " start; results are kept on disk (see `saccade tune`). off: shipped tables and a model only.",
     )
     deterministic: bool = option_field(False, "Make a request's tokens independent of the batch; slower.")
     seed: int = option_field(0, "Base seed for requests that set none.", at_least=-(1 << 63))

@@ -21,6 +21,7 @@ COMMANDS = {
         "saccade.cli.eval:quant_command",
         "What quantisation costs in quality and gains in speed.",
     ),
+    "tune": ("saccade.cli.tune:command", "Search kernel launch parameters for MODEL on this GPU."),
     "plan": ("saccade.cli.plan:command", "Predict how much traffic a machine serves, without running it."),
 }
 

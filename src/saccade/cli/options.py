@@ -31,6 +31,7 @@ TOOLS = {
     "eval-lod": "saccade.tools.evaluation.lod",
     "eval-quant": "saccade.tools.evaluation.quantization",
     "profile": "saccade.tools.profiler.command",
+    "tune": "saccade.tools.tune",
 }
 
 

@@ -38,6 +38,7 @@ from saccade.kernels.cuda_graph import CudaRecorder, PlainRecorder
 from saccade.kernels.dispatch import TORCH
 from saccade.kernels.gemm.skinny import MOST_ROWS
 from saccade.kernels.gemm.tuning_model import LIMITS
+from saccade.kernels.gemm.tuning_search import entries
 from saccade.kv_cache.block_pool import BlockPool
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Pages
@@ -63,6 +64,7 @@ from saccade.worker.execution_mode import resolve_execution_mode
 from saccade.worker.graph_step import GraphStep
 from saccade.worker.input_batch import InputBatch, Slots
 from saccade.worker.model_runner import ModelRunner, VisionParts
+from saccade.worker.product_tuning import SECONDS, can_tune, model_tasks, tune, untuned
 from saccade.worker.warmup import IdleWarmup, WarmupStep, compile_kernels, compilers
 
 log = logging.getLogger(__name__)
@@ -127,6 +129,8 @@ class EngineBuilder:
         self._times.note("weights")
         schemes = ", ".join(f"{stage} {scheme}" for stage, scheme in stage_schemes(self._model).items())
         log.info("%.2f GB of weights; quantisation: %s", weight_bytes(self._model) / 1e9, schemes)
+        if config.tuning == "auto" and can_tune(device, self._execution.mode):
+            self._tune_products()
         if device.type == "cuda":
             image, seqs, compact = checkpoint.image, config.max_num_seqs, self._compact_dtype
             compile_kernels(self._model, image, device, config.block_size, seqs, compact)
@@ -139,6 +143,19 @@ class EngineBuilder:
         self._host_pages: HostPages | None = None
         if self._budget.swap_slots:
             self._host_pages = HostPages(self._pages, self._budget.swap_slots)
+
+    def _tune_products(self) -> None:
+        """For shapes that no table names; before the KV pool takes the memory."""
+        mode, pdl = self._execution.mode, self._execution.pdl
+        tasks = untuned(model_tasks(self._model, self._config.max_num_seqs), mode.tunings)
+        found = list(tune(tasks, mode.tunings, self._device, SECONDS, pdl=pdl)) if tasks else []
+        if tasks:
+            log.info(
+                "launch parameters of %d of %d products searched; see `saccade tune`", len(found), len(tasks)
+            )
+        mode = mode._replace(tunings=mode.tunings.extended(entries(found)))
+        self._execution, self._model.mode = self._execution._replace(mode=mode), mode
+        self._times.note("tuning")
 
     def build(self) -> EngineParts:
         scheduler = self._build_scheduler()

@@ -1,5 +1,5 @@
-"""Options of `saccade eval`, `eval-lod`, `eval-quant` and `profile`. The command line makes a flag of every
-field that has a help text, so this module imports no torch."""
+"""Options of `saccade eval`, `eval-lod`, `eval-quant`, `tune` and `profile`. The command line makes a flag of
+every field that has a help text, so this module imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,18 @@ class QuantEvalOptions(QuestionOptions):
         super().__post_init__()
         if self.plot is not None and not self.plot.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {self.plot} does not exist; make it first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    budget: float = option_field(300.0, "Search for at most this long.", metavar="SECONDS")
+    again: bool = option_field(False, "Search shapes that a table names, too.")
+    progress: bool = option_field(True, "Show a progress bar on stderr.")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.budget <= 0:
+            raise ConfigError(f"budget is {self.budget}; it must be more than 0 seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from saccade.config import EngineConfig
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import KernelMode, use_triton
 from saccade.kernels.jit import INTERPRETED, TRITON
+from saccade.worker.product_tuning import load_tunings
 
 PDL_CAPABILITY = (9, 0)  # compute capability from which on there is programmatic dependent launch
 
@@ -30,7 +31,8 @@ def resolve_execution_mode(config: EngineConfig, device: torch.device, dtype: to
             "deterministic needs kernels whose sums are in one order: on cuda use --kernels triton and "
             f"16 bits, not kernels {config.kernels} in {str(dtype).removeprefix('torch.')}"
         )
-    mode = KernelMode(config.kernels, deterministic=config.deterministic)
+    tunings = load_tunings(device, cached=config.tuning != "off")
+    mode = KernelMode(config.kernels, deterministic=config.deterministic, tunings=tunings)
     graphs = config.graphs == "on"
     if device.type == "cuda" and config.graphs != "off":
         graphs = _capturable(mode, device, dtype)

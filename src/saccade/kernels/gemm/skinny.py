@@ -140,6 +140,13 @@ def _by_table(rows: int, columns: int, depth: int, gated: bool, mode: KernelMode
     return None if tuning is None else many_rows_tuning(tuning)
 
 
+def has_measured(product: Product) -> bool:
+    """Whether TUNED names these rows of this shape."""
+    columns = product.columns // (2 if product.gated else 1)
+    measured = _measured(product.rows, columns, product.depth, product.gated)
+    return product.format == "bf16" and measured is not BEST_UNKNOWN
+
+
 def many_rows_tuning(t: ProductTuning) -> SkinnyTuning:
     return SkinnyTuning(t.piece, t.depth, t.splits, t.warps, t.stages, "many", ahead=t.ahead, lines=t.lines)
 

@@ -55,22 +55,22 @@ class Gpu(NamedTuple):
     shared: int = 227 << 10  # bytes of shared memory a program may have
 
 
-MOST = 8  # candidates of a product
+MOST = 10  # candidates of a product
 
-LATENCY = 0.9  # us from a load to its data, under load
+LATENCY = 0.65  # us from a load to its data, under load
 MEMORY = 4.69e6  # bytes per us
-MEMORY_EACH = 60e3  # that one multiprocessor can read alone
-L2_EACH = 76e3  # from L2, per multiprocessor
-LAUNCH = 2.2  # us of a kernel that does nothing
-REDUCE_LAUNCH = 2.0  # us of a second kernel, where nothing but splits needs one
-PARTS_EACH = 120e3  # bytes of partial sums per us that one program adds up
+MEMORY_EACH = 41e3  # that one multiprocessor can read alone
+L2_EACH = 106e3  # from L2, per multiprocessor
+LAUNCH = 0.7  # us of a launch behind another
+REDUCE_LAUNCH = 1.0  # us of a second kernel, where nothing but splits needs one
+PARTS_EACH = 300e3  # bytes of partial sums per us that one program adds up
 REGISTERS, THREADS = 65536, 2048  # of a multiprocessor
 LEAST_DEPTH = 512  # columns of W in a split
 WIDE = 65536  # rows of W that fill a GPU without splits: an output head
 
 # FLOP per us of a multiprocessor.
-TENSOR = {"bf16": 5e6, "fp8": 10e6, "int8": 10e6, "int4": 4.5e6}
-NIBBLES = 76e3  # 4-bit weights a multiprocessor expands per us
+TENSOR = {"bf16": 5.7e6, "fp8": 11.4e6, "int8": 11.4e6, "int4": 5e6}
+NIBBLES = 104e3  # 4-bit weights a multiprocessor expands per us
 
 # Rows of W, depth, stages and warps of the programs; `depth` counts stored values: int16 of 4-bit weights.
 EIGHT_BIT_TILES = (
@@ -84,7 +84,9 @@ TILES = {
     ),
     "fp8": EIGHT_BIT_TILES,
     "int8": EIGHT_BIT_TILES,
-    "int4": ((64, 128, 2, 4), (64, 128, 3, 4), (64, 64, 3, 4), (64, 64, 4, 4), (128, 64, 3, 8)),
+    "int4": (
+        (64, 128, 2, 4), (64, 128, 3, 4), (64, 64, 2, 4), (64, 64, 3, 4), (64, 64, 4, 4), (128, 64, 3, 8),
+    ),
 }  # fmt: skip
 SPLITS = (1, 2, 3, 4, 6, 8)
 AHEAD = {"bf16": 128, "fp8": 64, "int8": 64, "int4": 64}
@@ -137,12 +139,21 @@ def program(product: Product, t: ProductTuning, gpu: Gpu) -> _Program:
     each = t.piece * t.depth * size
     buffers = t.stages - (columns > 1)  # of W; 4-bit weights go on to registers
     shared = buffers * each + t.stages * t.lines * t.depth * columns * size + 1024
-    registers = min(255, t.piece * t.lines // (32 * t.warps) + (96 if product.format == "int4" else 64))
+    registers = _registers(product, t)
     resident = min(gpu.shared // shared, THREADS // (32 * t.warps), REGISTERS // (32 * t.warps * registers))
+    resident = 0 if registers > 255 else resident  # it would spill
     values = product.depth / columns / t.splits
     return _Program(
         t.piece * values * size, t.lines * values * size * columns, (t.stages - 1) * each, resident
     )
+
+
+def _registers(product: Product, t: ProductTuning) -> int:
+    """Of a thread, as compiled for compute capability 9.0."""
+    if product.format != "int4":
+        return min(255, t.piece * t.lines // (32 * t.warps) + 64)
+    expanded = 43 + 0.65 * t.depth + t.lines * (1 + t.depth / 85)
+    return int(expanded * t.piece / (16 * t.warps))
 
 
 def model_time(product: Product, t: ProductTuning, gpu: Gpu) -> float:

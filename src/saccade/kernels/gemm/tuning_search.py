@@ -212,7 +212,7 @@ def search_all(
     seconds: float,
     *,
     pdl: bool,
-    batch: int = 16,
+    batch: int = 2,
 ) -> Iterator[Found]:
     """Search the tasks in turn until the time is over, `batch` of them compiled at once."""
     deadline, recorder = time.perf_counter() + seconds, CudaRecorder(device)
