@@ -73,6 +73,7 @@ ENGINE_OPTIONS = {
     "kernels": ("torch", "torch"),
     "graphs": ("off", "off"),
     "early-launch": ("off", "off"),
+    "tuning": ("off", "off"),
     "deterministic": (None, True),
     "seed": ("4", 4),
     "step-log": ("steps.jsonl", "steps.jsonl"),

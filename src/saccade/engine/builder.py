@@ -64,7 +64,7 @@ from saccade.worker.execution_mode import resolve_execution_mode
 from saccade.worker.graph_step import GraphStep
 from saccade.worker.input_batch import InputBatch, Slots
 from saccade.worker.model_runner import ModelRunner, VisionParts
-from saccade.worker.product_tuning import SECONDS, can_tune, model_tasks, tune, untuned
+from saccade.worker.product_tuning import SECONDS, can_tune, load_tunings, model_tasks, tune, untuned
 from saccade.worker.warmup import IdleWarmup, WarmupStep, compile_kernels, compilers
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,8 @@ class EngineBuilder:
         self._views = checkpoint_views(checkpoint)
         self._dtype = dtype = resolve_dtype(config, checkpoint, device)
         self._times = StartTimes()
-        self._execution = resolve_execution_mode(config, device, dtype)
+        tunings = load_tunings(device, cached=config.tuning == "auto")
+        self._execution = resolve_execution_mode(config, device, dtype).with_tunings(tunings)
         online = config.quantization and online_scheme(parse_quantization(config.quantization))
         self._model = load_model(
             checkpoint, device, dtype, config.load_format, progress, self._execution.mode, online or None
@@ -153,8 +154,8 @@ class EngineBuilder:
             log.info(
                 "launch parameters of %d of %d products searched; see `saccade tune`", len(found), len(tasks)
             )
-        mode = mode._replace(tunings=mode.tunings.extended(entries(found)))
-        self._execution, self._model.mode = self._execution._replace(mode=mode), mode
+        self._execution = self._execution.with_tunings(mode.tunings.extended(entries(found)))
+        self._model.mode = self._execution.mode
         self._times.note("tuning")
 
     def build(self) -> EngineParts:

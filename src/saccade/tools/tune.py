@@ -14,7 +14,7 @@ from saccade.quantization.online import online_scheme, parse_quantization
 from saccade.tools.options import TuneOptions
 from saccade.tools.report import figure, output_console, progress_bar, table
 from saccade.worker.execution_mode import resolve_execution_mode
-from saccade.worker.product_tuning import can_tune, model_tasks, tune, untuned
+from saccade.worker.product_tuning import can_tune, load_tunings, model_tasks, tune, untuned
 from saccade.worker.warmup import compilers
 
 HEADS = ("product", "format", "rows", "model, us", "best, us", "won", "launch parameters")
@@ -24,7 +24,8 @@ def run(engine: EngineConfig, options: TuneOptions) -> int:
     device = resolve_device(engine)
     checkpoint = open_checkpoint(engine.model)
     dtype = resolve_dtype(engine, checkpoint, device)
-    execution = resolve_execution_mode(engine, device, dtype)
+    tunings = load_tunings(device, cached=engine.tuning == "auto")
+    execution = resolve_execution_mode(engine, device, dtype).with_tunings(tunings)
     mode = execution.mode
     if not can_tune(device, mode):
         raise ConfigError(

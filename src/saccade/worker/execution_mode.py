@@ -7,8 +7,8 @@ import torch
 from saccade.config import EngineConfig
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import KernelMode, use_triton
+from saccade.kernels.gemm.tuning import TuningTable
 from saccade.kernels.jit import INTERPRETED, TRITON
-from saccade.worker.product_tuning import load_tunings
 
 PDL_CAPABILITY = (9, 0)  # compute capability from which on there is programmatic dependent launch
 
@@ -18,6 +18,9 @@ class ExecutionMode(NamedTuple):
     graphs: bool = False
     tower_graphs: bool = False  # of the vision tower, which is captured with any kernels
     pdl: bool = False  # programmatic dependent launch, in step graphs only: elsewhere it gains nothing
+
+    def with_tunings(self, tunings: TuningTable) -> "ExecutionMode":
+        return self._replace(mode=self.mode._replace(tunings=tunings))
 
 
 def resolve_execution_mode(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ExecutionMode:
@@ -31,8 +34,7 @@ def resolve_execution_mode(config: EngineConfig, device: torch.device, dtype: to
             "deterministic needs kernels whose sums are in one order: on cuda use --kernels triton and "
             f"16 bits, not kernels {config.kernels} in {str(dtype).removeprefix('torch.')}"
         )
-    tunings = load_tunings(device, cached=config.tuning != "off")
-    mode = KernelMode(config.kernels, deterministic=config.deterministic, tunings=tunings)
+    mode = KernelMode(config.kernels, deterministic=config.deterministic)
     graphs = config.graphs == "on"
     if device.type == "cuda" and config.graphs != "off":
         graphs = _capturable(mode, device, dtype)
