@@ -53,7 +53,7 @@ def compress(
         if scheme is not None and isinstance(module, nn.Linear):
             _calibrate(module, scheme.weights)
             if hasattr(module, "input_scale"):
-                module.input_scale.data.fill_(0.05 if scheme.weights.type == "int" else 0.02)
+                module.get_parameter("input_scale").data.fill_(0.05 if scheme.weights.type == "int" else 0.02)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(folder)
@@ -73,9 +73,9 @@ def _calibrate(module: nn.Linear, args: Any) -> None:
         size = args.group_size if args.strategy == "group" else columns
         low, high = (getattr(weight.view(rows, -1, size), name)(2) for name in ("amin", "amax"))
     scale, zero = calculate_qparams(low, high, args)
-    module.weight_scale.data.copy_(scale)
+    module.get_parameter("weight_scale").data.copy_(scale)
     if hasattr(module, "weight_zero_point"):
-        module.weight_zero_point.data.copy_(zero)
+        module.get_parameter("weight_zero_point").data.copy_(zero)
 
 
 FLOAT8 = {"num_bits": 8, "type": "float"}
@@ -108,7 +108,12 @@ COMPRESSED: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # Sizes that blocks of 128 divide: q has 256 rows, k and v 128.
-WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 16, "num_key_value_heads": 8}
+WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
 BLOCKS = {
     "a": group(
         {**FLOAT8, "strategy": "block", "block_structure": [128, 128]},
@@ -141,8 +146,8 @@ def hf_fp8(folder: Path, scale_dtype: torch.dtype = torch.bfloat16) -> None:
 
 def pack(values: Tensor, dim: int, bits: int = 4) -> Tensor:
     """int32 words of values along a dimension, low bits first."""
-    values = values.to(torch.int64).movedim(dim, -1).unflatten(-1, (-1, 32 // bits))
-    words = (values << torch.arange(0, 32, bits)).sum(-1)
+    last = values.to(torch.int64).movedim(dim, -1)
+    words = (last.reshape(*last.shape[:-1], -1, 32 // bits) << torch.arange(0, 32, bits)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(-1, dim).contiguous()
 
 
@@ -206,7 +211,7 @@ def awq(folder: Path, size: int = 32) -> dict[str, Tensor]:
     dense: dict[str, Tensor] = {}
 
     def words(values: Tensor) -> Tensor:  # [., N]
-        return pack(values.unflatten(1, (-1, 8))[:, :, list(AWQ_ORDER)].flatten(1), 1)
+        return pack(values.reshape(len(values), -1, 8)[:, :, list(AWQ_ORDER)].flatten(1), 1)
 
     def edit(tensors: dict[str, Tensor]) -> None:
         for layer in layers(tensors):

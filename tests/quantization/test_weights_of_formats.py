@@ -21,7 +21,14 @@ from saccade.models.linear import LinearMethod, UnquantizedLinear
 from saccade.models.loader import load_model
 from saccade.models.registry import find_family
 from saccade.quantization.linear import QuantizedLinear
-from saccade.quantization.weights import DenseWeight, EightBitWeight, FourBitWeight, SeparateWeights, fuse
+from saccade.quantization.weights import (
+    Activation,
+    DenseWeight,
+    EightBitWeight,
+    FourBitWeight,
+    SeparateWeights,
+    fuse,
+)
 from tests import checkpoints
 from tests.quantization import formats
 
@@ -36,9 +43,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         if isinstance(module, LinearMethod):
-            whole = module.weight
-            dense = whole.dequantize(torch.float32) if not isinstance(whole, Tensor) else whole
-            parts = dense.split(module.spec.partitions)
+            assert isinstance(module, UnquantizedLinear | QuantizedLinear)
+            weight = module.weight
+            dense = weight if isinstance(weight, Tensor) else weight.dequantize(torch.float32)
+            parts = torch.split(dense, list(module.spec.partitions))
             for spellings, part in zip(names.names(path), parts, strict=True):
                 weights[f"{spellings[0]}.weight"] = part
     return weights
@@ -167,7 +175,7 @@ def test_compressed_tensors_with_columns_in_another_order(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["float", "int"])
 @pytest.mark.parametrize("strategy", ["token", "group", "static"])
-def test_activations_are_rounded_as_compressed_tensors_does(kind: str, strategy: str) -> None:
+def test_activations_are_rounded_as_compressed_tensors_does(kind: str, strategy: Activation) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 256, generator=generator) * torch.tensor([0.01, 1.0, 7.0, 300.0, 0.0])[:, None]
     dtype = torch.int8 if kind == "int" else torch.float8_e4m3fn
@@ -182,7 +190,7 @@ def test_activations_are_rounded_as_compressed_tensors_does(kind: str, strategy:
     if given is None:
         scale, zero = compute_dynamic_scales_and_zp(x[None], args, torch.nn.Linear(1, 1))
     expected = fake_quantize(x[None], scale, zero, args)[0]
-    weight = EightBitWeight(torch.eye(256).to(dtype), torch.ones(256), strategy, x.dtype, given)  # type: ignore[arg-type]
+    weight = EightBitWeight(torch.eye(256).to(dtype), torch.ones(256), strategy, x.dtype, given)
     found = DenseWeight.of(weight, x.dtype).product(x, Epilogue(), DEFAULT_MODE).out
     assert torch.equal(found, expected)
 
@@ -223,7 +231,9 @@ def test_projections_are_fused_where_one_weight_can_hold_them(weights: list[Any]
     bias = torch.rand(dense.shape[0])
     expected = torch.cat(products, 1) + bias
     assert torch.allclose(fused.product(x, Epilogue(bias), DEFAULT_MODE).out, expected, atol=1e-4, rtol=1e-4)
-    assert torch.allclose(fused.partials(x, bias, DEFAULT_MODE), expected, atol=1e-4, rtol=1e-4)
+    partials = fused.partials(x, bias, DEFAULT_MODE)
+    assert isinstance(partials, Tensor)
+    assert torch.allclose(partials, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_layers_without_scales_stay_unquantised(tmp_path: Path) -> None:
