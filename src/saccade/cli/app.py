@@ -22,6 +22,7 @@ COMMANDS = {
         "What quantisation costs in quality and gains in speed.",
     ),
     "tune": ("saccade.cli.tune:command", "Search kernel launch parameters for MODEL on this GPU."),
+    "quantize": ("saccade.cli.quantize:command", "Write MODEL as a quantised checkpoint."),
     "plan": ("saccade.cli.plan:command", "Predict how much traffic a machine serves, without running it."),
 }
 

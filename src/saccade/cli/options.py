@@ -32,6 +32,7 @@ TOOLS = {
     "eval-quant": "saccade.tools.evaluation.quantization",
     "profile": "saccade.tools.profiler.command",
     "tune": "saccade.tools.tune",
+    "quantize": "saccade.tools.quantize.command",
 }
 
 
