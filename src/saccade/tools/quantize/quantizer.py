@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.models.interface import LanguageModel
 from saccade.quantization.online import stage_of
+from saccade.quantization.weights import BLOCK
 from saccade.tools.quantize.calibration import Calibration
 from saccade.tools.quantize.folding import ScaleSource, norm_source, scale_source
 from saccade.tools.quantize.linear import CalibratedLinear, InputStatistics
@@ -99,10 +100,12 @@ class Quantizer:
             scheme = self.scheme_of(block)
             for inner, linear in block.layers.items():
                 columns = linear.spec.in_features
-                if scheme.name == "int4" and columns % scheme.group:
+                width = {"int4": scheme.group, "fp8-block": BLOCK}.get(scheme.name, 1)
+                if columns % width:
+                    remedy = "another --group-size" if scheme.name == "int4" else "fp8"
                     raise ConfigError(
-                        f"{block.path}.{inner} has {columns} columns, which groups of {scheme.group} do not"
-                        f" divide; use another --group-size, or leave out the stage {block.stage}"
+                        f"{block.path}.{inner} has {columns} columns, which groups of {width} do not divide;"
+                        f" use {remedy}, or leave out the stage {block.stage}"
                     )
 
     @torch.inference_mode()
