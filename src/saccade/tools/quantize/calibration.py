@@ -1,6 +1,7 @@
 """Calibration prompts, and running them through a model part by part."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from saccade.errors import ConfigError
 from saccade.inputs.processor import InputProcessor
 from saccade.kv_cache.groups import single_group
 from saccade.kv_cache.pages import Pages
-from saccade.models.interface import LanguageModel
+from saccade.models.interface import LanguageModel, Layout, VisionTower
 from saccade.request import Request
 from saccade.sampling_params import SamplingParams
 from saccade.step_plan import BlockTableEntry, EncodeTask, ScheduledSequence, StepPlan
@@ -85,21 +86,28 @@ def _folder_prompts(folder: Path, count: int, *, with_images: bool) -> Iterator[
         yield image, text or DEFAULT_PROMPT, ""
 
 
+@dataclass
+class _EncodedImage:
+    """An image between two layers of the vision tower."""
+
+    layout: Layout
+    stream: Tensor  # [P, hidden]
+    levels: list[Tensor]  # DeepStack levels so far
+
+
 class Calibration:
-    """Runs the requests through the vision tower, through the first layers of the decoder, or through all."""
+    """Runs the requests through one layer of the vision tower, or through the first layers of the decoder."""
 
     def __init__(self, model: LanguageModel, checkpoint: Checkpoint, requests: Sequence[Request]) -> None:
         self._model = model
-        device = next(model.parameters()).device
-        self._tasks = {
-            item.view.key: EncodeTask(item.view, item.view.key, item.pixels)
-            for request in requests
-            for item in request.media
-        }
+        self._images: dict[bytes, _EncodedImage] = {}
+        self._layer = 0  # of the vision tower, that the images are in front of
         self._features: dict[bytes, Tensor] | None = None
-        self._encoder = None
+        device = next(model.parameters()).device
         if model.vision is not None and checkpoint.image is not None:
-            self._encoder = EncoderRunner(model.vision, checkpoint.image, device, model.dtype)
+            self._begin(
+                model.vision, EncoderRunner(model.vision, checkpoint.image, device, model.dtype), requests
+            )
         self._plans = _plans(requests)
         most = max((len(plan.scheduled) for plan in self._plans), default=1)
         blocks = max((len(plan.block_table_updates) for plan in self._plans), default=1)
@@ -108,22 +116,51 @@ class Calibration:
         )
         self._batch = InputBatch(pages, Slots(most, blocks, device))
 
-    def encode(self) -> None:
-        """All images, again if they were encoded before."""
-        if self._encoder is not None:
-            self._features = self._encoder.encode(list(self._tasks.values()))
+    @torch.inference_mode()
+    def _begin(self, tower: VisionTower, encoder: EncoderRunner, requests: Sequence[Request]) -> None:
+        for item in (item for request in requests for item in request.media):
+            view, key = item.view, item.view.key
+            if key not in self._images:
+                layout = tower.layout([view.grid])
+                patches = encoder.preprocess([EncodeTask(view, key, item.pixels)])
+                self._images[key] = _EncodedImage(layout, tower.begin(patches, layout), [])
+
+    @torch.inference_mode()
+    def encode(self, layer: int | None) -> None:
+        """Run one layer of the vision tower with its DeepStack merger, or the last merger (None). The layers
+        before it run once, with the weights they have then."""
+        tower = self._model.vision
+        if tower is None:
+            return
+        self._advance(tower, tower.depth if layer is None else layer)
+        for image in self._images.values():
+            if layer is None:
+                tower.finish(image.stream, image.levels)
+            else:
+                tower.carry(image.stream, image.layout, layer, layer + 1)
+
+    def _advance(self, tower: VisionTower, layer: int) -> None:
+        for image in self._images.values():
+            image.stream, levels = tower.carry(image.stream, image.layout, self._layer, layer)
+            image.levels += levels
+        self._layer = layer
 
     @torch.inference_mode()
     def decode(self, layers: int | None = None) -> Iterator[tuple[StepPlan, Tensor]]:
-        """Run the first `layers`, or all; gives the hidden states of each step."""
+        """Run the first `layers` of the decoder, or all; gives the hidden states of each step. The images are
+        encoded once."""
+        model, tower = self._model, self._model.vision
         if self._features is None:
-            self.encode()
-        model, features = self._model, self._features or {}
-        levels = 0 if model.vision is None else model.vision.depth_levels
+            self._features = {}
+            if tower is not None:
+                self._advance(tower, tower.depth)
+                for key, image in self._images.items():
+                    self._features[key] = tower.finish(image.stream, image.levels)
+        levels = 0 if tower is None else tower.depth_levels
         for plan in self._plans:
             inputs = self._batch.build_inputs(plan)
             embeds = model.embed(inputs.tokens)
-            deep = merge_embeddings(embeds, plan.scheduled, features.__getitem__, levels)
+            deep = merge_embeddings(embeds, plan.scheduled, self._features.__getitem__, levels)
             yield plan, model(embeds, inputs.positions, inputs.paged, deep, None, layers)
 
 

@@ -1,6 +1,7 @@
 """Quantises a model block by block: a block's inputs are recorded, its weights rounded and put back, so that
 the blocks after it are calibrated on what they will get."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -35,6 +36,7 @@ class Block(NamedTuple):
 
     path: str  # of the module, e.g. layers.3
     stage: str
+    layer: int | None  # of the stage, that runs it; None: what follows the layers
     layers: dict[str, CalibratedLinear]  # by their path in the block
 
 
@@ -63,9 +65,24 @@ def find_blocks(model: LanguageModel) -> list[Block]:
             found = _BLOCK.match(path)
             parent, _, last = path.rpartition(".")
             name, inner = (found[1], found[2]) if found else (parent or path, last)
-            blocks.setdefault(name, Block(name, stage_of(path), {})).layers[inner] = module
+            if name not in blocks:
+                blocks[name] = Block(name, stage_of(path), _layer_of(model, name), {})
+            blocks[name].layers[inner] = module
     order = {"vision": 0, "decoder": 1, "head": 2}
-    return sorted(blocks.values(), key=lambda block: order[block.stage])
+    return sorted(
+        blocks.values(),
+        key=lambda block: (order[block.stage], math.inf if block.layer is None else block.layer),
+    )
+
+
+def _layer_of(model: LanguageModel, block: str) -> int | None:
+    """A DeepStack merger runs with the layer it branches off from."""
+    *_, kind, number = ("", *block.split("."))
+    if not number.isdecimal():
+        return None
+    if kind == "deep_mergers" and model.vision is not None:
+        return model.vision.deep[int(number)]
+    return int(number)
 
 
 class Quantizer:
@@ -129,10 +146,9 @@ class Quantizer:
             spec = linear.spec
             linear.statistics = InputStatistics(spec.in_features, spec.device, with_gram=with_gram)
         if block.stage == "vision":
-            self._calibration.encode()
+            self._calibration.encode(block.layer)
         else:
-            number = re.search(r"\d+", block.path)
-            for _, hidden in self._calibration.decode(None if number is None else int(number[0]) + 1):
+            for _, hidden in self._calibration.decode(None if block.layer is None else block.layer + 1):
                 if block.stage == "head":
                     self._model.raw_logits(hidden)
         recorded = {}
