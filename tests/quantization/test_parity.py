@@ -4,7 +4,9 @@ AWQ and GPTQ need kernels that transformers has for GPUs only: there its run of 
 
 Where activations are rounded to 8 bits, a difference of 1e-7 in x (another batch, another order of a sum)
 moves a value near a rounding boundary by a whole step, and by the next layer the hidden state by a percent:
-there a sequence may leave transformers' where its two best tokens are as near as that.
+there a sequence may leave transformers' where its two best tokens are as near as that. With embeddings
+changed by 2e-7, transformers changes its own answers to 1 (FP8 by channel), 4 (by block) and 6 (INT8) of 12
+questions, and to none with 4-bit weights.
 """
 
 from collections.abc import Callable, Sequence

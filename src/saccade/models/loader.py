@@ -165,8 +165,8 @@ def _tensors(file: Path, allowed: Sequence[str] | None) -> Iterator[tuple[str, T
                 dtype = opened.get_slice(name).get_dtype()
                 if allowed is not None and dtype not in allowed:
                     raise CheckpointError(
-                        f"the tensor {name} is {dtype}; quantised checkpoints are not supported, "
-                        f"only {', '.join(allowed)}"
+                        f"the tensor {name} is {dtype}, and config.json has no 'quantization_config' to read "
+                        f"it by; without one only {', '.join(allowed)} are supported"
                     )
                 yield name, opened.get_tensor(name)
     except SafetensorError as error:
