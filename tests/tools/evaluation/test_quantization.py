@@ -99,10 +99,9 @@ def test_forced_logits_are_those_that_chose_the_answer(model: Path, tmp_path: Pa
     config = engine(model)
     llm = LLM(config.model, progress=False, **{**config.options(), "prefix_caching": False})
     references = quantization.References(tmp_path)
-    with quantization.recorded_hidden_states() as states:
-        run = quantization.SchemePass(llm, states, references, 6)
-        prompt = quantization.QuantPrompt("text", ("text", 0), "What is this?")
-        run.ask([prompt])
+    run = quantization.SchemePass(llm, references, 6)
+    prompt = quantization.QuantPrompt("text", ("text", 0), "What is this?")
+    run.ask([prompt])
     llm.close()
     assert references.logits(prompt.key).argmax(-1).tolist() == list(run.results[0].answer.token_ids)
 

@@ -222,8 +222,8 @@ def _measure(
     # Every position is computed in a prefill that Python sees: no prefix cache, no CUDA graphs.
     exposed = replace(config, prefix_caching=False, pin_prefix=(), graphs="off", early_launch="auto")
     with progress_bar(options.progress, remaining=True) as bar:
-        with running_engine(exposed) as llm, recorded_hidden_states() as states:
-            scheme = SchemePass(llm, states, references, options.max_tokens)
+        with running_engine(exposed) as llm:
+            scheme = SchemePass(llm, references, options.max_tokens)
             prompts = [QuantPrompt(TEXT, (TEXT, i), text) for i, text in enumerate(TEXT_PROMPTS)]
             prompts = prompts[: options.prompts]
             task = bar.add_task(f"{name}: text", total=len(prompts))
@@ -248,7 +248,7 @@ def _release() -> None:
 
 
 class HiddenStates:
-    """The last hidden states of the steps since `clear`, and the model that computed them."""
+    """The last hidden states of the steps that ran, and the model that computed them."""
 
     def __init__(self) -> None:
         self._model: LanguageModel | None = None
@@ -260,19 +260,12 @@ class HiddenStates:
             self._model = module
             self._steps.append(output)
 
-    def clear(self) -> None:
-        self._steps.clear()
-
-    @property
-    def model(self) -> LanguageModel:
-        if self._model is None:
-            raise RuntimeError("no step has run eagerly")
-        return self._model
-
     def last_logits(self, count: int) -> Tensor:
         """[count, vocabulary] float32 on the host, of the last tokens."""
+        if self._model is None:
+            raise RuntimeError("no step has run eagerly")
         with torch.inference_mode():
-            return self.model.logits(torch.cat(self._steps)[-count:]).cpu()
+            return self._model.logits(torch.cat(self._steps)[-count:]).cpu()
 
 
 @contextmanager
@@ -288,8 +281,8 @@ def recorded_hidden_states() -> Iterator[HiddenStates]:
 class SchemePass:
     """One pass of an engine over the prompts. The first one, of the base, fills the references."""
 
-    def __init__(self, llm: LLM, states: HiddenStates, references: References, max_tokens: int) -> None:
-        self._llm, self._states, self._references = llm, states, references
+    def __init__(self, llm: LLM, references: References, max_tokens: int) -> None:
+        self._llm, self._references = llm, references
         self._params = greedy(max_tokens)
         self.results: list[PromptResult] = []
 
@@ -326,11 +319,9 @@ class SchemePass:
         given: Mapping[str, Any] = {"prompt_token_ids": [*reference.prompt_ids, *tokens[:-1]]}
         if prompt.image is not None:
             given = {**given, "images": [prompt.image]}
-        self._states.clear()
-        self._llm.generate([given], greedy(1), progress=False)
-        logits = self._states.last_logits(len(tokens))
-        self._states.clear()
-        return logits
+        with recorded_hidden_states() as states:
+            self._llm.generate([given], greedy(1), progress=False)
+        return states.last_logits(len(tokens))
 
 
 def compare(base: Tensor, logits: Tensor, tokens: Sequence[int]) -> TokenStats:
