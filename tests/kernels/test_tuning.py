@@ -145,12 +145,11 @@ def test_a_folder_that_cannot_be_written_does_not_stop_a_start(
     assert "not kept" in caplog.text
 
 
-def test_each_gpu_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = cache_path("NVIDIA H200 / 141GB")
-    assert path.parent == tmp_path / "saccade" / "tuning"
+def test_each_gpu_has_a_file_of_its_own(tmp_path: Path) -> None:
+    path = cache_path(tmp_path, "NVIDIA H200 / 141GB")
+    assert path.parent == tmp_path
     assert path.name.startswith("nvidia-h200-141gb-triton-")
-    assert path != cache_path("NVIDIA H100")
+    assert path != cache_path(tmp_path, "NVIDIA H100")
 
 
 def test_the_fastest_candidate_wins_by_more_than_a_percent() -> None:

@@ -78,6 +78,11 @@ def test_what_a_table_names_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> 
     assert not has_measured(by_hand._replace(format="fp8"))
 
 
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert product_tuning.cache_folder() == tmp_path / "saccade" / "tuning"
+
+
 def test_results_are_kept_on_disk_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tasks = [Task(Product("fp8", rows, 512, 1024, False), NORMED) for rows in (1, 8)]
     file = tmp_path / "gpu.json"

@@ -1,5 +1,6 @@
 """Tunings of a model's products: the tables, and a short search for shapes that they do not name."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -104,4 +105,9 @@ def tune(
 
 
 def _cache(device: torch.device) -> Path:
-    return cache_path(torch.cuda.get_device_name(device))
+    return cache_path(cache_folder(), torch.cuda.get_device_name(device))
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "saccade" / "tuning"

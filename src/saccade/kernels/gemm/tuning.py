@@ -7,7 +7,6 @@ version of Triton.
 
 import json
 import logging
-import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -78,15 +77,14 @@ def shipped_entries() -> dict[Product, ProductTuning | None]:
     return entries_from_json(SHIPPED.read_text())
 
 
-def cache_path(gpu_name: str) -> Path:
+def cache_path(folder: Path, gpu_name: str) -> Path:
     """The file of what was measured on this kind of GPU with this Triton."""
     try:
         triton = version("triton")
     except PackageNotFoundError:
         triton = "none"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu_name} triton {triton}").strip("-").lower()
-    return Path(base) / "saccade" / "tuning" / f"{name}.json"
+    return folder / f"{name}.json"
 
 
 def read_cache(path: Path) -> dict[Product, ProductTuning | None]:

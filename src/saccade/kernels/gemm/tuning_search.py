@@ -204,7 +204,6 @@ def _random_weight(
     return EightBit(values, torch.full((columns,), 0.01, device=device))
 
 
-@torch.inference_mode()
 def search_all(
     tasks: Sequence[Task],
     device: torch.device,
