@@ -125,6 +125,7 @@ def test_a_bad_tensor_is_named(
         ("gptq", {"bits": 2}, "2 bits .* is not supported"),
         ("gptq", {"checkpoint_format": "marlin"}, "'marlin' is not supported"),
         ("int4", {"config_groups": {}}, "no config group .* targets it; correct 'config_groups'"),
+        ("int4", {"config_groups": {"a": 4}}, "not groups by name"),
         ("int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse or rotated"),
         ("int4", {"transform_config": {"config_groups": {"R1": {}}}}, "sparse or rotated"),
     ],

@@ -52,7 +52,10 @@ def build_scheme(
             "config.json asks for an 8-bit KV cache ('kv_cache_scheme'): its scales are not used, and K "
             "and V keep the model's dtype unless --kv-cache-dtype fp8 or int8 is given"
         )
-    groups = [_read_group(name, group) for name, group in (config.get("config_groups") or {}).items()]
+    named = config.get("config_groups") or {}
+    if not isinstance(named, dict) or not all(isinstance(group, dict) for group in named.values()):
+        raise CheckpointError(f"config.json: 'config_groups' is {named!r}, not groups by name; correct it")
+    groups = [_read_group(name, group) for name, group in named.items()]
 
     def reader(spec: LinearSpec, projection: Projection) -> TensorReader | None:
         present = projection.tensors
