@@ -51,7 +51,8 @@ def test_a_kernel_is_chosen_for_being_right_and_faster() -> None:
     assert made["qk_norm_rope"][0] == "torch"
     assert made["draw"] == ("torch", "wrong on this chip")
     assert made["silu_mul"] == ("torch", "not compared")
-    assert set(made) == set(CHOICE) - {"patchify"}
+    elsewhere = {"patchify", "quantize_rows", "quantized_linear"}  # measured by other programs
+    assert set(made) == set(CHOICE) - elsewhere
 
 
 def test_the_lines_are_those_the_tables_take(tmp_path: Path) -> None:

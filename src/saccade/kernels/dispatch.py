@@ -23,7 +23,7 @@ CHOICE: dict[str, str] = {
     "rotary": KERNEL,  # H200: 10.15x the reference over 1 cases, 10.15 to 10.15
     "add_norm": KERNEL,  # H200: RMS 8.04x the reference over 4 cases, 6.84 to 10.65; layer norm 1.69x
     "silu_mul": KERNEL,  # H200: 2.81x the reference over 4 cases, 1.97 to 3.69
-    "quantize_rows": KERNEL,
+    "quantize_rows": KERNEL,  # H200: 3.9 us for 1,088 rows of 4,096, 3.4 TB/s
     "quantized_linear": KERNEL,  # H200: FP8 and 4 bits 1.5 to 2.1x bf16's at 1 to 32 rows; see gemm/quantized
     "skinny_linear": KERNEL,  # H200: 1.03x the reference over 20 cases, 0.77 to 1.18
     "argmax": KERNEL,  # H200: 4.43x the reference over 3 cases, 3.18 to 6.03
