@@ -272,3 +272,12 @@ def test_the_command_writes_a_checkpoint_and_says_what_it_won(vl: Path, tmp_path
     assert (config["quant_method"], config["format"]) == ("compressed-tensors", "pack-quantized")
     assert "lm_head" in config["ignore"]
     assert (out / "tokenizer.json").is_file()
+
+
+def test_a_tied_head_stays_as_it_is(tmp_path: Path) -> None:
+    tied = checkpoints.qwen3(tmp_path / "tied", tied=True)
+    write(tied, tmp_path / "out", scheme="int8")
+    names = dict(writer.read_tensors(open_checkpoint(str(tmp_path / "out")).weight_files()))
+    assert not [name for name in names if name.startswith("lm_head")]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == ["lm_head"]

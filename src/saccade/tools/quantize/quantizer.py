@@ -61,7 +61,8 @@ def find_blocks(model: LanguageModel) -> list[Block]:
     """In the order in which data passes them."""
     blocks: dict[str, Block] = {}
     for path, module in model.named_modules():
-        if isinstance(module, CalibratedLinear) and path not in CONVOLUTIONS:
+        tied = isinstance(module, CalibratedLinear) and module.spec.tied is not None
+        if isinstance(module, CalibratedLinear) and path not in CONVOLUTIONS and not tied:
             found = _BLOCK.match(path)
             parent, _, last = path.rpartition(".")
             name, inner = (found[1], found[2]) if found else (parent or path, last)
