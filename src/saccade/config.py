@@ -13,7 +13,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "torch", "triton"]
 Switch = Literal["auto", "on", "off"]
-Tuning = Literal["auto", "off"]
+Tuning = Literal["cached", "auto", "off"]
 
 GIB = 1 << 30
 _UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -220,9 +220,10 @@ class EngineConfig:
         "auto", "Programmatic dependent launch of kernels. auto: with CUDA graphs on a Hopper GPU or newer."
     )
     tuning: Tuning = option_field(
-        "auto",
-        "Search launch parameters for products of shapes that no table names, for at most 10 seconds of a"
-        " start; results are kept on disk (see `saccade tune`). off: shipped tables and a model only.",
+        "cached",
+        "Launch parameters of products whose shapes no table names. cached: what `saccade tune` found on this"
+        " machine, else a model's choice; auto: search them for at most 10 seconds of a start and keep them;"
+        " off: shipped tables and the model only.",
     )
     deterministic: bool = option_field(False, "Make a request's tokens independent of the batch; slower.")
     seed: int = option_field(0, "Base seed for requests that set none.", at_least=-(1 << 63))

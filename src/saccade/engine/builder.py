@@ -121,7 +121,7 @@ class EngineBuilder:
         self._views = checkpoint_views(checkpoint)
         self._dtype = dtype = resolve_dtype(config, checkpoint, device)
         self._times = StartTimes()
-        tunings = load_tunings(device, cached=config.tuning == "auto")
+        tunings = load_tunings(device, cached=config.tuning != "off")
         self._execution = resolve_execution_mode(config, device, dtype).with_tunings(tunings)
         online = config.quantization and online_scheme(parse_quantization(config.quantization))
         self._model = load_model(
