@@ -109,11 +109,11 @@ def test_a_start_uses_what_it_found(vl_folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("saccade.engine.builder.can_tune", lambda device, mode: True)
     monkeypatch.setattr("saccade.engine.builder.tune", fake)
     options: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "num_blocks": 64, "progress": False}
-    llm = LLM(str(vl_folder), **options)
+    llm = LLM(str(vl_folder), tuning="auto", **options)
     mode = llm.engine._executor.runner._model.mode
     assert mode.tunings.choose(seen[0].product) == TUNING
     seen.clear()
-    LLM(str(vl_folder), tuning="off", **options)
+    LLM(str(vl_folder), **options)
     assert not seen
 
 
