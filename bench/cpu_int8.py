@@ -8,6 +8,7 @@ What is compared runs in turns, and the best round of each counts: other process
 import argparse
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,9 +50,9 @@ def linears(rounds: int) -> None:
             x = torch.randn(rows, shape[1])
             y = x.bfloat16()
             calls: dict[str, Callable[[], object]] = {
-                "float32": lambda x=x, wide=wide: F.linear(x, wide),
-                "bfloat16": lambda y=y, half=half: F.linear(y, half),
-                "int8": lambda y=y, weight=weight: weight.partials(y, None, DEFAULT_MODE),
+                "float32": partial(F.linear, x, wide),
+                "bfloat16": partial(F.linear, y, half),
+                "int8": partial(weight.partials, y, None, DEFAULT_MODE),
             }
             took = best_of(calls, rounds, 0.02)
             ratio = took["bfloat16"] / took["int8"]
