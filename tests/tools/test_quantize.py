@@ -28,6 +28,7 @@ from saccade.tools.quantize.options import QuantizeOptions
 from saccade.tools.quantize.quantizer import find_blocks
 from saccade.tools.quantize.schemes import Scheme
 from tests import checkpoints
+from tests.quantization.formats import leave_activations_plain
 
 QUESTION = "How many boats are in the picture?"
 TOKENS = 8
@@ -63,16 +64,6 @@ def tokens_of_ours(folder: Path, image: Image.Image | None) -> list[int]:
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
     with contextlib.closing(LLM(str(folder), device="cpu", progress=False)) as llm:
         return list(llm.chat(messages, GREEDY)[0].outputs[0].token_ids)
-
-
-def leave_activations_plain(folder: Path) -> None:
-    """The format scales a row by its maximum / 127.5: -127.5 lies between two integers, and the last bit of a
-    float decides. So int8 activations are not comparable between two programs; the weights are."""
-    config = json.loads((folder / "config.json").read_text())
-    for group in config["quantization_config"]["config_groups"].values():
-        assert group["input_activations"]["strategy"] == "token"
-        group["input_activations"] = None
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def add_batch_dimension(module: torch.nn.Module) -> None:
@@ -119,8 +110,7 @@ def test_engine_and_transformers_give_the_same_tokens(
     out = tmp_path / "out"
     report = write(vl, out, scheme=scheme, method=method)
     assert report.nbytes < report.before
-    if scheme == "int8":
-        leave_activations_plain(out)
+    leave_activations_plain(out)  # the command writes weights; those are compared
     image = noise_image()
     assert tokens_of_ours(out, image) == tokens_of_transformers(out, image)
 
@@ -129,6 +119,7 @@ def test_engine_and_transformers_give_the_same_tokens(
 def test_a_text_model_is_quantised_too(text: Path, tmp_path: Path, scheme: str, method: str) -> None:
     out = tmp_path / "out"
     write(text, out, scheme=scheme, method=method)
+    leave_activations_plain(out)
     assert tokens_of_ours(out, None) == tokens_of_transformers(out, None)
 
 

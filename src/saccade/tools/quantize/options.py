@@ -20,7 +20,7 @@ METHODS: dict[str, tuple[Method, ...]] = {
 }
 # The stages that a scheme named alone applies to, as with --quantization.
 DEFAULT_STAGES = {
-    "fp8": ("decoder", "vision"),
+    "fp8": ("decoder",),
     "fp8-block": ("decoder",),
     "int8": STAGES,
     "int4": ("decoder",),
