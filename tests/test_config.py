@@ -96,3 +96,9 @@ def test_every_tier_of_the_vision_cache_can_be_set() -> None:
     assert parsed == VisionCache(gpu=8 << 30, host=32 << 30, disk=3 << 39, dir="/x", ttl=60.0)
     assert VisionCache.parse(str(parsed)) == parsed
     assert VisionCache.parse("host=0") == VisionCache()
+
+
+@pytest.mark.parametrize("text", ["fp9", "decoder=fp8,wat=int8", "vision=", "decoder=fp8;head=none", ""])
+def test_a_quantisation_that_is_none_is_refused_before_a_start(text: str) -> None:
+    with pytest.raises(ConfigError, match="decoder=fp8,vision=none"):
+        EngineConfig(model="m", quantization=text)

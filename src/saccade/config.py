@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from saccade.errors import ConfigError
 from saccade.kv_cache.pool_sizing import KVCacheOptions, KVDtype, VisionScope
+from saccade.quantization.stages import parse_quantization
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -263,6 +264,8 @@ class EngineConfig:
         target = self.itl_target
         _require(target is None or 0 <= target < float("inf"), f"itl_target is {target} ms; use 0 or more")
         self.kv_cache_options()
+        if self.quantization is not None:
+            parse_quantization(self.quantization)
         blocks, kv = self.num_blocks, self.kv_cache_bytes
         _require(
             blocks is None or kv is None,

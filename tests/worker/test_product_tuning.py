@@ -21,7 +21,8 @@ from saccade.kernels.gemm.tuning_search import GATED, NORMED, PARTIALS, PLAIN, F
 from saccade.llm import LLM
 from saccade.models.interface import LanguageModel
 from saccade.models.loader import load_model
-from saccade.quantization.online import online_scheme, parse_quantization
+from saccade.quantization.online import online_scheme
+from saccade.quantization.stages import parse_quantization
 from saccade.tools.tune import report, summary
 from saccade.worker import product_tuning
 from saccade.worker.product_tuning import can_tune, limits_of, load_tunings, model_tasks, tune, untuned

@@ -51,7 +51,8 @@ from saccade.lod.image_maps import build_image_map_runner
 from saccade.lod.relevance_pass import RelevancePass, layers_needed
 from saccade.lod.scorers import RelevanceHeadWeights
 from saccade.models.loader import load_model, weight_bytes
-from saccade.quantization.online import online_scheme, parse_quantization, stage_schemes
+from saccade.quantization.online import online_scheme, stage_schemes
+from saccade.quantization.stages import parse_quantization
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.kv_manager import Caches

@@ -10,7 +10,8 @@ from saccade.engine.memory import resolve_device, resolve_dtype
 from saccade.errors import ConfigError
 from saccade.kernels.gemm.tuning_search import Choice, Found
 from saccade.models.loader import load_model
-from saccade.quantization.online import online_scheme, parse_quantization
+from saccade.quantization.online import online_scheme
+from saccade.quantization.stages import parse_quantization
 from saccade.tools.options import TuneOptions
 from saccade.tools.report import figure, output_console, progress_bar, table
 from saccade.worker.execution_mode import resolve_execution_mode

@@ -25,7 +25,7 @@ from saccade.kernels.gemm.tuning_search import (
 from saccade.kernels.jit import TRITON
 from saccade.models.linear import LinearMethod, UnquantizedLinear
 from saccade.quantization.linear import QuantizedLinear
-from saccade.quantization.online import stage_of
+from saccade.quantization.stages import stage_of
 from saccade.quantization.weights import FOUR_BIT_ROWS
 
 SECONDS = 10.0  # of a start, at most; the next start continues

@@ -22,7 +22,7 @@ from saccade.config import EngineConfig
 from saccade.errors import ConfigError
 from saccade.llm import LLM, RequestOutput
 from saccade.models.interface import LanguageModel
-from saccade.quantization.online import STAGES, parse_quantization
+from saccade.quantization.stages import STAGES, parse_quantization
 from saccade.request import Pixels
 from saccade.sampling_params import SamplingParams
 from saccade.tools.environment import commit, fingerprint, run_info

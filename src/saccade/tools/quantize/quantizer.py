@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.models.interface import LanguageModel
-from saccade.quantization.online import stage_of
+from saccade.quantization.stages import stage_of
 from saccade.quantization.weights import BLOCK
 from saccade.tools.quantize.calibration import Calibration
 from saccade.tools.quantize.folding import ScaleSource, norm_source, scale_source
