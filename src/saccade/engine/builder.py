@@ -52,7 +52,7 @@ from saccade.lod.relevance_pass import RelevancePass, layers_needed
 from saccade.lod.scorers import RelevanceHeadWeights
 from saccade.models.loader import load_model, weight_bytes
 from saccade.quantization.online import online_scheme, stage_schemes
-from saccade.quantization.stages import parse_quantization
+from saccade.quantization.stages import NONE, parse_quantization
 from saccade.sampling.sampler import Sampler
 from saccade.scheduler.cost_model import CostModel
 from saccade.scheduler.kv_manager import Caches
@@ -129,8 +129,10 @@ class EngineBuilder:
             checkpoint, device, dtype, config.load_format, progress, self._execution.mode, online or None
         )
         self._times.note("weights")
-        schemes = ", ".join(f"{stage} {scheme}" for stage, scheme in stage_schemes(self._model).items())
-        log.info("%.2f GB of weights; quantisation: %s", weight_bytes(self._model) / 1e9, schemes)
+        schemes = stage_schemes(self._model)
+        if set(schemes.values()) != {NONE}:
+            named = ", ".join(f"{stage} {scheme}" for stage, scheme in schemes.items())
+            log.info("%.2f GB of weights; quantisation: %s", weight_bytes(self._model) / 1e9, named)
         if config.tuning == "auto" and can_tune(device, self._execution.mode):
             self._tune_products()
         if device.type == "cuda":
