@@ -7,7 +7,7 @@ SCHEMES = ("fp8", "int8", "int4", NONE)
 STAGES = ("decoder", "vision", "head")
 # What a scheme alone means: the stages it is worth its loss for.
 DEFAULTS: dict[str, dict[str, str]] = {
-    "fp8": {"decoder": "fp8", "vision": NONE, "head": NONE},  # H200: by its products a tower wins 0.5 of 40 ms
+    "fp8": {"decoder": "fp8", "vision": NONE, "head": NONE},  # a tower wins about 0.5 of 40 ms (H200)
     "int8": {"decoder": "int8", "vision": "int8", "head": "int8"},
     "int4": {"decoder": "int4", "vision": NONE, "head": NONE},
     NONE: dict.fromkeys(STAGES, NONE),
