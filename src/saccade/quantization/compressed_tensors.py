@@ -1,7 +1,7 @@
 """compressed-tensors: FP8 and INT8 with 8-bit activations, and packed integers of 4 or 8 bits without.
 
-Which projections are quantised is told by their tensors, not by the `ignore` list; the config group that
-names a projection tells what the tensors mean.
+A projection is quantised if the checkpoint has scales for it, whatever the `ignore` list says; the config
+group that names it says what its tensors mean.
 """
 
 import logging
