@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 MODEL  ?= embedded
 ARGS   ?=
 
-.PHONY: serve test lint format bench gpu-test clean
+.PHONY: serve test lint format docs bench gpu-test clean
 
 serve: $(VENV)/.run
 	$(BIN)/saccade serve $(MODEL) $(ARGS)
@@ -22,6 +22,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation as a site, in build/site. A broken link is an error.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.dev
 	$(BIN)/saccade bench $(MODEL) $(ARGS)

@@ -1,6 +1,9 @@
 """The documents: links and anchors resolve, commands have the options shown, every option is documented."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -130,3 +133,13 @@ def test_every_option_of_serve_is_in_the_serving_guide() -> None:
     named = [param for param in load_command("serve").params if isinstance(param, click.Option)]
     missing = [param.opts[0] for param in named if not documented & {*param.opts, *param.secondary_opts}]
     assert not missing
+
+
+def test_site_builds_without_warnings_and_names_every_option(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    reference = (tmp_path / "options.html").read_text()
+    missing = [flag for name in COMMANDS for flag in options(name) if f"<code>{flag}</code>" not in reference]
+    assert set(missing) <= {"--help"}
