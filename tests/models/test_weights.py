@@ -201,6 +201,13 @@ def test_unknown_architecture_lists_the_known_ones() -> None:
     assert all(name in caught.value.message for name in FAMILIES)
 
 
+def test_unknown_architecture_names_the_nearest_known_one() -> None:
+    with pytest.raises(CheckpointError, match="the nearest is Qwen3ForCausalLM;"):
+        find_family("Qwen33ForCausalLM")
+    with pytest.raises(CheckpointError, match="not known; known are"):
+        find_family("Zebra")
+
+
 @pytest.mark.parametrize(
     ("section", "values", "told"),
     [

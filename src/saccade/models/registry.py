@@ -3,11 +3,12 @@
 A new model or scheme is one line here and one file.
 """
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from saccade.errors import CheckpointError
 from saccade.models.config import Config
@@ -15,10 +16,27 @@ from saccade.models.interface import LanguageModel
 from saccade.models.layers import ModelBuilder
 from saccade.models.linear import LinearScheme
 
-FAMILIES = {
-    "Qwen3VLForConditionalGeneration": "saccade.models.qwen3_vl",
-    "Qwen3ForCausalLM": "saccade.models.qwen3",
-    "LlamaForCausalLM": "saccade.models.llama",
+Input = Literal["text", "images", "videos"]
+
+
+@dataclass(frozen=True)
+class FamilyEntry:
+    """A family as `saccade models` and the README list it."""
+
+    name: str  # as its authors call it
+    module: str  # it offers what `Family` says
+    inputs: tuple[Input, ...] = ("text",)
+    lod: bool = False  # level of detail: `detail` and `visual_tokens` of a request, zoomed views
+    quantized: bool = True  # whether the schemes below are read for all linear layers
+
+
+ALL_INPUTS: tuple[Input, ...] = ("text", "images", "videos")
+FAMILIES = {  # by the first of `architectures` in config.json
+    "Qwen3VLForConditionalGeneration": FamilyEntry(
+        "Qwen3-VL", "saccade.models.qwen3_vl", ALL_INPUTS, lod=True
+    ),
+    "Qwen3ForCausalLM": FamilyEntry("Qwen3", "saccade.models.qwen3"),
+    "LlamaForCausalLM": FamilyEntry("Llama 2 to 3.3", "saccade.models.llama"),
 }
 SCHEMES = {  # by `quant_method` of `quantization_config`
     "fp8": "saccade.quantization.hf_fp8",
@@ -91,12 +109,14 @@ class Quantization(Protocol):
 
 
 def find_family(architecture: str) -> Family:
-    module = FAMILIES.get(architecture)
-    if module is None:
+    entry = FAMILIES.get(architecture)
+    if entry is None:
+        near = difflib.get_close_matches(architecture, FAMILIES, n=1)
         raise CheckpointError(
-            f"the architecture {architecture!r} is not known; known are {', '.join(sorted(FAMILIES))}"
+            f"the architecture {architecture!r} is not known;{f' the nearest is {near[0]};' if near else ''} "
+            f"known are {', '.join(sorted(FAMILIES))}"
         )
-    return cast(Family, import_module(module))
+    return cast(Family, import_module(entry.module))
 
 
 def find_quantization(method: str) -> Quantization:
