@@ -153,6 +153,61 @@ def qwen3_vl(
     return folder
 
 
+def qwen2_5_vl(folder: Path, *, tied: bool = False, seed: int = 0, **text_options: Any) -> Path:
+    """Qwen2.5-VL: windows of 2 x 2 tokens in all but the second and the last of 4 vision layers."""
+    vision = {
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 64,
+        "fullatt_block_indexes": [1, 3],
+        "tokens_per_second": 3,
+        "out_hidden_size": 64,
+    }
+    config = transformers.Qwen2_5_VLConfig(**_qwen2_config(vision, tied, text_options))
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    _save(model, folder, make_tokenizer(), seed, torch.float32, "5GB")
+    _write_processor(folder, "Qwen2VLVideoProcessor", MAX_PIXELS // 4)
+    return folder
+
+
+def qwen2_vl(folder: Path, *, tied: bool = False, seed: int = 0, **text_options: Any) -> Path:
+    vision = {
+        "depth": 4,
+        "embed_dim": 32,
+        "mlp_ratio": 2,
+        "num_heads": 2,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "hidden_size": 64,
+    }
+    config = transformers.Qwen2VLConfig(**_qwen2_config(vision, tied, text_options))
+    model = transformers.Qwen2VLForConditionalGeneration(config)
+    _save(model, folder, make_tokenizer(), seed, torch.float32, "5GB")
+    _write_processor(folder, "Qwen2VLVideoProcessor", MAX_PIXELS // 4)
+    return folder
+
+
+def _qwen2_config(vision: dict[str, Any], tied: bool, text_options: dict[str, Any]) -> dict[str, Any]:
+    tokenizer = make_tokenizer()
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    sizes = {name: value for name, value in _decoder_sizes().items() if name != "head_dim"}
+    return {
+        "text_config": {**sizes, "rope_parameters": rope, **text_options},
+        "vision_config": vision,
+        "tie_word_embeddings": tied,
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+        "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"),
+    }
+
+
 def qwen3(
     folder: Path,
     *,
@@ -261,7 +316,10 @@ def _save(
     )
 
 
-def _write_processor(folder: Path) -> None:
+def _write_processor(
+    folder: Path, video_class: str = "Qwen3VLVideoProcessor", video_pixels: int = 8 * MAX_PIXELS
+) -> None:
+    """`video_pixels` are the most of all frames of a video together for Qwen3-VL, of each frame before."""
     common: dict[str, Any] = {
         "patch_size": 16,
         "temporal_patch_size": 2,
@@ -273,9 +331,8 @@ def _write_processor(folder: Path) -> None:
     size = {"longest_edge": MAX_PIXELS, "shortest_edge": MIN_PIXELS}
     image = {**common, "size": size, "image_processor_type": "Qwen2VLImageProcessor"}
     _write_json(folder / "preprocessor_config.json", image)
-    # A video's limits count all its frames together.
-    size = {"longest_edge": 8 * MAX_PIXELS, "shortest_edge": MIN_PIXELS}
-    video = {**common, "size": size, "video_processor_type": "Qwen3VLVideoProcessor"}
+    size = {"longest_edge": video_pixels, "shortest_edge": MIN_PIXELS}
+    video = {**common, "size": size, "video_processor_type": video_class}
     _write_json(folder / "video_preprocessor_config.json", video)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 

@@ -22,10 +22,14 @@ settings.load_profile("suite")
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "qwen3_vl": checkpoints.qwen3_vl,
     "qwen3_vl_tied": lambda folder: checkpoints.qwen3_vl(folder, tied=True),
+    "qwen2_5_vl": checkpoints.qwen2_5_vl,
+    "qwen2_vl": checkpoints.qwen2_vl,
     "qwen3": checkpoints.qwen3,
     "llama": lambda folder: checkpoints.llama(folder),
     "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
 }
+
+WITH_IMAGES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from saccade.errors import CheckpointError
 from saccade.inputs.image_processor import ImageProcessor, VideoProcessor
-from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor, Qwen3VLVideoProcessor
+from saccade.inputs.qwen_vl_processor import (
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+    Qwen3VLVideoProcessor,
+)
 
 EMBEDDED = "embedded"
 # Image and video processors, by the class name in the processor's configuration or by the architecture.
@@ -20,7 +24,12 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Qwen2VLImageProcessorFast": Qwen2VLImageProcessor,
     "Qwen2VLImageProcessorPil": Qwen2VLImageProcessor,
 }
-VIDEO_PROCESSORS: dict[str, type[VideoProcessor]] = {"Qwen3VLVideoProcessor": Qwen3VLVideoProcessor}
+VIDEO_PROCESSORS: dict[str, type[VideoProcessor]] = {
+    "Qwen3VLVideoProcessor": Qwen3VLVideoProcessor,
+    "Qwen2VLVideoProcessor": Qwen2VLVideoProcessor,
+    "Qwen2VLForConditionalGeneration": Qwen2VLVideoProcessor,
+    "Qwen2_5_VLForConditionalGeneration": Qwen2VLVideoProcessor,
+}
 # Files downloaded from a hub repository: no code, no pickles.
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -262,6 +271,8 @@ def _processors(
     image, video = sections.get("image_processor"), sections.get("video_processor")
     image = image if isinstance(image, dict) else _read_json_or_empty(path / "preprocessor_config.json")
     video = video if isinstance(video, dict) else _read_json_or_empty(path / "video_preprocessor_config.json")
+    if not video and architecture in VIDEO_PROCESSORS:
+        video = image  # the first checkpoints have one file for both
     still = moving = None
     if image:
         kind = image.get("image_processor_type", "Qwen2VLImageProcessor")

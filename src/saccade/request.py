@@ -78,6 +78,9 @@ class Media(msgspec.Struct, frozen=True):
     origin: int | None = None  # of a zoomed view: the placeholder of its whole image, which has the pixels
     name: str = ""  # of an image: the reference a client may send instead
     without_pixels: bool = False  # the client sent only its name
+    # Of a view of a video that stands in the rows and columns of the view before it: its rotary time after
+    # the video's first view. None: the view has positions of its own.
+    time: int | None = None
 
     @property
     def full(self) -> Grid:

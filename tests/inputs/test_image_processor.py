@@ -166,7 +166,7 @@ def test_views_cover_the_whole_image() -> None:
     assert view.box == (0, 0, 640, 480)
     assert view.grid == (30, 40)
     assert view.tokens == 300
-    pairs = [one.view for one in video().views(b"c" * 32, (640, 480), range(8), 24.0)]
+    pairs = [one.view for one in video().views(b"c" * 32, (640, 480), range(8), 24.0, 8)]
     assert {pair.box for pair in pairs} == {(0, 0, 640, 480)}
     assert {pair.processing for pair in pairs} == {view.processing}
     assert len({pair.key for pair in pairs}) == 4  # each names the frames it shows

@@ -38,13 +38,13 @@ class Oracle:
         return self._generate(inputs, request, **options)
 
     def greedy_video(
-        self, request: Request, patches: torch.Tensor, grids: Sequence[Sequence[int]]
+        self, request: Request, patches: torch.Tensor, grids: Sequence[Sequence[int]], **more: torch.Tensor
     ) -> list[int]:
         """For videos: the patches we made, and one (frames, rows, columns) grid per video."""
         inputs = self._text(lay_out_prompt(request))
         inputs["pixel_values_videos"] = patches
         inputs["video_grid_thw"] = torch.tensor(grids)
-        return self._generate(inputs, request)
+        return self._generate(inputs | more, request)
 
     @torch.inference_mode()
     def greedy_views(self, request: Request, patches: torch.Tensor) -> list[int]:

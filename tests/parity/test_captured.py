@@ -13,7 +13,7 @@ from saccade import SamplingParams
 from saccade.engine.core import Engine
 from saccade.worker.buckets import StepShape
 from saccade.worker.graph_step import GraphStep
-from tests.conftest import FAMILIES
+from tests.conftest import FAMILIES, WITH_IMAGES
 from tests.parity.oracle import Oracle
 from tests.parity.test_engine import LONG, PICTURES, SITUATIONS, TEXTS, Bench, run, situated
 
@@ -39,10 +39,11 @@ def bench(family_folder: Callable[[str], Path]) -> Callable[[str], Bench]:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_graph_steps_equal_transformers(
-    bench: Callable[[str], Bench], situation: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+    bench: Callable[[str], Bench], family: str, situation: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     questions = [*TEXTS, *PICTURES]
     engine = situated(peers, situation, questions, overlap=overlap, graphs="on")
     has_visual: list[int] = []

@@ -19,7 +19,7 @@ from saccade.encoder.preprocess import Preprocessor
 from saccade.engine.core import Engine
 from saccade.inputs.processor import InputProcessor
 from saccade.request import Request
-from tests.conftest import FAMILIES
+from tests.conftest import FAMILIES, WITH_IMAGES
 from tests.parity.oracle import Oracle, picture
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -165,7 +165,7 @@ def test_text_equals_transformers(
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_tied"])
+@pytest.mark.parametrize("family", [*WITH_IMAGES, "qwen3_vl_tied"])
 def test_pictures_equal_transformers(
     bench: Callable[[str], Bench], family: str, situation: str, overlap: bool
 ) -> None:
@@ -183,11 +183,12 @@ def test_pictures_equal_transformers(
     [{}, {"vision_cache": VisionCache(gpu=0)}, {"num_blocks": 90, "block_size": 4}, {"graphs": "on"}],
     ids=["roomy", "no feature cache", "few blocks", "captured"],
 )
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
-    bench: Callable[[str], Bench], options: dict[str, Any], overlap: bool
+    bench: Callable[[str], Bench], family: str, options: dict[str, Any], overlap: bool
 ) -> None:
     """An answer is streaming under a target no step can meet: every view is spread over steps."""
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     engine = peers.engine(itl_target=0.001, overlap=overlap, **options)
     stream = peers.request(LONG)
     engine.submit(stream)
@@ -205,10 +206,11 @@ def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 150), (4096, 4096)], ids=str)
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_the_smallest_and_the_largest_pictures_equal_transformers(
-    bench: Callable[[str], Bench], size: tuple[int, int]
+    bench: Callable[[str], Bench], family: str, size: tuple[int, int]
 ) -> None:
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     drawn = picture(min(size[0], 64), min(size[1], 64), 8).resize(size)  # noise of that size takes seconds
     question = Question(IMAGE + "What is it?", [drawn], max_tokens=6)
     peers.check(peers.engine(), [question])
@@ -222,16 +224,18 @@ def test_a_long_output_equals_transformers(bench: Callable[[str], Bench], family
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", ["roomy", "small chunks", "few blocks", "no prefix cache"])
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_every_choice_of_n_equals_transformers(
-    bench: Callable[[str], Bench], situation: str, overlap: bool
+    bench: Callable[[str], Bench], family: str, situation: str, overlap: bool
 ) -> None:
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     questions = [*PICTURES[:3], TEXTS[3]]
     peers.check(situated(peers, situation, questions, overlap=overlap), questions, n=3)
 
 
-def test_prefix_hits_with_the_same_and_with_another_picture(bench: Callable[[str], Bench]) -> None:
-    peers = bench("qwen3_vl")
+@pytest.mark.parametrize("family", WITH_IMAGES)
+def test_prefix_hits_with_the_same_and_with_another_picture(bench: Callable[[str], Bench], family: str) -> None:
+    peers = bench(family)
     engine = peers.engine(block_size=4)
     peers.check(engine, PICTURES[:1])
     before = engine.stats()
@@ -245,8 +249,9 @@ def test_prefix_hits_with_the_same_and_with_another_picture(bench: Callable[[str
     assert other.encodes == same.encodes + 1
 
 
-def test_the_same_picture_behind_other_text_is_encoded_once(bench: Callable[[str], Bench]) -> None:
-    peers = bench("qwen3_vl")
+@pytest.mark.parametrize("family", WITH_IMAGES)
+def test_the_same_picture_behind_other_text_is_encoded_once(bench: Callable[[str], Bench], family: str) -> None:
+    peers = bench(family)
     engine = peers.engine()
     shared = picture(120, 120, 11)
     questions = [
@@ -296,9 +301,10 @@ def video(frames: int, height: int, width: int, seed: int) -> np.ndarray[Any, np
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}], ids=["roomy", "small chunks"])
-def test_two_videos_equal_transformers(bench: Callable[[str], Bench], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("family", WITH_IMAGES)
+def test_two_videos_equal_transformers(bench: Callable[[str], Bench], family: str, options: dict[str, Any]) -> None:
     """transformers is fed the patches we made: its own video processor needs torchvision."""
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     checkpoint = open_checkpoint(str(peers.folder))
     front = InputProcessor(checkpoint, 4096)
     videos = [(video(6, 70, 100, 1), 2.0), (video(5, 96, 64, 2), 2.0)]
@@ -309,7 +315,10 @@ def test_two_videos_equal_transformers(bench: Callable[[str], Bench], options: d
     assert checkpoint.video is not None
     preprocess = Preprocessor(checkpoint.video, torch.device("cpu"))
     patches = [preprocess.patches(torch.from_numpy(m.pixels.copy()), m.view) for m in request.media]
-    grids = [[3, *request.media[0].view.grid], [3, *request.media[3].view.grid]]
-    expected = peers.oracle.greedy_video(request, torch.cat(patches), grids)
+    last = request.media[-1].view.grid
+    grids = [[3, *request.media[0].view.grid], [len(patches) - 3, *last]]
+    seconds = [2 / 2.0, 2 / (4 / 5 * 2.0)]  # frames of a view at the sampled rate: 6 of 6 frames, 4 of 5
+    timed = {"second_per_grid_ts": torch.tensor(seconds)} if family == "qwen2_5_vl" else {}
+    expected = peers.oracle.greedy_video(request, torch.cat(patches), grids, **timed)
     answers = run(peers.engine(**options), [request])
     assert answers["videos", 0] == expected

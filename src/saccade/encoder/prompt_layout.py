@@ -20,7 +20,9 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
     """Expand the placeholders and give every token its positions on three axes (time, row, column).
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
-    over its token grid; the next token is at p + the longer side of that grid.
+    over its token grid; the next token is at p + the longer side of that grid. A view with a time t (a later
+    one of a video) has the rows and columns of the view before it, and its first view's time + t; output
+    tokens follow the highest position of all.
 
     With registered positions, rows and columns are those of the image's full token grid, its frame: a view
     has the positions of the part it shows, and the next token follows the longer side of the frame. A zoomed
@@ -55,6 +57,11 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
             grid[0] = position
             place = np.array([begin, *whole.full], dtype="<i8").tobytes()
             following = position + (max(whole.full) if whole is item else 1)
+        elif item.time is not None:
+            following = position
+            grid = _grid_positions(*view.token_grid) + (position - max(view.token_grid))
+            grid[0] += item.time
+            place = item.time.to_bytes(8, "little")
         else:
             grid = _grid_positions(*view.token_grid) + position
         role: Role = "whole" if item.full == view.token_grid else "global"
@@ -70,6 +77,8 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
         done = item.placeholder + 1
     position = _set_text_positions(positions, len(tokens), len(prompt) - done, position)
     tokens += prompt[done:]
+    if request.zooming is None and any(item.time is not None for item in media):
+        position = max(position, int(positions.max()) + 1)
     return PromptLayout(
         tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens)
     )

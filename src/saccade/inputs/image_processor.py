@@ -30,6 +30,7 @@ class PromptView:
     before: tuple[str | int, ...] = ()
     after: tuple[str | int, ...] = ()
     frames: tuple[int, ...] | None = None  # positions of the video frames it shows; None: all pixels
+    time: int | None = None  # `Media.time`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +109,10 @@ class VideoProcessor(PatchSettings, ABC):
         """Rows and columns of patches of every frame, for a video of `frames` sampled frames."""
 
     @abstractmethod
-    def views(self, content: bytes, size: Size, indices: Sequence[int], fps: float) -> tuple[PromptView, ...]:
-        """What replaces the video's placeholder; `indices` are the sampled frames."""
+    def views(
+        self, content: bytes, size: Size, indices: Sequence[int], fps: float, total: int
+    ) -> tuple[PromptView, ...]:
+        """What replaces the video's placeholder; `indices` are the frames sampled of `total`."""
 
     @abstractmethod
     def num_tokens(self, size: Size, frames: int) -> int:

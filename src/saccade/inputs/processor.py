@@ -253,8 +253,9 @@ class InputProcessor:
             for one, pixels in zip(item.views, item.pixels, strict=True):
                 for piece in one.before:
                     prompt.extend(self._encode_piece(piece))
+                without = item.without_pixels
                 media.append(
-                    Media(len(prompt), one.view, pixels, name=name, without_pixels=item.without_pixels)
+                    Media(len(prompt), one.view, pixels, name=name, without_pixels=without, time=one.time)
                 )
                 prompt.append(token)
                 for piece in one.after:

@@ -107,18 +107,16 @@ class Qwen3VLVideoProcessor(VideoProcessor):
         return [int(index) for index in np.linspace(0, total - 1, count).round()]
 
     def groups(self, frames: int) -> list[list[int]]:
-        """Positions of the frames of each temporal patch; the last frame repeats to fill the last one."""
-        step = self.temporal_patch_size
-        return [
-            [min(start + offset, frames - 1) for offset in range(step)] for start in range(0, frames, step)
-        ]
+        return frame_groups(frames, self.temporal_patch_size)
 
     def timestamps(self, indices: Sequence[int], fps: float) -> list[float]:
         """Seconds of each temporal patch: the middle of its first and last frame."""
         groups = self.groups(len(indices))
         return [(indices[group[0]] / fps + indices[group[-1]] / fps) / 2 for group in groups]
 
-    def views(self, content: bytes, size: Size, indices: Sequence[int], fps: float) -> tuple[PromptView, ...]:
+    def views(
+        self, content: bytes, size: Size, indices: Sequence[int], fps: float, total: int
+    ) -> tuple[PromptView, ...]:
         grid, box = self.grid(*size, len(indices)), (0, 0, *size)
         found = []
         for group, seconds in zip(self.groups(len(indices)), self.timestamps(indices, fps), strict=True):
@@ -131,6 +129,89 @@ class Qwen3VLVideoProcessor(VideoProcessor):
     def num_tokens(self, size: Size, frames: int) -> int:
         rows, columns = self.grid(*size, frames)
         return len(self.groups(frames)) * (rows * columns // self.merge_size**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2VLVideoProcessor(VideoProcessor):
+    """Every `temporal_patch_size` sampled frames become one view; all stand in the same rows and columns, at
+    times that grow by one (Qwen2-VL) or with the seconds between them (Qwen2.5-VL)."""
+
+    fps: float = 2.0  # frames sampled per second of video
+    min_frames: int = 4
+    max_frames: int = 768
+    video_tokens: int | None = None  # bounds all frames together (`cap_pixels_per_frame`); None: no limit
+    tokens_per_second: float | None = None  # rotary positions of a second; None: one for each view
+
+    @classmethod
+    def from_config(cls, processor: Json, model: Json) -> Self:
+        where = "the video processor"
+        if processor.get("num_frames") is not None:
+            raise CheckpointError(f"{where} fixes num_frames; only fps is implemented")
+        settings = _patch_settings(processor, where, patch_size=14, mean=CLIP_MEAN, std=CLIP_STD)
+        least, most = _area(processor, where, (128 * 28 * 28, 28 * 28 * 768))
+        capped = bool(processor.get("cap_pixels_per_frame", False))
+        vision = model.get("vision_config")
+        vision = vision if isinstance(vision, Mapping) else {}
+        timed = "tokens_per_second" in vision or model.get("model_type") == "qwen2_5_vl"
+        return cls(
+            min_pixels=least,
+            max_pixels=most,
+            fps=_number(processor, where, "fps", 2.0),
+            min_frames=int(_number(processor, where, "min_frames", 4)),
+            max_frames=int(_number(processor, where, "max_frames", 768)),
+            video_tokens=int(_number(processor, where, "max_video_tokens", 128000)) if capped else None,
+            tokens_per_second=_number(vision, "config.json", "tokens_per_second", 4) if timed else None,
+            **settings,
+        )
+
+    def grid(self, width: int, height: int, frames: int) -> Grid:
+        check_size(width, height)
+        most = self.max_pixels
+        if self.video_tokens is not None:
+            total = int(self.video_tokens * self.factor * self.factor * 0.9)
+            most = min(most, total * self.temporal_patch_size // max(frames, 1))
+            most = max(most, int(self.min_pixels * 1.05))
+        rows, columns = smart_resize(width, height, self.factor, self.min_pixels, most)
+        return rows // self.patch_size, columns // self.patch_size
+
+    def sample(self, total: int, fps: float, limit: int) -> list[int]:
+        if total < 1:
+            raise MediaRefused("The video has no frames.")
+        step = self.temporal_patch_size
+        most = min(self.max_frames, total, limit) // step * step
+        wanted = min(max(total / fps * self.fps, self.min_frames), most, total)
+        count = int(wanted) // step * step
+        if count < 1:  # fewer frames than a view has: the last one repeats
+            return list(range(min(total, limit)))
+        return [int(index) for index in np.arange(count, dtype=np.float32) * np.float32(total / count)]
+
+    def views(
+        self, content: bytes, size: Size, indices: Sequence[int], fps: float, total: int
+    ) -> tuple[PromptView, ...]:
+        grid, box = self.grid(*size, len(indices)), (0, 0, *size)
+        groups = frame_groups(len(indices), self.temporal_patch_size)
+        interval = np.float32(1)
+        if self.tokens_per_second is not None:
+            sampled_fps = len(indices) / total * fps
+            seconds = np.float32(self.temporal_patch_size / sampled_fps)
+            interval = np.float32(self.tokens_per_second) * seconds
+        found = []
+        for number, group in enumerate(groups):
+            shown = frames_hash(content, [indices[position] for position in group])
+            view = View(shown, box, grid, self.merge_size, self.digest)
+            time = int(np.float32(number) * interval) if number else None
+            found.append(PromptView(view, frames=tuple(group), time=time))
+        return tuple(found)
+
+    def num_tokens(self, size: Size, frames: int) -> int:
+        rows, columns = self.grid(*size, frames)
+        views = len(frame_groups(frames, self.temporal_patch_size))
+        return views * (rows * columns // self.merge_size**2)
+
+
+def frame_groups(frames: int, step: int) -> list[list[int]]:
+    """Positions of the frames of each temporal patch; the last frame repeats to fill the last one."""
+    return [[min(start + offset, frames - 1) for offset in range(step)] for start in range(0, frames, step)]
 
 
 def frames_hash(content: bytes, indices: Sequence[int]) -> bytes:

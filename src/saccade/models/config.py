@@ -8,6 +8,7 @@ from saccade.errors import CheckpointError
 
 Config = Mapping[str, Any]
 ROPE_KINDS = ("default", "linear", "llama3")
+OLDER_KINDS = {"mrope": "default"}  # the sections say the same
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class RopeDims:
     low: float = 1.0  # llama3: periods in the original context below which a frequency is divided
     high: float = 1.0  # llama3: periods above which it is kept
     original: int = 0  # llama3: the original context
-    sections: tuple[int, ...] | None = None  # frequencies of (time, row, column), interleaved; None: one axis
+    sections: tuple[int, ...] | None = None  # frequencies of (time, row, column); None: one axis
+    interleaved: bool = True  # the axes take turns; else time's frequencies come first, then row's, column's
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class DecoderDims:
     max_positions: int
     eps: float
     tied: bool
-    attention_bias: bool
+    attention_bias: bool  # of query, key and value
+    out_bias: bool  # of the projection after attention
     mlp_bias: bool
     qk_norm: bool
     rope: RopeDims
@@ -95,6 +98,8 @@ def read_decoder(
     default_head_dim: int | None,
     default_theta: float,
     default_sections: tuple[int, int, int] | None = None,
+    interleaved: bool = True,  # the sections
+    qkv_bias: bool = False,  # always, and none after attention
 ) -> DecoderDims:
     """The defaults are the family's, for files that omit them."""
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
@@ -108,6 +113,7 @@ def read_decoder(
     if activation != "silu":
         raise CheckpointError(f"config.json: 'hidden_act' {activation!r} is not supported; 'silu' is")
     layers = positive_int(config, "num_hidden_layers")
+    biased = bool(config.get("attention_bias", False))
     return DecoderDims(
         layers=layers,
         hidden=hidden,
@@ -119,22 +125,28 @@ def read_decoder(
         max_positions=positive_int(config, "max_position_embeddings"),
         eps=positive_float(config, "rms_norm_eps", 1e-6),
         tied=tied,
-        attention_bias=bool(config.get("attention_bias", False)),
+        attention_bias=biased or qkv_bias,
+        out_bias=biased and not qkv_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=qk_norm,
-        rope=read_rope(config, head_dim, default_theta, default_sections),
+        rope=read_rope(config, head_dim, default_theta, default_sections, interleaved),
         windows=read_windows(config, layers),
     )
 
 
 def read_rope(
-    config: Config, head_dim: int, default_theta: float, default_sections: tuple[int, int, int] | None
+    config: Config,
+    head_dim: int,
+    default_theta: float,
+    default_sections: tuple[int, int, int] | None,
+    interleaved: bool = True,
 ) -> RopeDims:
     """`rope_parameters`, or the older `rope_scaling` beside `rope_theta`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise CheckpointError(f"config.json: the rotary parameters are {rope!r}; they must be a section")
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = OLDER_KINDS.get(kind, kind)
     if kind not in ROPE_KINDS:
         raise CheckpointError(
             f"config.json: the rotary type {kind!r} is not supported; {', '.join(ROPE_KINDS)} are"
@@ -143,27 +155,30 @@ def read_rope(
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise CheckpointError(f"config.json: 'partial_rotary_factor' {partial!r} is not supported; 1 is")
-    sections = _read_sections(rope, head_dim, default_sections)
+    sections = _read_sections(rope, head_dim, default_sections, interleaved)
     if kind == "default":
-        return RopeDims(kind, theta, sections=sections)
+        return RopeDims(kind, theta, sections=sections, interleaved=interleaved)
     factor = positive_float(rope, "factor")
     if kind == "linear":
-        return RopeDims(kind, theta, factor, sections=sections)
+        return RopeDims(kind, theta, factor, sections=sections, interleaved=interleaved)
     low, high = positive_float(rope, "low_freq_factor"), positive_float(rope, "high_freq_factor")
     if not low < high:
         raise CheckpointError(f"config.json: 'low_freq_factor' {low} is not below 'high_freq_factor' {high}")
     original = positive_int(rope, "original_max_position_embeddings")
-    return RopeDims(kind, theta, factor, low, high, original, sections)
+    return RopeDims(kind, theta, factor, low, high, original, sections, interleaved)
 
 
 def _read_sections(
-    rope: Config, head_dim: int, default: tuple[int, int, int] | None
+    rope: Config, head_dim: int, default: tuple[int, int, int] | None, interleaved: bool
 ) -> tuple[int, ...] | None:
     sections = rope.get("mrope_section", default)
     if sections is None:
         return None
-    if rope.get("mrope_interleaved") is False:
-        raise CheckpointError("config.json: 'mrope_interleaved' false is not supported; true is")
+    if bool(rope.get("mrope_interleaved", interleaved)) != interleaved:
+        known = str(interleaved).lower()
+        raise CheckpointError(
+            f"config.json: 'mrope_interleaved' is {rope['mrope_interleaved']}; the family supports {known}"
+        )
     if not isinstance(sections, list | tuple) or len(sections) != 3 or sum(sections) != head_dim // 2:
         raise CheckpointError(
             f"config.json: 'mrope_section' is {sections!r}; it must share "

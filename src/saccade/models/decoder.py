@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from saccade.kernels.attention.paged import sdpa_any_shape
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm.quantize import QuantizedRows
-from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles
+from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles, sectioned_axes
 from saccade.kv_cache.groups import full_attention
 from saccade.kv_cache.pages import Paged
 from saccade.models.config import DecoderDims, RopeDims
@@ -77,7 +77,8 @@ class Decoder(LanguageModel):
         self._frequencies = rotary_frequencies(dims.rope, dims.head_dim).to(builder.device)
         self._axes = None
         if dims.rope.sections is not None:
-            axes = interleaved_axes(dims.rope.sections, dims.head_dim // 2)
+            assign = interleaved_axes if dims.rope.interleaved else sectioned_axes
+            axes = assign(dims.rope.sections, dims.head_dim // 2)
             self._axes = torch.tensor(axes, dtype=torch.int64, device=builder.device)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -71,6 +71,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, mode: KernelMode) -> Tensor:
         return add_norm(x, None, self.weight, None, self.eps, mode)[0]
 
+    def add(self, delta: Tensor, x: Tensor, mode: KernelMode) -> tuple[Tensor, Tensor]:
+        """The norm of x + delta [T, width], and that sum."""
+        return add_norm(delta, x, self.weight, None, self.eps, mode)
+
     def before(self, linear: LinearMethod | None) -> Norm:
         """As a product's epilogue takes it, in the 8 bits that the next layer wants, if any."""
         return Norm(self.weight, self.eps, None if linear is None else linear.input_dtype)
@@ -123,7 +127,7 @@ class Attention(nn.Module):
         self.scale = dims.head_dim**-0.5
         inner, kv_inner = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
         self.qkv = builder.linear("qkv", dims.hidden, (inner, kv_inner, kv_inner), dims.attention_bias)
-        self.out = builder.linear("out", inner, (dims.hidden,), dims.attention_bias)
+        self.out = builder.linear("out", inner, (dims.hidden,), dims.out_bias)
         self.q_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
         self.k_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
 

@@ -35,6 +35,12 @@ FAMILIES = {  # by the first of `architectures` in config.json
     "Qwen3VLForConditionalGeneration": FamilyEntry(
         "Qwen3-VL", "saccade.models.qwen3_vl", ALL_INPUTS, lod=True
     ),
+    "Qwen2_5_VLForConditionalGeneration": FamilyEntry(
+        "Qwen2.5-VL", "saccade.models.qwen2_5_vl", ALL_INPUTS, lod=True
+    ),
+    "Qwen2VLForConditionalGeneration": FamilyEntry(
+        "Qwen2-VL", "saccade.models.qwen2_vl", ALL_INPUTS, lod=True
+    ),
     "Qwen3ForCausalLM": FamilyEntry("Qwen3", "saccade.models.qwen3"),
     "LlamaForCausalLM": FamilyEntry("Llama 2 to 3.3", "saccade.models.llama"),
 }

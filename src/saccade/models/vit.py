@@ -218,10 +218,7 @@ def make_table(
     grid: PatchGrid, merge: int, side: int, head_dim: int, theta: float, device: torch.device
 ) -> GridTable:
     height, width = grid
-    # Merge order: [token row, token column, row inside, column inside].
-    patches = torch.arange(height * width, device=device).view(height // merge, merge, width // merge, merge)
-    patches = patches.transpose(1, 2).flatten()
-    row, column = patches // width, patches % width
+    row, column = merge_order(grid, merge, device)
     top, bottom, down = _between(row, height, side)
     left, right, across = _between(column, width, side)
     corners = torch.stack(
@@ -230,13 +227,26 @@ def make_table(
     weights = torch.stack(
         ((1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across), dim=1
     )
-    # A quarter of the head rotates with the row, a quarter with the column; both repeat for the other half.
-    exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)
+    cos, sin = axial_rotary(row, column, head_dim, theta)
+    return GridTable(*(copy_to_own_mapping(table) for table in (corners, weights, cos, sin)))
+
+
+def merge_order(grid: PatchGrid, merge: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column of each patch, in merge order: [token row, token column, row inside, column inside]."""
+    height, width = grid
+    patches = torch.arange(height * width, device=device).view(height // merge, merge, width // merge, merge)
+    patches = patches.transpose(1, 2).flatten()
+    return patches // width, patches % width
+
+
+def axial_rotary(row: Tensor, column: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin [P, head_dim]: a quarter of the head rotates with the row, a quarter with the column; both
+    repeat for the other half."""
+    exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=row.device) / (head_dim // 2)
     frequencies = 1.0 / (theta**exponents)
     angles = torch.cat((row[:, None] * frequencies, column[:, None] * frequencies), dim=-1)
     cos, sin = angles.cos(), angles.sin()
-    cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    return GridTable(*(copy_to_own_mapping(table) for table in (corners, weights, cos, sin)))
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def _between(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -203,7 +203,7 @@ class MediaLoader:
             )
         height, width = sampled.frames.shape[1:3]
         content = tenant_hash(digest, context.salt)
-        views = processor.views(content, (width, height), sampled.indices, sampled.fps)
+        views = processor.views(content, (width, height), sampled.indices, sampled.fps, sampled.total)
         shown = [sampled.frames if one.frames is None else sampled.frames[list(one.frames)] for one in views]
         return LoadedMedia(views, tuple(shown))
 

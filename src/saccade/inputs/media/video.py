@@ -50,6 +50,7 @@ class SampledFrames:
     frames: Pixels  # [count, height, width, 3]
     indices: tuple[int, ...]  # which frames of the video they are, ascending
     fps: float  # of the video
+    total: int  # frames of the video
 
 
 class _Probe(msgspec.Struct, frozen=True):
@@ -97,7 +98,7 @@ def decode_video(
         _send(worker, {"indices": indices, "size": [width, height]})
         frames = np.empty((len(indices), height, width, 3), dtype=np.uint8)
         _fill(worker, frames.reshape(-1).data)
-    return SampledFrames(frames, tuple(indices), probe.fps)
+    return SampledFrames(frames, tuple(indices), probe.fps, probe.frames)
 
 
 def from_frames(
@@ -122,7 +123,7 @@ def from_frames(
     indices = processor.sample(probe.frames, rate, limits.max_frames)
     if admit is not None:
         admit(len(indices), probe.width, probe.height)
-    return SampledFrames(np.ascontiguousarray(array[indices]), tuple(indices), rate)
+    return SampledFrames(np.ascontiguousarray(array[indices]), tuple(indices), rate, probe.frames)
 
 
 def _stacked(frames: Sequence[Any]) -> NDArray[np.generic]:

@@ -7,7 +7,7 @@
 which is  y = x * C + swap(x) * S  with swap exchanging the halves, C = (cos, cos) and S = (-sin, sin).
 
 With three axes (time, row, column) each frequency follows one axis: `interleaved_axes` gives T R C T R C ...
-until the shares of row and column are used up, then T.
+until the shares of row and column are used up, then T; `sectioned_axes` gives T T .. R R .. C C.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -84,13 +84,23 @@ def _angles_kernel(positions, frequencies, axes, cos, sin, tokens, stride, HALF:
 
 def interleaved_axes(section: Sequence[int], half: int) -> list[int]:
     """Which axis each of the `half` frequencies follows, for a share of (time, row, column) frequencies."""
-    if len(section) != 3 or sum(section) != half or min(section) < 0:
-        raise ValueError(f"the sections {list(section)} must be three shares of the {half} frequencies")
+    _check_sections(section, half)
     axes = [0] * half
     for axis in (1, 2):
         for index in range(axis, min(3 * section[axis], half), 3):
             axes[index] = axis
     return axes
+
+
+def sectioned_axes(section: Sequence[int], half: int) -> list[int]:
+    """The same, where the frequencies of an axis are neighbours."""
+    _check_sections(section, half)
+    return [axis for axis in range(3) for _ in range(section[axis])]
+
+
+def _check_sections(section: Sequence[int], half: int) -> None:
+    if len(section) != 3 or sum(section) != half or min(section) < 0:
+        raise ValueError(f"the sections {list(section)} must be three shares of the {half} frequencies")
 
 
 def rotary_angles(
