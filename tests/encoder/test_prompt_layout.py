@@ -4,6 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
@@ -95,6 +97,40 @@ def test_positions_and_delta_are_those_of_transformers(oracle: Qwen3VLModel, see
     positions, delta = reference(oracle, layout, grids)
     assert np.array_equal(layout.positions, positions.numpy())
     assert layout.delta == delta
+
+
+@pytest.mark.parametrize("after", [0, 1, 60])
+@pytest.mark.parametrize("seconds", [0.1, 0.7, 3.0])
+def test_positions_of_a_timed_video_are_those_of_transformers(seconds: float, after: int) -> None:
+    """Its time may exceed the positions of the text behind it, but not those of the output."""
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text |= {"num_key_value_heads": 1, "vocab_size": 100}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 1, "out_hidden_size": 16, "tokens_per_second": 4}
+    oracle = Qwen2_5_VLModel(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    views = [media(2 + frame, 3, 5) for frame in range(4)]
+    times = [int(np.float32(frame) * np.float32(4 * seconds)) for frame in range(4)]
+    views[1:] = [msgspec.structs.replace(v, time=t) for v, t in zip(views[1:], times[1:], strict=True)]
+    still = media(6 + after, 2, 2)
+    prompt = (1, 2, *[VIDEO_PAD] * 4, *range(1, 1 + after), IMAGE_PAD)
+    layout = lay_out_prompt(request(prompt, *views, still))
+    ids = torch.tensor([layout.tokens])
+    positions, delta = oracle.get_rope_index(
+        ids,
+        mm_token_type_ids=(ids == IMAGE_PAD).int() + 2 * (ids == VIDEO_PAD).int(),
+        image_grid_thw=torch.tensor([[1, 4, 4]]),
+        video_grid_thw=torch.tensor([[4, 6, 10]]),
+        second_per_grid_ts=torch.tensor([seconds]),
+    )
+    assert np.array_equal(layout.positions, positions[:, 0].numpy())
+    assert layout.delta == int(delta)
+
+
+def test_the_time_of_a_view_is_part_of_its_prefix_key() -> None:
+    first, later = media(0, 2, 2), msgspec.structs.replace(media(1, 2, 2), time=3)
+    other = msgspec.structs.replace(later, time=4)
+    spans = [lay_out_prompt(request((VIDEO_PAD,) * 2, first, one)).spans[1] for one in (later, other)]
+    assert spans[0].key == spans[1].key
+    assert spans[0].position_key != spans[1].position_key
 
 
 def test_a_prompt_that_ends_in_an_image_continues_behind_its_longer_side(oracle: Qwen3VLModel) -> None:

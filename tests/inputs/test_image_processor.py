@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as image_rule
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -14,7 +15,11 @@ from transformers.video_utils import VideoMetadata
 
 from saccade.errors import MediaRefused
 from saccade.inputs.image_processor import plain_view
-from saccade.inputs.qwen_vl_processor import Qwen2VLImageProcessor, Qwen3VLVideoProcessor
+from saccade.inputs.qwen_vl_processor import (
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+    Qwen3VLVideoProcessor,
+)
 
 
 def image(patch: int = 16, least: int = 65536, most: int = 16777216) -> Qwen2VLImageProcessor:
@@ -171,3 +176,64 @@ def test_views_cover_the_whole_image() -> None:
     assert {pair.processing for pair in pairs} == {view.processing}
     assert len({pair.key for pair in pairs}) == 4  # each names the frames it shows
     assert sum(pair.tokens for pair in pairs) == video().num_tokens((640, 480), 8)
+
+
+def older_video(video_tokens: int | None = None, rate: float | None = None) -> Qwen2VLVideoProcessor:
+    return Qwen2VLVideoProcessor(
+        patch_size=14,
+        merge_size=2,
+        temporal_patch_size=2,
+        min_pixels=3136,
+        max_pixels=602112,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        rescale_factor=1 / 255,
+        video_tokens=video_tokens,
+        tokens_per_second=rate,
+    )
+
+
+def test_frames_sampled_for_qwen2_vl_follow_the_rule_of_transformers() -> None:
+    """Its module needs torchvision, so the rule is written out."""
+    draw = random.Random(6)
+    for _ in range(300):
+        total, fps = draw.randint(2, 60000), draw.choice([1.0, 10.0, 23.976, 24.0, 29.97, 30.0, 60.0])
+        count = min(max(total / fps * 2, 4), math.floor(min(768, total) / 2) * 2, total)
+        count = math.floor(count / 2) * 2
+        rule = torch.arange(0, total, total / count).int().tolist()
+        found = older_video().sample(total, fps, 768)
+        assert found == rule, (total, fps)
+
+
+def test_a_single_frame_and_a_low_limit_still_give_frames_of_the_video() -> None:
+    assert older_video().sample(1, 24.0, 768) == [0]
+    assert older_video().sample(500, 24.0, 1) == [0]
+    assert len(older_video().sample(500, 24.0, 7)) == 6
+
+
+@pytest.mark.parametrize("video_tokens", [None, 128000, 2000])
+def test_frame_sizes_of_qwen2_vl_equal_those_of_transformers(video_tokens: int | None) -> None:
+    draw = random.Random(8)
+    processing = older_video(video_tokens)
+    for width, height in some_sizes(200):
+        frames, most = draw.randint(2, 768), processing.max_pixels
+        if video_tokens is not None:
+            share = int(video_tokens * 28 * 28 * 0.9) * 2 // frames
+            most = max(min(most, share), int(3136 * 1.05))
+        try:
+            rows, columns = image_rule(height, width, 28, 3136, most)
+        except ValueError:
+            with pytest.raises(MediaRefused):
+                processing.grid(width, height, frames)
+            continue
+        assert processing.grid(width, height, frames) == (rows // 14, columns // 14)
+        assert processing.num_tokens((width, height), frames) == -(-frames // 2) * rows * columns // 784
+
+
+def test_times_of_qwen2_vl_count_views_and_those_of_qwen2_5_vl_seconds() -> None:
+    indices = range(0, 120, 10)  # 12 of 120 frames at 30 a second: 3 a second, 2/3 s a view
+    counted = older_video().views(b"c" * 32, (640, 480), indices, 30.0, 120)
+    assert [one.time for one in counted] == [None, 1, 2, 3, 4, 5]
+    timed = older_video(rate=4).views(b"c" * 32, (640, 480), indices, 30.0, 120)
+    assert [one.time for one in timed] == [None, 2, 5, 8, 10, 13]
+    assert not any(one.before or one.after for one in timed)

@@ -234,7 +234,9 @@ def test_every_choice_of_n_equals_transformers(
 
 
 @pytest.mark.parametrize("family", WITH_IMAGES)
-def test_prefix_hits_with_the_same_and_with_another_picture(bench: Callable[[str], Bench], family: str) -> None:
+def test_prefix_hits_with_the_same_and_with_another_picture(
+    bench: Callable[[str], Bench], family: str
+) -> None:
     peers = bench(family)
     engine = peers.engine(block_size=4)
     peers.check(engine, PICTURES[:1])
@@ -250,7 +252,9 @@ def test_prefix_hits_with_the_same_and_with_another_picture(bench: Callable[[str
 
 
 @pytest.mark.parametrize("family", WITH_IMAGES)
-def test_the_same_picture_behind_other_text_is_encoded_once(bench: Callable[[str], Bench], family: str) -> None:
+def test_the_same_picture_behind_other_text_is_encoded_once(
+    bench: Callable[[str], Bench], family: str
+) -> None:
     peers = bench(family)
     engine = peers.engine()
     shared = picture(120, 120, 11)
@@ -302,7 +306,9 @@ def video(frames: int, height: int, width: int, seed: int) -> np.ndarray[Any, np
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}], ids=["roomy", "small chunks"])
 @pytest.mark.parametrize("family", WITH_IMAGES)
-def test_two_videos_equal_transformers(bench: Callable[[str], Bench], family: str, options: dict[str, Any]) -> None:
+def test_two_videos_equal_transformers(
+    bench: Callable[[str], Bench], family: str, options: dict[str, Any]
+) -> None:
     """transformers is fed the patches we made: its own video processor needs torchvision."""
     peers = bench(family)
     checkpoint = open_checkpoint(str(peers.folder))

@@ -134,11 +134,13 @@ def bench(
 
     def make(mode: str) -> Bench:
         if mode not in made:
-            folder = family_folder("qwen3_vl")
+            # Another mode is a family, in stock positions.
+            folder = family_folder("qwen3_vl" if mode in ("stock", "registered") else mode)
             oracle = Oracle(folder)
             folder = shutil.copytree(folder, tmp_path_factory.mktemp("views") / mode)
             config = json.loads((folder / "config.json").read_text())
-            section: dict[str, Any] = {"views": {**VIEWS, "positions": mode}}
+            positions = "registered" if mode == "registered" else "stock"
+            section: dict[str, Any] = {"views": {**VIEWS, "positions": positions}}
             if mode == "registered":
                 section["relevance"] = write_head(folder)
             (folder / "config.json").write_text(json.dumps({**config, "saccade": section}))
@@ -198,6 +200,8 @@ QUESTIONS = [
     [
         ("stock", "roomy"),
         ("stock", "few blocks, small chunks"),
+        ("qwen2_5_vl", "roomy"),
+        ("qwen2_5_vl", "few blocks, small chunks"),
         *[("registered", name) for name in SITUATIONS if name != "one token at a time"],
     ],
 )
@@ -308,6 +312,7 @@ def check_looks(
     ("mode", "situation"),
     [
         *[("stock", name) for name in ("roomy", "small chunks", "few blocks", "no prefix cache")],
+        *[("qwen2_5_vl", name) for name in ("roomy", "small chunks", "few blocks")],
         *[("registered", name) for name in SITUATIONS if name != "one token at a time"],
     ],
 )

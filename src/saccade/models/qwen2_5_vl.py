@@ -58,7 +58,9 @@ def build_qwen2(config: Config, vision: Qwen2VisionDims, builder: ModelBuilder) 
 def read_tower(config: Config) -> Qwen2VisionDims:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise CheckpointError(f"config.json: the vision 'hidden_act' {activation!r} is not supported; silu is")
+        raise CheckpointError(
+            f"config.json: the vision 'hidden_act' {activation!r} is not supported; silu is"
+        )
     depth, patch = positive_int(config, "depth"), positive_int(config, "patch_size")
     merge, window = positive_int(config, "spatial_merge_size"), positive_int(config, "window_size", 112)
     if window < merge * patch:
