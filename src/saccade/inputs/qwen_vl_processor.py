@@ -183,7 +183,7 @@ class Qwen2VLVideoProcessor(VideoProcessor):
         count = int(wanted) // step * step
         if count < 1:  # fewer frames than a view has: the last one repeats
             return list(range(min(total, limit)))
-        return [int(index) for index in (np.arange(count) * (total / count)).astype(np.float32)]
+        return [position * total // count for position in range(count)]
 
     def views(
         self, content: bytes, size: Size, indices: Sequence[int], fps: float, total: int

@@ -104,8 +104,10 @@ class WindowAttention(nn.Module):
             for window in run.windows if windowed else (WindowRun(0, 1, run.size),):
                 end = window.start + window.windows * window.size
                 shape = (run.views * window.windows, window.size, self.heads, -1)
-                batch = [part[:, window.start : end].reshape(shape).transpose(1, 2) for part in parts]
-                found = F.scaled_dot_product_attention(*batch).transpose(1, 2)
+                queries, keys, values = (part[:, window.start : end].reshape(shape) for part in parts)
+                found = F.scaled_dot_product_attention(
+                    queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+                ).transpose(1, 2)
                 into[:, window.start : end] = found.reshape(run.views, end - window.start, self.heads, -1)
         return self.out.forward(seen, mode)
 
