@@ -222,6 +222,19 @@ def qwen3(
     return folder
 
 
+def qwen2(folder: Path, *, seed: int = 0, **options: Any) -> Path:
+    sizes = {name: value for name, value in _decoder_sizes().items() if name != "head_dim"}
+    config = transformers.Qwen2Config(**{**sizes, "tie_word_embeddings": False, **options})
+    _save(transformers.Qwen2ForCausalLM(config), folder, make_tokenizer(), seed, torch.float32, "5GB")
+    return folder
+
+
+def mistral(folder: Path, *, window: int | None = None, seed: int = 0, **options: Any) -> Path:
+    config = transformers.MistralConfig(**{**_decoder_sizes(), "sliding_window": window, **options})
+    _save(transformers.MistralForCausalLM(config), folder, make_tokenizer(), seed, torch.float32, "5GB")
+    return folder
+
+
 def llama(
     folder: Path,
     *,

@@ -25,6 +25,9 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "qwen2_5_vl": checkpoints.qwen2_5_vl,
     "qwen2_vl": checkpoints.qwen2_vl,
     "qwen3": checkpoints.qwen3,
+    "qwen2": lambda folder: checkpoints.qwen2(folder),
+    "mistral": lambda folder: checkpoints.mistral(folder),
+    "mistral_window": lambda folder: checkpoints.mistral(folder, window=12),
     "llama": lambda folder: checkpoints.llama(folder),
     "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
 }

@@ -42,6 +42,8 @@ FAMILIES = {  # by the first of `architectures` in config.json
         "Qwen2-VL", "saccade.models.qwen2_vl", ALL_INPUTS, lod=True
     ),
     "Qwen3ForCausalLM": FamilyEntry("Qwen3", "saccade.models.qwen3"),
+    "Qwen2ForCausalLM": FamilyEntry("Qwen2, Qwen2.5", "saccade.models.qwen2"),
+    "MistralForCausalLM": FamilyEntry("Mistral", "saccade.models.mistral"),
     "LlamaForCausalLM": FamilyEntry("Llama 2 to 3.3", "saccade.models.llama"),
 }
 SCHEMES = {  # by `quant_method` of `quantization_config`
