@@ -11,6 +11,7 @@ import click
 import pytest
 
 from saccade.cli.app import COMMANDS, load_command
+from saccade.cli.models import markdown
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -116,6 +117,10 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
     folders = (ROOT, ROOT / "src" / "saccade", ROOT / "src", page.parent)
     paths = _PATH.findall(_FENCE.sub("", page.read_text()))
     assert not [path for path in paths if not any((folder / path).is_file() for folder in folders)]
+
+
+def test_the_table_of_models_is_the_registry() -> None:
+    assert markdown() in (ROOT / "README.md").read_text()
 
 
 def test_every_option_named_in_the_serving_guide_exists() -> None:

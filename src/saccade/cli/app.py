@@ -23,6 +23,7 @@ COMMANDS = {
     ),
     "tune": ("saccade.cli.tune:command", "Search kernel launch parameters for MODEL on this GPU."),
     "quantize": ("saccade.cli.quantize:command", "Write MODEL as a quantised checkpoint."),
+    "models": ("saccade.cli.models:command", "List the model families, and what works in each."),
     "plan": ("saccade.cli.plan:command", "Predict how much traffic a machine serves, without running it."),
 }
 

@@ -52,6 +52,7 @@ class ModelSize:
     vision_depth: int = 0  # 0: no vision tower
     vision_hidden: int = 0
     vision_parameters: int = 0
+    vision_windowed: int = 0  # layers of the tower that attend within windows only
     quantized_kv: bool = False  # K and V are in 8 bits, with a scale of 4 bytes to a head
 
     @property
@@ -95,17 +96,32 @@ def read_model_size(config: Config, value_bytes: int, *, small: bool = False) ->
         parameters=layers * (attention + mlp) + vocab * hidden,
         value_bytes=value_bytes,
         vision_depth=positive_int(tower, "depth") if tower else 0,
-        vision_hidden=positive_int(tower, "hidden_size") if tower else 0,
+        vision_hidden=_tower_width(tower) if tower else 0,
         vision_parameters=_tower_parameters(tower) if tower else 0,
+        vision_windowed=_windowed_layers(tower) if tower else 0,
         quantized_kv=small,
     )
 
 
+def _tower_width(tower: Config) -> int:
+    """In Qwen2-VL `hidden_size` is the decoder's width."""
+    return positive_int(tower, "embed_dim", positive_int(tower, "hidden_size"))
+
+
+def _windowed_layers(tower: Config) -> int:
+    full = tower.get("fullatt_block_indexes")
+    return positive_int(tower, "depth") - len(set(full)) if isinstance(full, list | tuple) else 0
+
+
 def _tower_parameters(tower: Config) -> int:
-    hidden, merge = positive_int(tower, "hidden_size"), positive_int(tower, "spatial_merge_size", 2)
-    layer = 4 * hidden * hidden + 2 * hidden * positive_int(tower, "intermediate_size", 4 * hidden)
+    hidden, merge = _tower_width(tower), positive_int(tower, "spatial_merge_size", 2)
+    inner = positive_int(tower, "intermediate_size", positive_int(tower, "mlp_ratio", 4) * hidden)
+    matrices = 3 if "fullatt_block_indexes" in tower else 2  # the MLPs of Qwen2.5-VL have a gate
+    layer = 4 * hidden * hidden + matrices * hidden * inner
     merged = hidden * merge * merge
-    merger = merged * merged + merged * positive_int(tower, "out_hidden_size", hidden)
+    merger = merged * merged + merged * positive_int(
+        tower, "out_hidden_size", positive_int(tower, "hidden_size")
+    )
     mergers = 1 + len(tower.get("deepstack_visual_indexes") or ())
     # A merger sees one token per merge * merge patches; counted per patch, as the layers are.
     return positive_int(tower, "depth") * layer + mergers * merger // (merge * merge)
@@ -128,7 +144,11 @@ def coefficients(network: ModelSize, chip: Chip) -> Coefficients:
         pair=ms * 4 * network.layers * network.heads * network.head_dim / chip.attention,
         encoding=ms * network.vision_parameters * network.value_bytes / chip.bandwidth + chip.launch,
         patch=ms * 2 * network.vision_parameters / chip.matrix,
-        patch_pair=ms * 4 * network.vision_depth * network.vision_hidden / chip.vision_attention,
+        patch_pair=ms
+        * 4
+        * (network.vision_depth - network.vision_windowed)  # a window's pairs are few
+        * network.vision_hidden
+        / chip.vision_attention,
         ridge=weights * chip.matrix / (2 * network.parameters * chip.bandwidth),
     )
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from saccade.cli import plan as entry
+from saccade.engine.cost_prior import read_model_size
 from saccade.errors import ConfigError
 from saccade.tools.planner.command import PlanOptions, make_report, run
 from saccade.tools.planner.report import PlanReport
@@ -234,3 +235,36 @@ def test_the_command_line_reaches_every_option(monkeypatch: pytest.MonkeyPatch) 
     shown = CliRunner().invoke(command, ["--help"]).output
     for name in (field.name for field in fields(PlanOptions)):
         assert name == "model" or "--" + name.replace("_", "-") in shown
+
+
+QWEN2_5_VL_7B: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "vision_config": {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+}
+
+
+def test_sizes_of_qwen2_5_vl_and_qwen2_vl_are_read() -> None:
+    size = read_model_size(QWEN2_5_VL_7B, 2)
+    assert size.kv_bytes == 28 * 2 * 4 * 128 * 2
+    assert 7.0e9 < size.parameters < 7.2e9  # 7.6e9 with the embedding
+    assert 0.62e9 < size.vision_parameters < 0.68e9
+    assert (size.vision_hidden, size.vision_windowed) == (1280, 28)
+    tower = {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "hidden_size": 3584, "num_heads": 16}
+    older = read_model_size({**QWEN2_5_VL_7B, "vision_config": tower}, 2)
+    assert (older.vision_hidden, older.vision_windowed) == (1280, 0)
+    assert 0.62e9 < older.vision_parameters < 0.68e9
