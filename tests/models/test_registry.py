@@ -12,7 +12,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.cli.models import command
 from saccade.errors import MediaRefused
 from saccade.inputs.processor import InputProcessor
-from saccade.models.registry import FAMILIES
+from saccade.models.families import FAMILIES
 from tests import conftest
 from tests.parity.oracle import picture
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from saccade.checkpoint import Checkpoint, open_checkpoint
 from saccade.errors import CheckpointError
 from saccade.models.decoder import Decoder
+from saccade.models.families import FAMILIES
 from saccade.models.interface import LanguageModel
 from saccade.models.loader import find_slots, load_model
-from saccade.models.registry import FAMILIES, find_family
+from saccade.models.registry import find_family
 from tests import checkpoints, conftest
 
 Q_PROJ = "model.language_model.layers.1.self_attn.q_proj.weight"

@@ -87,8 +87,13 @@ def weights_alone(name: str, folder: Path) -> Bench:
     return Bench(folder, Oracle(folder))
 
 
-def by_formula(folder: Path, quantize: Callable[..., Any], **options: Any) -> Bench:
-    dense = quantize(checkpoints.qwen3_vl(folder), **options)
+def by_formula(
+    folder: Path,
+    quantize: Callable[..., Any],
+    make: Callable[[Path], Path] = checkpoints.qwen3_vl,
+    **options: Any,
+) -> Bench:
+    dense = quantize(make(folder), **options)
     return Bench(folder, Oracle(formats.dequantized_copy(folder, folder.with_name("dense"), dense)))
 
 
@@ -111,6 +116,8 @@ FORMATS: dict[str, Callable[[Path], Bench]] = {
     },
     "fp8 by block": fp8_in_blocks,
     "hf fp8": hf_fp8,
+    "gptq, Qwen2.5-VL": lambda folder: by_formula(folder, formats.gptq, checkpoints.qwen2_5_vl),
+    "gptq, Qwen2-VL": lambda folder: by_formula(folder, formats.gptq, checkpoints.qwen2_vl),
     "awq": lambda folder: by_formula(folder, formats.awq),
     "gptq": lambda folder: by_formula(folder, formats.gptq),
     "gptq v2, desc_act": lambda folder: by_formula(

@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from saccade.models.registry import FAMILIES, FamilyEntry
+from saccade.models.families import FAMILIES, FamilyEntry
 
 WIDTH = 140  # where the output is no terminal
 HEADINGS = ("family", "architecture in `config.json`", "input", "level of detail", "quantised checkpoints")

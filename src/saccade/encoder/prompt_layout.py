@@ -20,9 +20,8 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
     """Expand the placeholders and give every token its positions on three axes (time, row, column).
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
-    over its token grid; the next token is at p + the longer side of that grid. A view with a time t (a later
-    one of a video) has the rows and columns of the view before it, and its first view's time + t; output
-    tokens follow the highest position of all.
+    over its token grid; the next token is at p + the longer side of that grid. A later view of a video may
+    have the rows and columns of the first, and a time after it; output tokens follow the highest position.
 
     With registered positions, rows and columns are those of the image's full token grid, its frame: a view
     has the positions of the part it shows, and the next token follows the longer side of the frame. A zoomed
@@ -58,9 +57,7 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
             place = np.array([begin, *whole.full], dtype="<i8").tobytes()
             following = position + (max(whole.full) if whole is item else 1)
         elif item.time is not None:
-            following = position
-            grid = _grid_positions(*view.token_grid) + (position - max(view.token_grid))
-            grid[0] += item.time
+            grid, following = _later_positions(view, item.time, position), position
             place = item.time.to_bytes(8, "little")
         else:
             grid = _grid_positions(*view.token_grid) + position
@@ -77,11 +74,8 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
         done = item.placeholder + 1
     position = _set_text_positions(positions, len(tokens), len(prompt) - done, position)
     tokens += prompt[done:]
-    if request.zooming is None and any(item.time is not None for item in media):
-        position = max(position, int(positions.max()) + 1)
-    return PromptLayout(
-        tokens=tuple(tokens), spans=tuple(spans), positions=positions, delta=position - len(tokens)
-    )
+    position = max(position, _highest_time(request, positions) + 1)
+    return PromptLayout(tuple(tokens), tuple(spans), positions, position - len(tokens))
 
 
 def _sorted_media(request: Request, last: int) -> list[Media]:
@@ -130,6 +124,19 @@ def _set_text_positions(positions: NDArray[np.float32], start: int, count: int, 
     """Set the positions of `count` text tokens from token `start` on; gives the next position."""
     positions[:, start : start + count] = np.arange(position, position + count, dtype=np.float32)
     return position + count
+
+
+def _later_positions(view: View, time: int, position: int) -> NDArray[np.float32]:
+    """[3, tokens]: of a later view of a video, whose views before it end at `position`."""
+    grid = _grid_positions(*view.token_grid) + (position - max(view.token_grid))
+    grid[0] += time
+    return grid
+
+
+def _highest_time(request: Request, positions: NDArray[np.float32]) -> int:
+    """Of a complete prompt with a timed video, whose times may be above the text's positions; else -1."""
+    timed = request.zooming is None and any(item.time is not None for item in request.media)
+    return int(positions.max()) if timed else -1
 
 
 def _registered_positions(view: View, whole: Media) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
-"""Which module builds an architecture, and which one reads a quantisation scheme.
+"""Finds the module that builds an architecture, and the one that reads a quantisation scheme.
 
-A new model or scheme is one line here and one file.
+A new scheme is one line here and one file; a new model one line in `families.py` and one file.
 """
 
 import difflib
@@ -8,44 +8,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from saccade.errors import CheckpointError
 from saccade.models.config import Config
+from saccade.models.families import FAMILIES
 from saccade.models.interface import LanguageModel
 from saccade.models.layers import ModelBuilder
 from saccade.models.linear import LinearScheme
 
-Input = Literal["text", "images", "videos"]
-
-
-@dataclass(frozen=True)
-class FamilyEntry:
-    """A family as `saccade models` and the README list it."""
-
-    name: str  # as its authors call it
-    module: str  # it offers what `Family` says
-    inputs: tuple[Input, ...] = ("text",)
-    lod: bool = False  # level of detail: `detail` and `visual_tokens` of a request, zoomed views
-    quantized: bool = True  # whether the schemes below are read for all linear layers
-
-
-ALL_INPUTS: tuple[Input, ...] = ("text", "images", "videos")
-FAMILIES = {  # by the first of `architectures` in config.json
-    "Qwen3VLForConditionalGeneration": FamilyEntry(
-        "Qwen3-VL", "saccade.models.qwen3_vl", ALL_INPUTS, lod=True
-    ),
-    "Qwen2_5_VLForConditionalGeneration": FamilyEntry(
-        "Qwen2.5-VL", "saccade.models.qwen2_5_vl", ALL_INPUTS, lod=True
-    ),
-    "Qwen2VLForConditionalGeneration": FamilyEntry(
-        "Qwen2-VL", "saccade.models.qwen2_vl", ALL_INPUTS, lod=True
-    ),
-    "Qwen3ForCausalLM": FamilyEntry("Qwen3", "saccade.models.qwen3"),
-    "Qwen2ForCausalLM": FamilyEntry("Qwen2, Qwen2.5", "saccade.models.qwen2"),
-    "MistralForCausalLM": FamilyEntry("Mistral", "saccade.models.mistral"),
-    "LlamaForCausalLM": FamilyEntry("Llama 2 to 3.3", "saccade.models.llama"),
-}
 SCHEMES = {  # by `quant_method` of `quantization_config`
     "fp8": "saccade.quantization.hf_fp8",
     "compressed-tensors": "saccade.quantization.compressed_tensors",
