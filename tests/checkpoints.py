@@ -112,12 +112,15 @@ def qwen3_vl(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "5GB",
+    experts: bool = False,
     **text_options: Any,
 ) -> Path:
-    """Qwen3-VL: 4 decoder layers over a 4-layer ViT with DeepStack from three of them."""
+    """Qwen3-VL: 4 decoder layers over a 4-layer ViT with DeepStack from three of them. `experts` makes it
+    Qwen3-VL-MoE, whose third layer is dense."""
     tokenizer = make_tokenizer()
     text = {
         **_decoder_sizes(),
+        **(EXPERTS if experts else {}),
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10000.0,
@@ -138,7 +141,10 @@ def qwen3_vl(
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0, 1, 2],
     }
-    config = transformers.Qwen3VLConfig(
+    kind = transformers.Qwen3VLForConditionalGeneration
+    if experts:
+        kind = transformers.Qwen3VLMoeForConditionalGeneration
+    config = (transformers.Qwen3VLMoeConfig if experts else transformers.Qwen3VLConfig)(
         text_config=text,
         vision_config=vision,
         tie_word_embeddings=tied,
@@ -147,9 +153,25 @@ def qwen3_vl(
         vision_start_token_id=tokenizer.token_to_id("<|vision_start|>"),
         vision_end_token_id=tokenizer.token_to_id("<|vision_end|>"),
     )
-    model = transformers.Qwen3VLForConditionalGeneration(config)
+    model = kind(config)
     _save(model, folder, tokenizer, seed, dtype, max_shard_size)
     _write_processor(folder)
+    return folder
+
+
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "mlp_only_layers": [2],
+}
+
+
+def qwen3_moe(folder: Path, *, seed: int = 0, **options: Any) -> Path:
+    """The weights of a token's experts add up to one, unless norm_topk_prob is turned off."""
+    options = {**_decoder_sizes(), **EXPERTS, "norm_topk_prob": True, **options}
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**options))
+    _save(model, folder, make_tokenizer(), seed, torch.float32, "5GB")
     return folder
 
 
@@ -370,7 +392,7 @@ def _spread(model: nn.Module, seed: int) -> None:
         elif name == "lm_head.weight":
             parameter.copy_(noise)
         else:
-            fan_in = parameter[0].numel()
+            fan_in = parameter.shape[-1] if ".experts." in name else parameter[0].numel()
             gain = 3.0 if "patch_embed" in name else 1.5
             parameter.copy_(gain * fan_in**-0.5 * noise)
 

@@ -22,6 +22,9 @@ settings.load_profile("suite")
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "qwen3_vl": checkpoints.qwen3_vl,
     "qwen3_vl_tied": lambda folder: checkpoints.qwen3_vl(folder, tied=True),
+    "qwen3_vl_moe": lambda folder: checkpoints.qwen3_vl(folder, experts=True),
+    "qwen3_moe": lambda folder: checkpoints.qwen3_moe(folder),
+    "qwen3_moe_unnormalized": lambda folder: checkpoints.qwen3_moe(folder, norm_topk_prob=False),
     "qwen2_5_vl": checkpoints.qwen2_5_vl,
     "qwen2_vl": checkpoints.qwen2_vl,
     "qwen3": checkpoints.qwen3,
@@ -32,7 +35,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
 }
 
-WITH_IMAGES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl")
+WITH_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl")
 
 
 @pytest.fixture(scope="session")

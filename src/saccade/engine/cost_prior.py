@@ -52,6 +52,7 @@ class ModelSize:
     vision_depth: int = 0  # 0: no vision tower
     vision_hidden: int = 0
     vision_parameters: int = 0
+    idle_parameters: int = 0  # of the experts that a token does not take
     vision_windowed: int = 0  # layers of the tower that attend within windows only
     quantized_kv: bool = False  # K and V are in 8 bits, with a scale of 4 bytes to a head
 
@@ -69,7 +70,7 @@ class ModelSize:
 
     @property
     def weight_bytes(self) -> int:
-        return (self.parameters + self.vision_parameters) * self.value_bytes
+        return (self.parameters + self.idle_parameters + self.vision_parameters) * self.value_bytes
 
 
 def read_model_size(config: Config, value_bytes: int, *, small: bool = False) -> ModelSize:
@@ -83,7 +84,7 @@ def read_model_size(config: Config, value_bytes: int, *, small: bool = False) ->
     head_dim = positive_int(text, "head_dim", max(hidden // heads, 1))
     vocab = positive_int(text, "vocab_size")
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)  # q, k, v and output
-    mlp = 3 * hidden * positive_int(text, "intermediate_size")
+    mlps, idle = _mlp_parameters(text, layers)
     vision = config.get("vision_config")
     tower: Config = vision if isinstance(vision, Mapping) else {}
     return ModelSize(
@@ -93,7 +94,8 @@ def read_model_size(config: Config, value_bytes: int, *, small: bool = False) ->
         head_dim=head_dim,
         hidden=hidden,
         vocab=vocab,
-        parameters=layers * (attention + mlp) + vocab * hidden,
+        parameters=layers * attention + mlps + vocab * hidden,
+        idle_parameters=idle,
         value_bytes=value_bytes,
         vision_depth=positive_int(tower, "depth") if tower else 0,
         vision_hidden=_tower_width(tower) if tower else 0,
@@ -101,6 +103,21 @@ def read_model_size(config: Config, value_bytes: int, *, small: bool = False) ->
         vision_windowed=_windowed_layers(tower) if tower else 0,
         quantized_kv=small,
     )
+
+
+def _mlp_parameters(text: Config, layers: int) -> tuple[int, int]:
+    """Of all layers: what a token passes, and the experts it does not take."""
+    hidden = positive_int(text, "hidden_size")
+    dense = 3 * hidden * positive_int(text, "intermediate_size")
+    key = "num_experts" if "num_experts" in text else "num_local_experts"
+    if key not in text:
+        return layers * dense, 0
+    count, chosen = positive_int(text, key), positive_int(text, "num_experts_per_tok")
+    expert = 3 * hidden * positive_int(text, "moe_intermediate_size")
+    step, plain = positive_int(text, "decoder_sparse_step", 1), text.get("mlp_only_layers") or ()
+    sparse = sum(layer not in plain and (layer + 1) % step == 0 for layer in range(layers))
+    passed = sparse * (chosen * expert + count * hidden) + (layers - sparse) * dense
+    return passed, sparse * (count - chosen) * expert
 
 
 def _tower_width(tower: Config) -> int:
@@ -130,7 +147,8 @@ def _tower_parameters(tower: Config) -> int:
 def coefficients(network: ModelSize, chip: Chip) -> Coefficients:
     """Milliseconds per unit of everything a step does."""
     ms = 1e3
-    weights = network.parameters * network.value_bytes
+    # All experts: a few rows take a few each, but from about 32 rows on most are read.
+    weights = (network.parameters + network.idle_parameters) * network.value_bytes
     activations = 16 * network.layers * network.hidden * network.value_bytes  # read and written per token
     return Coefficients(
         fixed=ms * weights / chip.bandwidth + chip.launch,

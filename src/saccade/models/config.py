@@ -26,6 +26,18 @@ class RopeDims:
 
 
 @dataclass(frozen=True)
+class ExpertDims:
+    """The mixture of experts of some layers."""
+
+    count: int
+    chosen: int  # by each token
+    inner: int  # of an expert's MLP
+    normalized: bool  # the weights of a token's experts add up to one
+    stacked: bool  # a checkpoint has one tensor for all experts of a layer
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True)
 class DecoderDims:
     layers: int
     hidden: int
@@ -43,6 +55,7 @@ class DecoderDims:
     qk_norm: bool
     rope: RopeDims
     windows: tuple[int | None, ...]  # per layer; None: full attention
+    experts: ExpertDims | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from saccade.kernels.norm_rope.rope import interleaved_axes, rotary_angles, sect
 from saccade.kv_cache.groups import full_attention
 from saccade.kv_cache.pages import Paged
 from saccade.models.config import DecoderDims, RopeDims
+from saccade.models.experts import ExpertMLP
 from saccade.models.interface import DeepStackFeatures, HiddenStateTap, LanguageModel, VisionTower
 from saccade.models.layers import Attention, Embedding, GatedMLP, ModelBuilder, RMSNorm, Rotary
 from saccade.models.linear import Activations, norm_rows
@@ -41,16 +42,18 @@ class DecoderLayer(nn.Module):
         self.attention_norm = RMSNorm(dims.hidden, dims.eps, builder)
         self.attention = Attention(dims, layer, builder.child("attention"))
         self.mlp_norm = RMSNorm(dims.hidden, dims.eps, builder)
-        self.mlp = GatedMLP(dims.hidden, dims.inner, builder.child("mlp"), dims.mlp_bias)
+        self.mlp: GatedMLP | ExpertMLP
+        if dims.experts is not None and layer in dims.experts.layers:
+            self.mlp = ExpertMLP(dims.hidden, dims.experts, builder.child("mlp"))
+        else:
+            self.mlp = GatedMLP(dims.hidden, dims.inner, builder.child("mlp"), dims.mlp_bias)
 
     def forward(
         self, normed: Activations, x: Tensor, rotary: Rotary, paged: Paged, mode: KernelMode
     ) -> tuple[Activations, Tensor]:
-        """From attention_norm(x) and x: what `mlp.down` takes, and the residual it is added to."""
+        """From attention_norm(x) and x: what `mlp.add` takes, and the residual it is added to."""
         attended = self.attention.forward(normed, rotary, paged, mode)
-        normed, x = self.attention.out.apply_add_norm(
-            attended, x, self.mlp_norm.before(self.mlp.gate_up), mode
-        )
+        normed, x = self.attention.out.apply_add_norm(attended, x, self.mlp_norm.before(self.mlp.first), mode)
         return self.mlp.forward(normed, mode), x
 
 
@@ -108,13 +111,12 @@ class Decoder(LanguageModel):
                 if mode.compile_only and self._windows[index] in self._windows[levels:index]:
                     continue  # it launches the same kernels as a layer before it
                 inner, x = layer.forward(normed, x, rotary, paged, mode)
-                down = layer.mlp.down
                 if deep is not None and index < levels:
-                    x = x + down.forward(inner, mode)
+                    x = layer.mlp.add(inner, x, mode)
                     x = x.index_add(0, deep.index, deep.levels[index].to(x.dtype))
                     normed = norm_rows(x, norm, mode)
                 else:
-                    normed, x = down.apply_add_norm(inner, x, norm, mode)
+                    normed, x = layer.mlp.add_norm(inner, x, norm, mode)
         if tap is not None:
             tap.record(len(self._layers) if stop is None else stop, x)
         # Of some of the layers only, or of kernels that are only compiled, nobody reads the result.

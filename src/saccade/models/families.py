@@ -22,6 +22,9 @@ FAMILIES = {  # by the first of `architectures` in config.json
     "Qwen3VLForConditionalGeneration": FamilyEntry(
         "Qwen3-VL", "saccade.models.qwen3_vl", ALL_INPUTS, lod=True
     ),
+    "Qwen3VLMoeForConditionalGeneration": FamilyEntry(
+        "Qwen3-VL-MoE", "saccade.models.qwen3_vl_moe", ALL_INPUTS, lod=True, quantized=False
+    ),
     "Qwen2_5_VLForConditionalGeneration": FamilyEntry(
         "Qwen2.5-VL", "saccade.models.qwen2_5_vl", ALL_INPUTS, lod=True
     ),
@@ -29,6 +32,7 @@ FAMILIES = {  # by the first of `architectures` in config.json
         "Qwen2-VL", "saccade.models.qwen2_vl", ALL_INPUTS, lod=True
     ),
     "Qwen3ForCausalLM": FamilyEntry("Qwen3", "saccade.models.qwen3"),
+    "Qwen3MoeForCausalLM": FamilyEntry("Qwen3-MoE", "saccade.models.qwen3_moe", quantized=False),
     "Qwen2ForCausalLM": FamilyEntry("Qwen2, Qwen2.5", "saccade.models.qwen2"),
     "MistralForCausalLM": FamilyEntry("Mistral", "saccade.models.mistral"),
     "LlamaForCausalLM": FamilyEntry("Llama 2 to 3.3", "saccade.models.llama"),

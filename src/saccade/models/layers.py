@@ -108,6 +108,21 @@ class GatedMLP(nn.Module):
         """What `down` takes."""
         return self.gate_up.apply_silu_mul(x, mode, self.down.input_dtype)
 
+    @property
+    def first(self) -> LinearMethod:
+        """The projection that takes the normed rows."""
+        return self.gate_up
+
+    def add(self, inner: Activations, x: Tensor, mode: KernelMode) -> Tensor:
+        """x + down(inner)."""
+        return x + self.down.forward(inner, mode)
+
+    def add_norm(
+        self, inner: Activations, x: Tensor, norm: Norm, mode: KernelMode
+    ) -> tuple[Activations, Tensor]:
+        """The norm of x + down(inner), and that sum."""
+        return self.down.apply_add_norm(inner, x, norm, mode)
+
 
 class Rotary(NamedTuple):
     """The rotary embedding of a step's tokens: [T, head_dim] each, as `apply_rotary` takes them."""

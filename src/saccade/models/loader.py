@@ -16,6 +16,7 @@ from saccade.checkpoint import Checkpoint
 from saccade.config import LoadFormat
 from saccade.errors import CheckpointError
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
+from saccade.models.experts import Experts
 from saccade.models.interface import LanguageModel
 from saccade.models.layers import LayerNorm, ModelBuilder, RMSNorm
 from saccade.models.linear import (
@@ -95,6 +96,11 @@ def find_slots(model: nn.Module, weights: WeightMap) -> list[WeightSlot]:
                 for last in module.checkpoint_tensors(partition):
                     load = partial(module.load, last, partition)
                     slots.append(WeightSlot(tuple(f"{name}.{last}" for name in names), load))
+            continue
+        if isinstance(module, Experts):
+            (names,) = weights.names(path)
+            for last, place in module.checkpoint_tensors():
+                slots.append(WeightSlot(tuple(f"{name}.{last}" for name in names), place))
             continue
         for last, parameter in module.named_parameters(recurse=False):
             (names,) = weights.names(path)

@@ -1,7 +1,9 @@
 """Qwen3-VL: the Qwen3 decoder with three-axis positions, beside a vision tower with DeepStack."""
 
+from dataclasses import replace
+
 from saccade.errors import CheckpointError
-from saccade.models.config import Config, inner_config, read_decoder, read_vision
+from saccade.models.config import Config, ExpertDims, inner_config, read_decoder, read_vision
 from saccade.models.decoder import NAMES, Decoder
 from saccade.models.interface import LanguageModel
 from saccade.models.layers import ModelBuilder
@@ -34,6 +36,11 @@ SECTIONS = (24, 20, 20)  # frequencies of (time, row, column) where the configur
 
 
 def build(config: Config, builder: ModelBuilder) -> LanguageModel:
+    return build_qwen3_vl(config, None, builder)
+
+
+def build_qwen3_vl(config: Config, experts: ExpertDims | None, builder: ModelBuilder) -> LanguageModel:
+    """The decoder, with a mixture of experts or without, and the tower beside it."""
     text = inner_config(config, "text_config")
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     dims = read_decoder(
@@ -54,4 +61,5 @@ def build(config: Config, builder: ModelBuilder) -> LanguageModel:
         raise CheckpointError(
             f"config.json: {len(vision.deep)} DeepStack levels need as many decoder layers, not {dims.layers}"
         )
+    dims = replace(dims, experts=experts)
     return Decoder(dims, builder, QwenVision(vision, builder.child("vision")))

@@ -268,3 +268,24 @@ def test_sizes_of_qwen2_5_vl_and_qwen2_vl_are_read() -> None:
     older = read_model_size({**QWEN2_5_VL_7B, "vision_config": tower}, 2)
     assert (older.vision_hidden, older.vision_windowed) == (1280, 0)
     assert 0.62e9 < older.vision_parameters < 0.68e9
+
+
+def test_experts_that_a_token_does_not_take_count_as_memory_alone() -> None:
+    text = {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    }
+    size = read_model_size({"text_config": text}, 2)  # 30B-A3B
+    assert 2.9e9 < size.parameters < 3.2e9
+    assert 30.0e9 < size.parameters + size.idle_parameters < 30.6e9
+    assert size.weight_bytes == 2 * (size.parameters + size.idle_parameters)
+    dense = read_model_size({"text_config": {**text, "mlp_only_layers": list(range(48))}}, 2)
+    assert dense.idle_parameters == 0
