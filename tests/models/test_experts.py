@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from saccade.checkpoint import open_checkpoint
-from saccade.errors import CheckpointError
-from saccade.kernels.dispatch import DEFAULT_MODE
+from saccade.errors import CheckpointError, ConfigError
+from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.models.config import ExpertDims
 from saccade.models.experts import Experts
 from saccade.models.layers import ModelBuilder
@@ -72,3 +72,9 @@ def test_contradictions_are_refused(
     checkpoint.config["text_config"].update(values)
     with pytest.raises(CheckpointError, match=message):
         load_model(checkpoint, "cpu", torch.float32)
+
+
+def test_deterministic_mode_is_refused(family_folder: Callable[[str], Path]) -> None:
+    checkpoint = open_checkpoint(str(family_folder("qwen3_moe")))
+    with pytest.raises(ConfigError, match="deterministic mode"):
+        load_model(checkpoint, "cpu", torch.float32, mode=KernelMode(deterministic=True))

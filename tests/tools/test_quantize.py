@@ -247,6 +247,8 @@ def test_bad_checkpoints_and_folders_are_refused(vl: Path, tmp_path: Path) -> No
         ConfigError, match=r"layers\.0\.\S+ has 64 columns, which groups of 128 do not divide"
     ):
         write(vl, tmp_path / "groups", scheme="int4", group_size=128)
+    with pytest.raises(ConfigError, match="has experts"):
+        write(checkpoints.qwen3_moe(tmp_path / "moe"), tmp_path / "experts")
     tied = checkpoints.qwen3(tmp_path / "tied", tied=True)
     with pytest.raises(ConfigError, match="no linear layers in the stage head"):
         write(tied, tmp_path / "head", scheme="decoder=int8,head=int8")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.errors import CheckpointError
+from saccade.errors import CheckpointError, ConfigError
 from saccade.kernels.dispatch import KernelMode
 from saccade.kernels.gemm.split_k import Norm
 from saccade.kernels.norm_rope.elementwise import add_norm, silu_mul
@@ -96,6 +96,11 @@ class ExpertMLP(nn.Module):
 
     def __init__(self, width: int, dims: ExpertDims, builder: ModelBuilder) -> None:
         super().__init__()
+        if builder.mode.deterministic:
+            raise ConfigError(
+                "deterministic mode is not implemented for experts, whose products depend on the other tokens "
+                "of a step; leave it off"
+            )
         # A router in 8 bits would change which experts a token takes.
         self.router = replace(builder, scheme=UnquantizedLinear).linear("router", width, (dims.count,))
         self.experts = Experts(width, dims, builder)

@@ -12,6 +12,7 @@ from saccade.checkpoint import open_checkpoint
 from saccade.config import EngineConfig
 from saccade.engine.memory import resolve_device, resolve_dtype
 from saccade.errors import ConfigError
+from saccade.models.families import FAMILIES
 from saccade.models.interface import LanguageModel
 from saccade.models.loader import load_model
 from saccade.models.registry import WeightMap, find_family
@@ -64,6 +65,9 @@ def quantize(model: str, out: str, options: QuantizeOptions) -> QuantizeReport:
     checkpoint = open_checkpoint(model)
     if checkpoint.config.get("quantization_config") is not None:
         raise ConfigError(f"{checkpoint.name} is quantised already; give its 16-bit version")
+    family = find_family(checkpoint.architecture)
+    if not FAMILIES[checkpoint.architecture].quantized:
+        raise ConfigError(f"{checkpoint.architecture} has experts, which cannot be quantised yet")
     files = checkpoint.weight_files()
     folder = new_folder(out)
     engine = EngineConfig(model=model, device=options.device)
@@ -78,7 +82,7 @@ def quantize(model: str, out: str, options: QuantizeOptions) -> QuantizeReport:
         stored,
         lambda: Calibration(network, checkpoint, calibration_requests(options, checkpoint)),
     )
-    names = TensorNames(network, find_family(checkpoint.architecture).WEIGHTS)
+    names = TensorNames(network, family.WEIGHTS)
     writer = ShardWriter(folder)
     quantized: dict[Scheme, list[str]] = {}
     with progress_bar(options.progress, remaining=True) as bar:
