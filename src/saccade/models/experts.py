@@ -98,8 +98,8 @@ class ExpertMLP(nn.Module):
         super().__init__()
         if builder.mode.deterministic:
             raise ConfigError(
-                "deterministic mode is not implemented for experts, whose products depend on the other tokens "
-                "of a step; leave it off"
+                "deterministic mode is not implemented for experts, whose products depend on the other "
+                "tokens of a step; leave it off"
             )
         # A router in 8 bits would change which experts a token takes.
         self.router = replace(builder, scheme=UnquantizedLinear).linear("router", width, (dims.count,))
