@@ -20,7 +20,8 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
     """Expand the placeholders and give every token its positions on three axes (time, row, column).
 
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
-    over its token grid; the next token is at p + the longer side of that grid.
+    over its token grid; the next token is at p + the longer side of that grid. With sequential positions
+    visual tokens advance all axes by one, too.
 
     With registered positions, rows and columns are those of the image's full token grid, its frame: a view
     has the positions of the part it shows, and the next token follows the longer side of the frame. A zoomed
@@ -50,7 +51,10 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
         view = item.view
         whole, begin = _whole_image(item, wholes, position)
         place, following = b"", position + max(view.token_grid)
-        if request.registered:
+        if request.sequential:
+            grid = np.arange(position, position + view.tokens, dtype=np.float32)
+            following = position + view.tokens
+        elif request.registered:
             grid = _registered_positions(view, whole) + begin
             grid[0] = position
             place = np.array([begin, *whole.full], dtype="<i8").tobytes()

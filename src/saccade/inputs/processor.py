@@ -207,7 +207,12 @@ class InputProcessor:
         detail_req = replace(call.detail_req, details=details) if uses_lod else None
         prompt, media = self._load(ids, parts, call, detail_req) if parts else (tuple(ids), ())
         request = Request(
-            id=call.request_id, prompt=prompt, media=media, salt=call.salt, arrived=call.arrived
+            id=call.request_id,
+            prompt=prompt,
+            media=media,
+            salt=call.salt,
+            arrived=call.arrived,
+            sequential=self.checkpoint.image is not None and self.checkpoint.image.sequential,
         )
         if detail_req is not None:
             request = self._apply_lod(request, detail_req)

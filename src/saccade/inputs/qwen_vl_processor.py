@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from saccade.errors import CheckpointError, MediaRefused
 from saccade.inputs.image_processor import (
+    BICUBIC,
     ImageProcessor,
     PromptView,
     Size,
@@ -26,7 +27,6 @@ from saccade.request import View
 
 Json = Mapping[str, Any]
 
-BICUBIC = 3  # Pillow's and the processors' number of the filter
 # Defaults of transformers where a file has no value.
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 HALVES = [0.5, 0.5, 0.5]
