@@ -24,6 +24,9 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "qwen3_vl_tied": lambda folder: checkpoints.qwen3_vl(folder, tied=True),
     "qwen3": checkpoints.qwen3,
     "llama": lambda folder: checkpoints.llama(folder),
+    "llava": lambda folder: checkpoints.llava(folder),
+    "idefics3": lambda folder: checkpoints.idefics3(folder),
+    "smolvlm": lambda folder: checkpoints.idefics3(folder, smol=True),
     "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
 }
 

@@ -129,6 +129,8 @@ PICTURES = [
     Question(IMAGE + "What colour is the house?", [picture(100, 80, 7)]),  # the first text, another picture
     Question("The eye jumps to what matters and rests there"),
 ]
+IMAGE_FAMILIES = ["qwen3_vl", "qwen3_vl_tied", "llava", "idefics3", "smolvlm"]
+TILE_FAMILIES = ["llava", "idefics3"]
 LONG = Question("How many boats are in the picture?", max_tokens=300)
 
 SITUATIONS: dict[str, dict[str, Any]] = {
@@ -165,7 +167,7 @@ def test_text_equals_transformers(
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_tied"])
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
 def test_pictures_equal_transformers(
     bench: Callable[[str], Bench], family: str, situation: str, overlap: bool
 ) -> None:
@@ -183,11 +185,12 @@ def test_pictures_equal_transformers(
     [{}, {"vision_cache": VisionCache(gpu=0)}, {"num_blocks": 90, "block_size": 4}, {"graphs": "on"}],
     ids=["roomy", "no feature cache", "few blocks", "captured"],
 )
+@pytest.mark.parametrize("family", ["qwen3_vl", *TILE_FAMILIES])
 def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
-    bench: Callable[[str], Bench], options: dict[str, Any], overlap: bool
+    bench: Callable[[str], Bench], family: str, options: dict[str, Any], overlap: bool
 ) -> None:
     """An answer is streaming under a target no step can meet: every view is spread over steps."""
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     engine = peers.engine(itl_target=0.001, overlap=overlap, **options)
     stream = peers.request(LONG)
     engine.submit(stream)
@@ -205,10 +208,11 @@ def test_pictures_seen_a_few_layers_at_a_time_equal_transformers(
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 150), (4096, 4096)], ids=str)
+@pytest.mark.parametrize("family", ["qwen3_vl", *TILE_FAMILIES])
 def test_the_smallest_and_the_largest_pictures_equal_transformers(
-    bench: Callable[[str], Bench], size: tuple[int, int]
+    bench: Callable[[str], Bench], family: str, size: tuple[int, int]
 ) -> None:
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     drawn = picture(min(size[0], 64), min(size[1], 64), 8).resize(size)  # noise of that size takes seconds
     question = Question(IMAGE + "What is it?", [drawn], max_tokens=6)
     peers.check(peers.engine(), [question])
@@ -222,10 +226,11 @@ def test_a_long_output_equals_transformers(bench: Callable[[str], Bench], family
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("situation", ["roomy", "small chunks", "few blocks", "no prefix cache"])
+@pytest.mark.parametrize("family", ["qwen3_vl", *TILE_FAMILIES])
 def test_every_choice_of_n_equals_transformers(
-    bench: Callable[[str], Bench], situation: str, overlap: bool
+    bench: Callable[[str], Bench], family: str, situation: str, overlap: bool
 ) -> None:
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     questions = [*PICTURES[:3], TEXTS[3]]
     peers.check(situated(peers, situation, questions, overlap=overlap), questions, n=3)
 
@@ -245,24 +250,28 @@ def test_prefix_hits_with_the_same_and_with_another_picture(bench: Callable[[str
     assert other.encodes == same.encodes + 1
 
 
-def test_the_same_picture_behind_other_text_is_encoded_once(bench: Callable[[str], Bench]) -> None:
-    peers = bench("qwen3_vl")
+@pytest.mark.parametrize("family", ["qwen3_vl", *TILE_FAMILIES])
+def test_the_same_picture_behind_other_text_is_encoded_once(
+    bench: Callable[[str], Bench], family: str
+) -> None:
+    peers = bench(family)
     engine = peers.engine()
     shared = picture(120, 120, 11)
     questions = [
         Question(f"{text}{IMAGE}?", [shared]) for text in ("", "Look ", "The sign says: ", "a b c d e f")
     ]
     peers.check(engine, questions)
-    assert engine.stats().encodes == 1
+    assert engine.stats().encodes == len(peers.request(questions[0]).media)
     assert engine.stats().prefix_hit_tokens == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", ["qwen3_vl", *TILE_FAMILIES])
 def test_cancellations_in_between_change_nobody_elses_tokens(
-    bench: Callable[[str], Bench], seed: int, overlap: bool
+    bench: Callable[[str], Bench], family: str, seed: int, overlap: bool
 ) -> None:
-    peers = bench("qwen3_vl")
+    peers = bench(family)
     engine = peers.engine(overlap=overlap, num_blocks=60, block_size=4, max_num_batched_tokens=11)
     questions = [*PICTURES, *TEXTS]
     requests = [peers.request(question, n=1 + index % 2) for index, question in enumerate(questions)]

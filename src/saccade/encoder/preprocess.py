@@ -1,9 +1,9 @@
 """The device half of the image processor: raw pixels to normalised patches, equal to the PIL-based processor.
 
-Resizing is that of Pillow 13 for 8-bit images (bicubic, bilinear or Lanczos): one pass per axis; each output pixel is a
-weighted sum over a window that widens when shrinking; weights are fixed-point numbers of 22 fractional bits;
-each pass rounds half up and clips to 0..255. The kernels follow that to the bit. The reference implementation
-is Pillow itself, on the host.
+Resizing is that of Pillow 13 for 8-bit images (bicubic, bilinear or Lanczos): one pass per axis; each output
+pixel is a weighted sum over a window that widens when shrinking; weights are fixed-point numbers of 22
+fractional bits; each pass rounds half up and clips to 0..255. The kernels follow that to the bit. The
+reference implementation is Pillow itself, on the host. A view that names its resizes is cut out of the last.
 """
 
 from collections.abc import Sequence

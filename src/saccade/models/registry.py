@@ -19,6 +19,9 @@ FAMILIES = {
     "Qwen3VLForConditionalGeneration": "saccade.models.qwen3_vl",
     "Qwen3ForCausalLM": "saccade.models.qwen3",
     "LlamaForCausalLM": "saccade.models.llama",
+    "LlavaForConditionalGeneration": "saccade.models.llava",
+    "Idefics3ForConditionalGeneration": "saccade.models.idefics3",
+    "SmolVLMForConditionalGeneration": "saccade.models.idefics3",
 }
 SCHEMES = {  # by `quant_method` of `quantization_config`
     "fp8": "saccade.quantization.hf_fp8",
