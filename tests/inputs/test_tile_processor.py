@@ -138,7 +138,7 @@ def test_visual_token_budgets_and_videos_are_refused(
             detail_req=DetailRequest(params=LodParams(budget=8)),
         )
     message = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:video/mp4,"}}]}]
-    with pytest.raises(MediaRefused, match="takes no videos: .*[Vv]ideos"):
+    with pytest.raises(MediaRefused, match=r"takes no videos: .*[Vv]ideos"):
         front.prepare_chat(message, ASK, "r")
 
 

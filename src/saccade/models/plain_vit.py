@@ -138,7 +138,7 @@ class PlainVit(VisionTower):
         self.patch_dim = 3 * dims.patch**2
         self.merge, self.mode, self.out_dim = dims.merge, builder.mode, out_dim
         self.depth, self.hidden_dim = dims.depth, dims.hidden
-        self.grid = (dims.side, dims.side)
+        self.grid, self._side = (dims.side, dims.side), dims.side
         self.extra_rows = int(dims.class_token)
         self.merged = dims.merged
         self.patch_embedding = builder.linear(
@@ -160,7 +160,7 @@ class PlainVit(VisionTower):
         raise NotImplementedError
 
     def layout(self, grids: Sequence[PatchGrid]) -> Layout:
-        size = self.grid[0] * self.grid[1]
+        size = self._side**2
         for rows, columns in grids:
             if rows * columns != size:
                 raise ValueError(f"a view has {rows} x {columns} patches; this tower takes {self.grid}")
@@ -169,7 +169,7 @@ class PlainVit(VisionTower):
     def tables(self, grid: PatchGrid) -> tuple[Tensor, ...]:
         """The position of each patch, in merge order; [patches] int64."""
         if not self._order:
-            side, merge = self.grid[0], self.merge
+            side, merge = self._side, self.merge
             index = torch.arange(side * side, device=self._device) + self.extra_rows
             index = index.view(side // merge, merge, side // merge, merge).transpose(1, 2)
             self._order = (index.flatten(),)
@@ -202,7 +202,7 @@ class PlainVit(VisionTower):
 
     def finish(self, stream: Tensor, levels: Sequence[Tensor]) -> Tensor:
         if self.extra_rows:
-            rows = self.grid[0] * self.grid[1] + self.extra_rows
+            rows = self._side**2 + self.extra_rows
             stream = stream.view(-1, rows, self.hidden_dim)[:, self.extra_rows :].reshape(-1, self.hidden_dim)
         if self._norm_features:
             stream = self.post_norm.forward(stream, self.mode)
