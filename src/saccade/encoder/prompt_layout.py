@@ -52,8 +52,8 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
         whole, begin = _whole_image(item, wholes, position)
         place, following = b"", position + max(view.token_grid)
         if request.sequential:
-            grid = np.arange(position, position + view.tokens, dtype=np.float32)
             following = position + view.tokens
+            grid = np.arange(position, following, dtype=np.float32)
         elif request.registered:
             grid = _registered_positions(view, whole) + begin
             grid[0] = position
@@ -61,9 +61,8 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
             following = position + (max(whole.full) if whole is item else 1)
         else:
             grid = _grid_positions(*view.token_grid) + position
-        role: Role = "whole" if item.full == view.token_grid else "global"
-        if item.origin is not None:
-            role = "zoom"
+        part: Role = "whole" if item.full == view.token_grid else "global"
+        role = part if item.origin is None else "zoom"
         is_target = item.placeholder in targets
         if is_target and role == "whole":  # a preview at full detail
             place += TARGET
