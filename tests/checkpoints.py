@@ -75,7 +75,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def make_tokenizer() -> Tokenizer:
+def make_tokenizer(*more: str) -> Tokenizer:
     """Byte-level byte pairs in the Qwen manner: 480 plain tokens, then the added ones."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -95,6 +95,7 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator([CORPUS], trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in PLAIN_ADDED_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in more])
     return tokenizer
 
 
@@ -283,6 +284,66 @@ def llama(
     )
     _save(transformers.LlamaForCausalLM(config), folder, make_tokenizer(), seed, dtype, max_shard_size)
     return folder
+
+
+TILE = 56  # pixels of a view of the families with a fixed size: 4 x 4 patches
+IDEFICS3_TOKENS = (
+    "<fake_token_around_image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+)
+
+
+def llava(folder: Path, *, seed: int = 0, **options: Any) -> Path:
+    """LLaVA-1.5: 4 of 5 CLIP layers, 16 visual tokens an image."""
+    config = transformers.LlavaConfig(
+        vision_config={**_plain_vision(5), "model_type": "clip_vision_model"},
+        text_config={**_decoder_sizes(), "model_type": "llama"},
+        image_token_id=token_id("<|image_pad|>"),
+        **options,
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    _save(model, folder, make_tokenizer(), seed, torch.float32, "5GB")
+    processor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": TILE},
+        "crop_size": {"height": TILE, "width": TILE},
+    }
+    _write_json(folder / "preprocessor_config.json", processor)
+    return folder
+
+
+def idefics3(folder: Path, *, seed: int = 0, smol: bool = False) -> Path:
+    """Idefics3, or SmolVLM: up to 2 x 2 tiles and the whole image, 4 visual tokens each."""
+    kinds = (transformers.Idefics3Config, transformers.Idefics3ForConditionalGeneration)
+    if smol:
+        kinds = (transformers.SmolVLMConfig, transformers.SmolVLMForConditionalGeneration)
+    config = kinds[0](
+        vision_config=_plain_vision(4),
+        text_config={**_decoder_sizes(), "model_type": "llama"},
+        image_token_id=token_id("<|image_pad|>"),
+        scale_factor=2,
+    )
+    _save(kinds[1](config), folder, make_tokenizer(*IDEFICS3_TOKENS), seed, torch.float32, "5GB")
+    processor = {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": 2 * TILE},
+        "max_image_size": {"longest_edge": TILE},
+        "do_image_splitting": True,
+    }
+    _write_json(folder / "preprocessor_config.json", processor)
+    return folder
+
+
+def _plain_vision(layers: int) -> dict[str, Any]:
+    return {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "image_size": TILE,
+        "patch_size": 14,
+    }
 
 
 def oracle_inputs(

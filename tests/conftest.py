@@ -32,6 +32,9 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "mistral": lambda folder: checkpoints.mistral(folder),
     "mistral_window": lambda folder: checkpoints.mistral(folder, window=12),
     "llama": lambda folder: checkpoints.llama(folder),
+    "llava": lambda folder: checkpoints.llava(folder),
+    "idefics3": lambda folder: checkpoints.idefics3(folder),
+    "smolvlm": lambda folder: checkpoints.idefics3(folder, smol=True),
     "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
 }
 

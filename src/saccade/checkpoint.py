@@ -16,6 +16,7 @@ from saccade.inputs.qwen_vl_processor import (
     Qwen2VLVideoProcessor,
     Qwen3VLVideoProcessor,
 )
+from saccade.inputs.tile_processor import CLIPImageProcessor, Idefics3ImageProcessor
 
 EMBEDDED = "embedded"
 # Image and video processors, by the class name in the processor's configuration or by the architecture.
@@ -23,6 +24,9 @@ IMAGE_PROCESSORS: dict[str, type[ImageProcessor]] = {
     "Qwen2VLImageProcessor": Qwen2VLImageProcessor,
     "Qwen2VLImageProcessorFast": Qwen2VLImageProcessor,
     "Qwen2VLImageProcessorPil": Qwen2VLImageProcessor,
+    "LlavaForConditionalGeneration": CLIPImageProcessor,
+    "Idefics3ForConditionalGeneration": Idefics3ImageProcessor,
+    "SmolVLMForConditionalGeneration": Idefics3ImageProcessor,
 }
 VIDEO_PROCESSORS: dict[str, type[VideoProcessor]] = {
     "Qwen3VLVideoProcessor": Qwen3VLVideoProcessor,
@@ -158,7 +162,7 @@ def _read(path: Path, name: str) -> Checkpoint:
         special_tokens=_special_tokens(tokenizer_config),
         eos_ids=_eos_ids(generation, config, text),
         bos_id=_bos_id(generation, config, text),
-        image_token_id=_optional_id(config, "image_token_id"),
+        image_token_id=_first_id(config, "image_token_id", "image_token_index"),
         video_token_id=_optional_id(config, "video_token_id"),
         vision_start_id=_optional_id(config, "vision_start_token_id"),
         vision_end_id=_optional_id(config, "vision_end_token_id"),
@@ -204,6 +208,11 @@ def _optional_id(config: Json, key: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise CheckpointError(f"the configuration has {key} {value!r}; a token id is needed")
     return value
+
+
+def _first_id(config: Json, *keys: str) -> int | None:
+    found = (_optional_id(config, key) for key in keys)
+    return next((token for token in found if token is not None), None)
 
 
 def _eos_ids(*configs: Json) -> tuple[int, ...]:
@@ -277,7 +286,7 @@ def _processors(
     if image:
         kind = image.get("image_processor_type", "Qwen2VLImageProcessor")
         still = _find(IMAGE_PROCESSORS, architecture, kind, "image").from_config(image, config)
-    if video:
+    if video and not (still is not None and still.no_video):
         kind = video.get("video_processor_type", "Qwen3VLVideoProcessor")
         moving = _find(VIDEO_PROCESSORS, architecture, kind, "video").from_config(video, config)
     if still is not None and moving is not None and still.digest != moving.digest:

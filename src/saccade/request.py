@@ -51,6 +51,9 @@ class View(msgspec.Struct, frozen=True):
     grid: tuple[int, int]  # rows, columns of patches (before merging)
     merge: int  # patches per token along each side
     processing: bytes  # hash of resize filter, mean, std, patch sizes
+    # (width, height) the box is resized to, one after another; none: to the grid's pixels at once.
+    resizes: tuple[tuple[int, int], ...] = ()
+    offset: tuple[int, int] = (0, 0)  # x, y of the grid in the last of these; what lies outside is black
 
     @property
     def tokens(self) -> int:
@@ -63,7 +66,9 @@ class View(msgspec.Struct, frozen=True):
     @property
     def key(self) -> bytes:
         numbers = _NUMBERS.pack(*self.box, *self.grid, self.merge)
-        parts = (self.content, numbers, self.processing)
+        parts = [self.content, numbers, self.processing]
+        if self.resizes:
+            parts.append(np.array([*self.resizes, self.offset], dtype="<i8").tobytes())
         framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         return blake3(framed).digest(length=32)
 
@@ -113,6 +118,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes = b""  # of the tenant; prefixes are shared only between equal salts
     priority: int = 0  # lower is sooner; a level is worth some seconds of waiting (scheduler/policy.py)
     arrived: float = 0.0  # time.monotonic(); both processes share the clock
+    sequential: bool = False  # rotary positions of visual tokens are counted like those of text
     registered: bool = False  # rotary positions of zoomed views are those of their region in the whole image
     zooming: ZoomRequest | None = None  # None: all views are given
 

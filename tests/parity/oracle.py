@@ -33,8 +33,8 @@ class Oracle:
         inputs = self._text(layout)
         if pictures:
             processed = self.images(images=list(pictures), return_tensors="pt")
-            inputs["pixel_values"] = processed["pixel_values"]
-            inputs["image_grid_thw"] = processed["image_grid_thw"]
+            names = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
+            inputs |= {name: processed[name] for name in names if name in processed}
         return self._generate(inputs, request, **options)
 
     def greedy_video(
@@ -72,7 +72,7 @@ class Oracle:
     def _text(self, layout: PromptLayout) -> dict[str, torch.Tensor]:
         ids = torch.tensor([layout.tokens])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if self.visual:
+        if hasattr(self.config, "video_token_id"):
             kinds = torch.zeros_like(ids)
             kinds[ids == self.config.image_token_id] = 1
             kinds[ids == self.config.video_token_id] = 2

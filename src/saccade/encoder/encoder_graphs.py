@@ -46,7 +46,8 @@ class EncoderBuffers:
     def __init__(self, tower: VisionTower, device: torch.device, dtype: torch.dtype, patches: int) -> None:
         width = (1 + tower.depth_levels) * tower.out_dim
         self.patches = torch.zeros(patches, tower.patch_dim, device=device, dtype=dtype)
-        self.stream = torch.zeros(patches, tower.hidden_dim, device=device, dtype=dtype)
+        rows = patches * (1 + tower.extra_rows)  # views of one patch have the most
+        self.stream = torch.zeros(rows, tower.hidden_dim, device=device, dtype=dtype)
         self.features = torch.zeros(patches // tower.merge**2 * width, device=device, dtype=dtype)
         smallest = tower.tables((tower.merge, tower.merge))
         self._tables = [one.new_zeros((patches, *one.shape[1:])) for one in smallest]
@@ -76,7 +77,8 @@ class EncoderBuffers:
     def nbytes(tower: VisionTower, dtype: torch.dtype, patches: int = MAX_PATCHES) -> int:
         features = (1 + tower.depth_levels) * tower.out_dim // tower.merge**2
         tables = sum(one.nbytes for one in tower.tables((tower.merge, tower.merge))) // tower.merge**2
-        return patches * ((tower.patch_dim + tower.hidden_dim + features) * dtype.itemsize + tables)
+        rows = (1 + tower.extra_rows) * tower.hidden_dim
+        return patches * ((tower.patch_dim + rows + features) * dtype.itemsize + tables)
 
 
 class TowerGraph:
@@ -90,7 +92,8 @@ class TowerGraph:
         self._layout = buffers.layout(some_grids(shape, tower.merge))
         count, tokens = shape.patches, shape.patches // tower.merge**2
         width = (1 + tower.depth_levels) * tower.out_dim
-        self._patches, self._stream = buffers.patches[:count], buffers.stream[:count]
+        rows = count + shape.views * tower.extra_rows
+        self._patches, self._stream = buffers.patches[:count], buffers.stream[:rows]
         self._features = buffers.features[: tokens * width].view(tokens, width)
         self._replays: dict[str, Replay] = {}
 

@@ -212,7 +212,9 @@ class EncoderRunner:
     ) -> None:
         """`borrowed`: stream and levels may be buffers that the next call overwrites."""
         tokens = [task.view.tokens for task in group]
-        streams = self._split(stream, [task.patches for task in group], copy=borrowed)
+        streams = self._split(
+            stream, [task.patches + self._tower.extra_rows for task in group], copy=borrowed
+        )
         split = [self._split(level, tokens, copy=borrowed) for level in levels]
         for index, task in enumerate(group):
             own = tuple(level[index] for level in split)

@@ -1,20 +1,22 @@
 """The device half of the image processor: raw pixels to normalised patches, equal to the PIL-based processor.
 
-Resizing is the bicubic filter of Pillow 13 for 8-bit images: one pass per axis; each output pixel is a
-weighted sum over a window that widens when shrinking; weights are fixed-point numbers of 22 fractional bits;
-each pass rounds half up and clips to 0..255. The kernels follow that to the bit. The reference implementation
-is Pillow itself, on the host.
+Resizing is that of Pillow 13 for 8-bit images (bicubic, bilinear or Lanczos): one pass per axis; each output
+pixel is a weighted sum over a window that widens when shrinking; weights are fixed-point numbers of 22
+fractional bits; each pass rounds half up and clips to 0..255. The kernels follow that to the bit. The
+reference implementation is Pillow itself, on the host. A view that names its resizes is cut out of the last.
 """
 
+from collections.abc import Sequence
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from saccade.inputs.image_processor import PatchSettings
+from saccade.inputs.image_processor import BICUBIC, PatchSettings
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode, use_triton
 from saccade.kernels.vision.patchify import patchify_triton, resample_triton
 from saccade.request import View
@@ -23,7 +25,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 WEIGHT_BITS = 22  # fractional bits of a weight: 32 less 8 of the pixel, less 2 for sums outside 0..255
-_SUPPORT = 2.0  # source pixels the cubic reaches to each side when not shrinking
 _CURVATURE = -0.5  # Pillow's choice of the free parameter of the cubic
 _CACHED_TAPS = 256  # (source, target) lengths; at most 60 KB each for 4,096 pixels of 4 taps
 _PIECE_VALUES = 1 << 20  # pixels normalised at once (8 MiB in float64)
@@ -36,7 +37,9 @@ class Preprocessor:
         self, processing: PatchSettings, device: torch.device, mode: KernelMode = DEFAULT_MODE
     ) -> None:
         self._processing, self._mode = processing, mode
-        self._taps = lru_cache(maxsize=_CACHED_TAPS)(partial(build_taps, device=device))
+        self._taps = lru_cache(maxsize=_CACHED_TAPS)(
+            partial(build_taps, device=device, resample=processing.resample)
+        )
         self._mean = torch.tensor(processing.mean, dtype=torch.float32, device=device).view(3, 1, 1)
         self._std = torch.tensor(processing.std, dtype=torch.float32, device=device).view(3, 1, 1)
 
@@ -50,29 +53,43 @@ class Preprocessor:
         _check(pixels, view, processing)
         size = view.grid[0] * processing.patch_size, view.grid[1] * processing.patch_size
         x0, y0, x1, y1 = view.box
-        vertical_first = len(pixels) == 1 and resizes_vertically_first((y1 - y0, x1 - x0), size)
+        pixels = pixels[:, y0:y1, x0:x1]
+        sizes = [(height, width) for width, height in view.resizes] or [size]
+        left, top = view.offset
+        cut = None if sizes[-1] == size else (top, left, *size)
         if use_triton("patchify", pixels, self._mode):
-            return self._patches_triton(pixels[:, y0:y1, x0:x1], view.grid, size, vertical_first, dtype)
-        frames = torch.stack([resize(frame[y0:y1, x0:x1], size, vertical_first) for frame in pixels])
+            return self._patches_triton(pixels, view.grid, sizes, cut, dtype)
+        frames = torch.stack([self._resize(frame, sizes, single=len(pixels) == 1) for frame in pixels])
+        if cut is not None:
+            frames = crop(frames.permute(0, 3, 1, 2), *cut).permute(0, 2, 3, 1).contiguous()
         return self._normalise(_patchify(frames, view.grid, processing)).to(dtype)
+
+    def _resize(self, frame: Tensor, sizes: Sequence[tuple[int, int]], *, single: bool) -> Tensor:
+        for size in sizes:
+            vertical_first = single and resizes_vertically_first((frame.shape[0], frame.shape[1]), size)
+            frame = resize(frame, size, vertical_first, self._processing.resample)
+        return frame
 
     def _patches_triton(
         self,
         pixels: Tensor,
         grid: tuple[int, int],
-        size: tuple[int, int],
-        vertical_first: bool,
+        sizes: Sequence[tuple[int, int]],
+        cut: tuple[int, int, int, int] | None,
         dtype: torch.dtype,
     ) -> Tensor:
         processing = self._processing
         planes = []
         for frame in pixels:
             rows = frame.permute(0, 2, 1)  # [height, 3, width]
-            for along in ("y", "x") if vertical_first else ("x", "y"):
-                have, want = (frame.shape[1], size[1]) if along == "x" else (frame.shape[0], size[0])
-                if have != want:
-                    rows = resample_triton(rows, *self._taps(have, want), along)
-            planes.append(rows)
+            for size in sizes:
+                source = rows.shape[0], rows.shape[2]
+                vertical_first = len(pixels) == 1 and resizes_vertically_first(source, size)
+                for along in ("y", "x") if vertical_first else ("x", "y"):
+                    have, want = (source[1], size[1]) if along == "x" else (source[0], size[0])
+                    if have != want:
+                        rows = resample_triton(rows, *self._taps(have, want), along)
+            planes.append(rows if cut is None else crop(rows.transpose(0, 1), *cut).transpose(0, 1))
         stacked = torch.stack(planes).contiguous()
         merge, patch, time = processing.merge_size, processing.patch_size, processing.temporal_patch_size
         return patchify_triton(stacked, self._value_table, grid, merge, patch, time, dtype)
@@ -100,9 +117,12 @@ class Preprocessor:
         return result.flatten(1)
 
 
-def build_taps(source: int, target: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def build_taps(
+    source: int, target: int, device: torch.device, resample: int = BICUBIC
+) -> tuple[Tensor, Tensor]:
     """First source pixel [target] and weights [target, taps] of each output pixel, int32 on the device."""
-    first, weights = (torch.from_numpy(one.astype(np.int32)) for one in fixed_point_weights(source, target))
+    fixed = fixed_point_weights(source, target, resample)
+    first, weights = (torch.from_numpy(one.astype(np.int32)) for one in fixed)
     if device.type == "cuda":  # zoomed views bring new lengths all the time, and no step may wait for a table
         first, weights = first.pin_memory(), weights.pin_memory()
     return first.to(device, non_blocking=True), weights.to(device, non_blocking=True)
@@ -127,13 +147,26 @@ def _check(pixels: Tensor, view: View, processing: PatchSettings) -> None:
         )
 
 
-def resize(pixels: Tensor, size: tuple[int, int], vertical_first: bool) -> Tensor:
+def crop(image: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
+    """[..., height, width] from a position that may lie outside; there it is black."""
+    rows, columns = image.shape[-2:]
+    inside = image[..., max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    missing = (
+        min(max(-left, 0), width),
+        min(max(left + width - columns, 0), width),
+        min(max(-top, 0), height),
+        min(max(top + height - rows, 0), height),
+    )
+    return F.pad(inside, missing) if any(missing) else inside
+
+
+def resize(pixels: Tensor, size: tuple[int, int], vertical_first: bool, resample: int = BICUBIC) -> Tensor:
     """[height, width, 3] uint8 -> [*size, 3] uint8, by Pillow, one axis at a time."""
     image = Image.fromarray(np.ascontiguousarray(pixels.cpu().numpy()))
     height, width = size
     between = (image.width, height) if vertical_first else (width, image.height)
     for target in (between, (width, height)):
-        image = image.resize(target, Image.Resampling.BICUBIC)
+        image = image.resize(target, Image.Resampling(resample))
     return torch.from_numpy(np.array(image)).to(pixels.device)
 
 
@@ -147,19 +180,20 @@ def resizes_vertically_first(source: tuple[int, int], target: tuple[int, int]) -
     return lost_height > 0 and lost_height > 2 * lost_width
 
 
-def fixed_point_weights(source: int, target: int) -> tuple[Ints, Floats]:
+def fixed_point_weights(source: int, target: int, resample: int = BICUBIC) -> tuple[Ints, Floats]:
     """First source pixel [target] and weights [target, taps] * 2 ** WEIGHT_BITS of each output pixel.
 
     The order of the float64 operations is Pillow's, so that every weight rounds to the same integer.
     """
     scale = source / target
     stretch = max(scale, 1.0)  # the window widens when shrinking, never narrows
-    support = _SUPPORT * stretch
+    reach, kernel = _KERNELS[resample]
+    support = reach * stretch
     centre = (np.arange(target) + 0.5) * scale
     first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
     count = np.minimum((centre + support + 0.5).astype(np.int64), source) - first
     tap = np.arange(int(count.max()))
-    weights = _cubic(((tap + first[:, None]) - centre[:, None] + 0.5) * (1.0 / stretch))
+    weights = kernel(((tap + first[:, None]) - centre[:, None] + 0.5) * (1.0 / stretch))
     weights[tap >= count[:, None]] = 0.0
     total = np.cumsum(weights, axis=1)[:, -1:]  # strictly left to right, unlike sum()
     weights = np.divide(weights, total, out=weights, where=total != 0)
@@ -173,6 +207,23 @@ def _cubic(x: Floats) -> Floats:
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+def _triangle(x: Floats) -> Floats:
+    return np.maximum(1.0 - np.abs(x), 0.0)
+
+
+def _lanczos(x: Floats) -> Floats:
+    return np.where((x >= -3.0) & (x < 3.0), _sinc(x) * _sinc(x / 3.0), 0.0)
+
+
+def _sinc(x: Floats) -> Floats:
+    x = x * np.pi
+    return np.where(x == 0.0, 1.0, np.sin(x) / np.where(x == 0.0, 1.0, x))
+
+
+# By the filter's number: source pixels it reaches to each side when not shrinking, and its function.
+_KERNELS = {1: (3.0, _lanczos), 2: (1.0, _triangle), BICUBIC: (2.0, _cubic)}
 
 
 def _patchify(frames: Tensor, grid: tuple[int, int], processing: PatchSettings) -> Tensor:

@@ -22,6 +22,7 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
     Text advances all axes by one. A view that begins at position p has time p, rows p + r and columns p + c
     over its token grid; the next token is at p + the longer side of that grid. A later view of a video may
     have the rows and columns of the first, and a time after it; output tokens follow the highest position.
+    With sequential positions visual tokens advance all axes by one, too.
 
     With registered positions, rows and columns are those of the image's full token grid, its frame: a view
     has the positions of the part it shows, and the next token follows the longer side of the frame. A zoomed
@@ -51,7 +52,10 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
         view = item.view
         whole, begin = _whole_image(item, wholes, position)
         place, following = b"", position + max(view.token_grid)
-        if request.registered:
+        if request.sequential:
+            following = position + view.tokens
+            grid = np.arange(position, following, dtype=np.float32)
+        elif request.registered:
             grid = _registered_positions(view, whole) + begin
             grid[0] = position
             place = np.array([begin, *whole.full], dtype="<i8").tobytes()
@@ -61,9 +65,8 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
             place = item.time.to_bytes(8, "little")
         else:
             grid = _grid_positions(*view.token_grid) + position
-        role: Role = "whole" if item.full == view.token_grid else "global"
-        if item.origin is not None:
-            role = "zoom"
+        part: Role = "whole" if item.full == view.token_grid else "global"
+        role = part if item.origin is None else "zoom"
         is_target = item.placeholder in targets
         if is_target and role == "whole":  # a preview at full detail
             place += TARGET

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.models.config import positive_int
+from saccade.models.config import LLAMA_DEFAULTS, PLAIN_VIT_DEFAULTS, positive_int
 from saccade.scheduler.cost_model import Coefficients
 
 Config = Mapping[str, Any]
@@ -77,6 +77,8 @@ def read_model_size(config: Config, value_bytes: int, *, small: bool = False) ->
     """`value_bytes`: of a weight, and of a K or V value unless these are in 8 bits (`small`)."""
     inner = config.get("text_config")
     text: Config = inner if isinstance(inner, Mapping) else config
+    if text is inner and text.get("model_type") == "llama":
+        text = {**LLAMA_DEFAULTS, **text}
     hidden, heads, layers = (
         positive_int(text, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
@@ -87,6 +89,9 @@ def read_model_size(config: Config, value_bytes: int, *, small: bool = False) ->
     mlps, idle = _mlp_parameters(text, layers)
     vision = config.get("vision_config")
     tower: Config = vision if isinstance(vision, Mapping) else {}
+    if tower and "depth" not in tower and "num_attention_heads" in tower:  # CLIP or SigLIP
+        tower = {**PLAIN_VIT_DEFAULTS, **tower}
+        tower = {**tower, "depth": tower["num_hidden_layers"]}
     return ModelSize(
         layers=layers,
         heads=heads,

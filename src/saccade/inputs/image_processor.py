@@ -18,6 +18,8 @@ from saccade.errors import MediaRefused
 from saccade.lod.types import Detail, Grid
 from saccade.request import View
 
+BICUBIC = 3  # Pillow's and the processors' number of the filter
+FILTERS = {1: b"lanczos", 2: b"bilinear", BICUBIC: b"bicubic"}
 MAX_ASPECT = 200  # longer side / shorter side
 Size = tuple[int, int]  # width, height in pixels
 
@@ -45,6 +47,7 @@ class PatchSettings:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     rescale_factor: float
+    resample: int = BICUBIC  # one of FILTERS
 
     @property
     def factor(self) -> int:
@@ -56,7 +59,7 @@ class PatchSettings:
         """Hash of everything that is done to pixels except the choice of the grid, which is in the view."""
         sizes = np.array([self.patch_size, self.merge_size, self.temporal_patch_size], dtype="<i8").tobytes()
         values = np.array([*self.mean, *self.std, self.rescale_factor], dtype="<f8").tobytes()
-        return blake3(b"bicubic-antialias-u8\0" + sizes + values).digest(length=16)
+        return blake3(FILTERS[self.resample] + b"-antialias-u8\0" + sizes + values).digest(length=16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,10 @@ class ImageProcessor(PatchSettings, ABC):
 
     # Whether an image is one view that may have any token grid; level of detail needs that.
     supports_lod: ClassVar[bool] = False
+    # Whether rotary positions of visual tokens are counted like those of text, not by the token grid.
+    sequential: ClassVar[bool] = False
+    # Why the family's video processor is not read; empty: it is.
+    no_video: ClassVar[str] = ""
 
     @classmethod
     @abstractmethod

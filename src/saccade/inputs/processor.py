@@ -190,12 +190,23 @@ class InputProcessor:
         ):
             count = sum(part.kind == kind for part in parts)
             if count and not supported:
-                raise MediaRefused(f"This model takes no {kind}s.", param=call.param)
+                raise MediaRefused(self._why_not(kind), param=call.param)
             if count > limit:
                 raise MediaRefused(
                     f"The request has {count} {kind}s; at most {limit} are allowed. Send fewer.",
                     param=call.param,
                 )
+
+    def _why_not(self, kind: str) -> str:
+        image = self.checkpoint.image
+        if kind == "video" and image is not None and image.no_video:
+            return f"This model takes no videos: {image.no_video}. Send frames as images."
+        if image is None and "vision_config" in self.checkpoint.config:
+            return (
+                f"This model takes no {kind}s: its folder lacks preprocessor_config.json. The operator must"
+                " complete the folder."
+            )
+        return f"This model takes no {kind}s."
 
     # --- the request ---------------------------------------------------------------------------------------
 
@@ -207,7 +218,12 @@ class InputProcessor:
         detail_req = replace(call.detail_req, details=details) if uses_lod else None
         prompt, media = self._load(ids, parts, call, detail_req) if parts else (tuple(ids), ())
         request = Request(
-            id=call.request_id, prompt=prompt, media=media, salt=call.salt, arrived=call.arrived
+            id=call.request_id,
+            prompt=prompt,
+            media=media,
+            salt=call.salt,
+            arrived=call.arrived,
+            sequential=self.checkpoint.image is not None and self.checkpoint.image.sequential,
         )
         if detail_req is not None:
             request = self._apply_lod(request, detail_req)

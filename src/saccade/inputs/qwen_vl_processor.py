@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from saccade.errors import CheckpointError, MediaRefused
 from saccade.inputs.image_processor import (
+    BICUBIC,
     ImageProcessor,
     PromptView,
     Size,
@@ -26,7 +27,6 @@ from saccade.request import View
 
 Json = Mapping[str, Any]
 
-BICUBIC = 3  # Pillow's and the processors' number of the filter
 # Defaults of transformers where a file has no value.
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 HALVES = [0.5, 0.5, 0.5]
@@ -74,10 +74,10 @@ class Qwen3VLVideoProcessor(VideoProcessor):
         return cls(
             min_pixels=least,
             max_pixels=most,
-            fps=_number(processor, where, "fps", 2.0),
-            min_frames=int(_number(processor, where, "min_frames", 4)),
-            max_frames=int(_number(processor, where, "max_frames", 768)),
-            frame_tokens=int(_number(processor, where, "max_video_tokens", 768)) if capped else None,
+            fps=positive_number(processor, where, "fps", 2.0),
+            min_frames=int(positive_number(processor, where, "min_frames", 4)),
+            max_frames=int(positive_number(processor, where, "max_frames", 768)),
+            frame_tokens=int(positive_number(processor, where, "max_video_tokens", 768)) if capped else None,
             vision_start=() if start is None else (start,),
             vision_end=() if end is None else (end,),
             **settings,
@@ -255,12 +255,12 @@ def _patch_settings(
             f"{where} resamples with filter {resample!r}; only bicubic ({BICUBIC}) is implemented"
         )
     return {
-        "patch_size": int(_number(config, where, "patch_size", patch_size)),
-        "merge_size": int(_number(config, where, "merge_size", 2)),
-        "temporal_patch_size": int(_number(config, where, "temporal_patch_size", 2)),
-        "mean": _triple(config, where, "image_mean", mean),
-        "std": _triple(config, where, "image_std", std),
-        "rescale_factor": _number(config, where, "rescale_factor", 1 / 255),
+        "patch_size": int(positive_number(config, where, "patch_size", patch_size)),
+        "merge_size": int(positive_number(config, where, "merge_size", 2)),
+        "temporal_patch_size": int(positive_number(config, where, "temporal_patch_size", 2)),
+        "mean": read_triple(config, where, "image_mean", mean),
+        "std": read_triple(config, where, "image_std", std),
+        "rescale_factor": positive_number(config, where, "rescale_factor", 1 / 255),
     }
 
 
@@ -278,7 +278,7 @@ def _area(config: Json, where: str, default: tuple[int, int]) -> tuple[int, int]
     return least, most
 
 
-def _number(config: Json, where: str, key: str, default: float) -> float:
+def positive_number(config: Json, where: str, key: str, default: float) -> float:
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -286,7 +286,7 @@ def _number(config: Json, where: str, key: str, default: float) -> float:
     return float(value)
 
 
-def _triple(config: Json, where: str, key: str, default: list[float]) -> tuple[float, float, float]:
+def read_triple(config: Json, where: str, key: str, default: list[float]) -> tuple[float, float, float]:
     value = config.get(key, default)
     numbers = isinstance(value, list) and all(isinstance(one, int | float) for one in value)
     if not numbers or len(value) != 3:

@@ -7,6 +7,17 @@ from typing import Any
 from saccade.errors import CheckpointError
 
 Config = Mapping[str, Any]
+# What transformers takes where the `text_config` of a family around a Llama leaves it out.
+LLAMA_DEFAULTS = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+# The same for the `vision_config` of CLIP and SigLIP towers.
+PLAIN_VIT_DEFAULTS = {"intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "patch_size": 32}
 ROPE_KINDS = ("default", "linear", "llama3")
 OLDER_KINDS = {"mrope": "default"}  # the sections say the same
 

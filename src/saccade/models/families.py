@@ -31,6 +31,11 @@ FAMILIES = {  # by the first of `architectures` in config.json
     "Qwen2VLForConditionalGeneration": FamilyEntry(
         "Qwen2-VL", "saccade.models.qwen2_vl", ALL_INPUTS, lod=True
     ),
+    "LlavaForConditionalGeneration": FamilyEntry("LLaVA-1.5", "saccade.models.llava", ("text", "images")),
+    "Idefics3ForConditionalGeneration": FamilyEntry(
+        "Idefics3", "saccade.models.idefics3", ("text", "images")
+    ),
+    "SmolVLMForConditionalGeneration": FamilyEntry("SmolVLM", "saccade.models.idefics3", ("text", "images")),
     "Qwen3ForCausalLM": FamilyEntry("Qwen3", "saccade.models.qwen3"),
     "Qwen3MoeForCausalLM": FamilyEntry("Qwen3-MoE", "saccade.models.qwen3_moe", quantized=False),
     "Qwen2ForCausalLM": FamilyEntry("Qwen2, Qwen2.5", "saccade.models.qwen2"),

@@ -71,6 +71,8 @@ class VisionTower(nn.Module):
     """
 
     by_grid = False
+    grid: PatchGrid | None = None  # of every view, if the tower takes no other
+    extra_rows = 0  # of a view's hidden states beside its patches: class tokens
     patch_dim: int  # channels * frames * patch * patch
     merge: int  # patches per token along each side
     depth: int  # layers

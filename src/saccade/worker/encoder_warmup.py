@@ -128,6 +128,8 @@ def likely_tower_shapes(
     """Frequent shapes first: one view of the ladder's levels, global views and the commonest windows; two per
     call; more views of levels per call; then other windows and more global views per call. `alone`: one view
     per call. None that a context of `max_tokens` could not hold."""
+    if not processing.supports_lod:  # all views have the shapes that `warm_up_encoder` captures
+        return []
     zooms, global_views = zoom_view_grids(processing, rule), global_view_grids(processing, rule)
     levels = Counter({grid: n for grid, n in zooms.items() if grid[0] * grid[1] in rule.zoom_tokens})
     others = zooms - levels

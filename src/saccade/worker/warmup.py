@@ -134,7 +134,7 @@ def _textures(
 
 def _tower(tower: VisionTower, device: torch.device, dtype: torch.dtype) -> None:
     """From patches to features, through the first layers only: the others launch the same kernels."""
-    grid = SIDE * tower.merge, SIDE * tower.merge
+    grid = tower.grid or (SIDE * tower.merge, SIDE * tower.merge)
     patches = torch.zeros(grid[0] * grid[1], tower.patch_dim, dtype=dtype, device=device)
     last = tower.deep[0] if tower.deep else 0
     first = max(last - 1, 0)  # a layer after another, and one with a DeepStack level
