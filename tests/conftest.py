@@ -32,6 +32,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "mistral": lambda folder: checkpoints.mistral(folder),
     "mistral_window": lambda folder: checkpoints.mistral(folder, window=12),
     "llama": lambda folder: checkpoints.llama(folder),
+    "gemma3": lambda folder: checkpoints.gemma3(folder),
     "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
 }
 
