@@ -346,6 +346,21 @@ def _plain_vision(layers: int) -> dict[str, Any]:
     }
 
 
+def gemma3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    """Gemma 3's text decoder: one layer of full attention after two with a window of 8 tokens, twice."""
+    rope = {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 20000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    }
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    sizes = {**_decoder_sizes(), "num_hidden_layers": 6, "layer_types": kinds, "sliding_window": 8}
+    config = transformers.Gemma3TextConfig(
+        **{**sizes, "query_pre_attn_scalar": 24, "rope_parameters": rope, **options}
+    )
+    _save(transformers.Gemma3ForCausalLM(config), folder, make_tokenizer(), seed, dtype, "5GB")
+    return folder
+
+
 def oracle_inputs(
     folder: Path, messages: Sequence[dict[str, Any]], pictures: Sequence[Image.Image] = ()
 ) -> dict[str, Tensor]:

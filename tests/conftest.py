@@ -35,6 +35,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "llava": lambda folder: checkpoints.llava(folder),
     "idefics3": lambda folder: checkpoints.idefics3(folder),
     "smolvlm": lambda folder: checkpoints.idefics3(folder, smol=True),
+    "gemma3": lambda folder: checkpoints.gemma3(folder),
     "llama_scaled": lambda folder: checkpoints.llama(folder, scaled=True),
 }
 

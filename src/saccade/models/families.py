@@ -41,4 +41,5 @@ FAMILIES = {  # by the first of `architectures` in config.json
     "Qwen2ForCausalLM": FamilyEntry("Qwen2, Qwen2.5", "saccade.models.qwen2"),
     "MistralForCausalLM": FamilyEntry("Mistral", "saccade.models.mistral"),
     "LlamaForCausalLM": FamilyEntry("Llama 2 to 3.3", "saccade.models.llama"),
+    "Gemma3ForCausalLM": FamilyEntry("Gemma 3 (text)", "saccade.models.gemma3"),
 }

@@ -80,6 +80,13 @@ class RMSNorm(nn.Module):
         return Norm(self.weight, self.eps, None if linear is None else linear.input_dtype)
 
 
+class OffsetRMSNorm(RMSNorm):
+    """Multiplies by 1 + the checkpoint's weight, added once after loading."""
+
+    def finish_loading(self) -> None:
+        self.weight.add_(1)
+
+
 class LayerNorm(nn.Module):
     def __init__(self, width: int, eps: float, builder: ModelBuilder) -> None:
         super().__init__()
@@ -135,7 +142,9 @@ class Attention(nn.Module):
     """Causal attention with grouped kv heads: qkv projection, q/k norm, rotary embedding, KV write, paged
     attention. The caller applies `out`, fused with the norm that follows."""
 
-    def __init__(self, dims: DecoderDims, layer: int, builder: ModelBuilder) -> None:
+    def __init__(
+        self, dims: DecoderDims, layer: int, builder: ModelBuilder, norm: type[RMSNorm] = RMSNorm
+    ) -> None:
         super().__init__()
         self.heads, self.head_dim, self._layer = dims.heads, dims.head_dim, layer
         self.window = dims.windows[layer]
@@ -143,8 +152,8 @@ class Attention(nn.Module):
         inner, kv_inner = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
         self.qkv = builder.linear("qkv", dims.hidden, (inner, kv_inner, kv_inner), dims.attention_bias)
         self.out = builder.linear("out", inner, (dims.hidden,), dims.out_bias)
-        self.q_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
-        self.k_norm = RMSNorm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
+        self.q_norm = norm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
+        self.k_norm = norm(dims.head_dim, dims.eps, builder) if dims.qk_norm else None
 
     def forward(self, x: Activations, rotary: Rotary, paged: Paged, mode: KernelMode) -> Tensor:
         """[T, heads * head_dim]: what `out` takes."""

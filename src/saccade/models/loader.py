@@ -18,7 +18,7 @@ from saccade.errors import CheckpointError
 from saccade.kernels.dispatch import DEFAULT_MODE, KernelMode
 from saccade.models.experts import Experts
 from saccade.models.interface import LanguageModel
-from saccade.models.layers import LayerNorm, ModelBuilder, RMSNorm
+from saccade.models.layers import LayerNorm, ModelBuilder, OffsetRMSNorm, RMSNorm
 from saccade.models.linear import (
     DUMMY_STD,
     LinearMethod,
@@ -150,7 +150,7 @@ def load_weights(
     if unexpected:
         log.warning("the checkpoint has tensors that the model does not use: %s", _list(unexpected))
     for module in model.modules():
-        if isinstance(module, LinearMethod):
+        if isinstance(module, LinearMethod | OffsetRMSNorm):
             module.finish_loading()
 
 
