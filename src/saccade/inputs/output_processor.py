@@ -9,6 +9,8 @@ from typing import Protocol
 import msgspec
 
 from saccade.errors import InvalidValue
+from saccade.inputs.answer.answer_format import AnswerParser, AnswerPlan
+from saccade.inputs.answer.events import AnswerEvent, ContentText, ParsedAnswer
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.request import Delta, FinishReason, Request, ZoomResult
 
@@ -44,6 +46,13 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     stop: str | None = None  # the stop string that ended it
     error: str | None = None
     code: str | None = None  # of the error
+    events: tuple[AnswerEvent, ...] | None = None  # reasoning, content, tool calls; None: not parsed
+
+    @property
+    def parts(self) -> tuple[AnswerEvent, ...]:
+        if self.events is not None:
+            return self.events
+        return (ContentText(self.text),) if self.text else ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Usage:
     full_visual_tokens: int = 0  # of the same images and videos at full detail
     # Of each image, in order: the reference to send in its place; None if its features are not cached.
     images: tuple[str | None, ...] = ()
+    reasoning_tokens: int = 0  # of the completion
 
     @property
     def total_tokens(self) -> int:
@@ -74,6 +84,18 @@ class CompletionOutput:
     logprobs: list[DecodedLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    stop: str | None = None  # the stop string that ended it
+    events: list[AnswerEvent] | None = None  # None: not parsed
+
+    @property
+    def parts(self) -> list[AnswerEvent]:
+        if self.events is not None:
+            return self.events
+        return [ContentText(self.text)] if self.text else []
+
+    @property
+    def answer(self) -> ParsedAnswer:
+        return ParsedAnswer(content=self.text) if self.events is None else ParsedAnswer.join(self.events)
 
     @property
     def text(self) -> str:
@@ -102,13 +124,16 @@ class _Decoder(Protocol):
 class _ByteDecoder:
     """For byte-level vocabularies: constant work per token."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, kept_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special
+        self._kept = kept_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, *tokens: int) -> str:
-        return self._utf8.decode(self._tokenizer.joined_bytes(tokens, skip_special=self._skip))
+        return self._utf8.decode(
+            self._tokenizer.joined_bytes(tokens, skip_special=self._skip, kept_ids=self._kept)
+        )
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -120,9 +145,10 @@ class _WindowDecoder:
     The window begins with ids already returned, because decoders may treat the first token differently.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, kept_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special
+        self._kept = kept_ids
         self._ids: list[int] = []
         self._returned = 0  # ids of the window that have been returned as text
         self._text = ""  # decoding of those
@@ -131,6 +157,10 @@ class _WindowDecoder:
         return "".join([self._feed(token) for token in tokens])
 
     def _feed(self, token: int) -> str:
+        if token in self._kept:
+            before = self.flush()
+            self._ids, self._returned, self._text = [], 0, ""
+            return before + (self._tokenizer.token(token) or "")
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids, skip_special=self._skip)
         if text.endswith("\ufffd") or len(text) <= len(self._text):
@@ -163,11 +193,12 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special: bool = True,
         min_tokens: int = 0,
+        kept_ids: frozenset[int] = frozenset(),
     ) -> None:
         if any(not one for one in stop):
             raise InvalidValue("A stop string is empty; remove it.", param="stop")
         decoder = _ByteDecoder if tokenizer.byte_level else _WindowDecoder
-        self._decoder: _Decoder = decoder(tokenizer, skip_special)
+        self._decoder: _Decoder = decoder(tokenizer, skip_special, kept_ids)
         self._stop = tuple(stop)
         self._include = include_stop
         self._unchecked = min_tokens  # tokens that are not searched for stop strings
@@ -242,12 +273,20 @@ class OutputProcessor:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
+        plan: AnswerPlan | None = None,
     ) -> None:
+        """`plan` splits answers into reasoning, content and tool calls."""
         sampling = request.sampling
         self.choices = [CompletionOutput(index) for index in range(sampling.n)]
         self._detokenizers = [
-            Detokenizer(tokenizer, stop, include_stop, skip_special, sampling.min_tokens)
+            Detokenizer(tokenizer, stop, include_stop, skip_special, sampling.min_tokens, _kept(plan, tokenizer))
             for _ in range(sampling.n)
+        ]
+        self._reasoning = plan.format.reasoning if plan is not None else None
+        opened = self._reasoning is not None and self._reasoning.opened_by(request.prompt, tokenizer)
+        self._reasoning_opened = opened
+        self._parsers: list[AnswerParser | None] = [
+            None if plan is None else plan.parser(opened) for _ in range(sampling.n)
         ]
         self._pending = [0] * sampling.n  # of each sequence: tokens not detokenised yet
         self._open = sampling.n  # sequences that have not ended
@@ -285,6 +324,16 @@ class OutputProcessor:
             visual_tokens=self._visual_tokens,
             full_visual_tokens=self._full_visual_tokens,
             images=tuple(name if slot in self._kept else None for slot, name in self._names.items()),
+            reasoning_tokens=self._reasoning_tokens,
+        )
+
+    @property
+    def _reasoning_tokens(self) -> int:
+        if self._reasoning is None:
+            return 0
+        return sum(
+            self._reasoning.count_tokens(choice.token_ids, self._tokenizer, self._reasoning_opened)
+            for choice in self.choices
         )
 
     def accumulate(self, delta: Delta) -> bool:
@@ -316,6 +365,10 @@ class OutputProcessor:
         choice.logprobs.extend(piece.logprobs)
         choice.finish_reason = piece.finish
         choice.error = piece.error
+        choice.stop = piece.stop
+        if piece.events is not None:
+            choice.events = choice.events if choice.events is not None else []
+            choice.events.extend(piece.events)
         self._open -= piece.finish is not None
         return piece
 
@@ -350,6 +403,10 @@ class OutputProcessor:
             text += detokenizer.finish()
         if detokenizer.stopped:
             finish = "stop"
+        parser = self._parsers[delta.index]
+        events = None
+        if parser is not None:
+            events = tuple(parser.push(text) if finish is None else parser.finish(text))
         return TextDelta(
             index=delta.index,
             text=text,
@@ -359,6 +416,7 @@ class OutputProcessor:
             stop=detokenizer.stop_found,
             error=delta.error,
             code=delta.code,
+            events=events,
         )
 
     def _decode_logprobs(self, delta: Delta, count: int) -> tuple[DecodedLogprobs, ...]:
@@ -373,3 +431,11 @@ class OutputProcessor:
     def _token(self, index: int, logprob: float) -> DecodedLogprob:
         text, spelled = self._tokenizer.spelling(index)
         return DecodedLogprob(index, text, spelled, logprob)
+
+
+def _kept(plan: AnswerPlan | None, tokenizer: Tokenizer) -> frozenset[int]:
+    """Special tokens that stay in the text: the markers of reasoning and tool calls."""
+    if plan is None:
+        return frozenset()
+    ids = (tokenizer.id_of(marker) for marker in plan.format.kept_markers(bool(plan.tools)))
+    return frozenset(index for index in ids if index is not None)

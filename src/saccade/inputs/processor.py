@@ -17,7 +17,8 @@ from msgspec.structs import replace as replace_field
 from saccade.checkpoint import Checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
-from saccade.inputs.chat_template import ChatTemplate, content_texts, split_media
+from saccade.inputs.answer.answer_format import AUTO, AnswerFormat, AnswerPlan
+from saccade.inputs.chat_template import ChatTemplate, Scalar, all_texts, content_texts, split_media
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.loader import tenant_hash
@@ -26,7 +27,7 @@ from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.detail import DetailRequest, PlaceholderIds, ViewPlanner, reject_without_images
-from saccade.request import Media, Request, RequestTiming
+from saccade.request import GrammarSpec, Media, Request, RequestTiming
 from saccade.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,15 @@ class _Call:
 class InputProcessor:
     """Prepares requests for one checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, max_model_len: int, limits: MediaLimits | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_model_len: int,
+        limits: MediaLimits | None = None,
+        *,
+        reasoning_parser: str = AUTO,
+        tool_parser: str = AUTO,
+    ) -> None:
         self.checkpoint = checkpoint
         self.max_model_len = max_model_len
         self.limits = limits or MediaLimits()
@@ -61,6 +70,7 @@ class InputProcessor:
         self._template = (
             None if template is None else ChatTemplate(template, self.tokenizer, checkpoint.special_tokens)
         )
+        self.answer_format = AnswerFormat.detect(template, self.tokenizer, reasoning_parser, tool_parser)
         self._loader = MediaLoader(checkpoint.image, checkpoint.video, self.limits)
         self._lod = _lod(checkpoint)
 
@@ -76,12 +86,17 @@ class InputProcessor:
         salt: bytes = b"",
         tools: Sequence[dict[str, Any]] | None = None,
         *,
+        template_variables: Mapping[str, Scalar] | None = None,
+        grammar: GrammarSpec | None = None,
         trusted: bool = False,
         cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
         detail_req: DetailRequest = FULL_DETAIL,
     ) -> Request:
-        """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects."""
+        """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects.
+
+        If the prompt opens the reasoning, `grammar` applies to what follows it.
+        """
         cancel, timing = cancel or CancelToken(), timing or RequestTiming()
         call = _Call(params, request_id, salt, trusted, "messages", cancel, timing, detail_req)
         if self._template is None:
@@ -89,9 +104,20 @@ class InputProcessor:
         plain, parts = split_media(messages)
         self._check_counts(parts, call)
         self._check_bytes(content_texts(plain), call)
+        called = [message["tool_calls"] for message in plain if "tool_calls" in message]
+        if tools or called:
+            self._check_bytes(all_texts((tools or (), called)), call)
         with call.timing.measure("tokenise"):
-            ids = self._template.encode(plain, tools)
-        return self._request(ids, parts, call)
+            ids = self._template.encode(plain, tools, template_variables)
+        request = self._request(ids, parts, call)
+        return request if grammar is None else self._with_grammar(request, grammar)
+
+    def _with_grammar(self, request: Request, grammar: GrammarSpec) -> Request:
+        reasoning = self.answer_format.reasoning
+        if reasoning is not None and reasoning.opened_by(request.prompt, self.tokenizer):
+            end = self.tokenizer.id_of(reasoning.end)
+            grammar = replace_field(grammar, start_after=() if end is None else (end,))
+        return replace_field(request, sampling=replace_field(request.sampling, grammar=grammar))
 
     def prepare_prompt(
         self,
@@ -129,13 +155,16 @@ class InputProcessor:
         """Forgets a uuid if it still names the image of that reference."""
         self._loader.names.forget(salt, name, reference)
 
-    def output_processor(self, request: Request, params: SamplingParams) -> OutputProcessor:
+    def output_processor(
+        self, request: Request, params: SamplingParams, plan: AnswerPlan | None = None
+    ) -> OutputProcessor:
         return OutputProcessor(
             request,
             self.tokenizer,
             params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             skip_special=params.skip_special_tokens,
+            plan=plan,
         )
 
     # --- prompts -------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ class AnswerPlan:
     parallel: bool = True
 
     def parser(self, opened: bool) -> AnswerParser | None:
-        """A parser for one answer; None if there is nothing to parse. `opened`: the prompt began reasoning."""
+        """A parser for one answer, None if there is nothing to parse. `opened`: by the prompt."""
         reasoning = self.format.reasoning
         kind = ListToolParser if self.forced_call else self.format.tool_parser
         tools = kind(self.tools) if kind is not None and self.tools else None
