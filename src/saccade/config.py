@@ -331,7 +331,8 @@ class ServeConfig:
         30.0, "Seconds to finish running requests after SIGTERM.", seconds=True
     )
     reasoning_parser: ReasoningParserName = option_field(
-        "auto", "How answers mark their reasoning. auto: from the checkpoint; none: reasoning stays in the text."
+        "auto",
+        "How answers mark reasoning. auto: from the checkpoint; none: it stays in the text.",
     )
     tool_parser: ToolParserName = option_field(
         "auto", "How answers write tool calls. auto: from the chat template; none: tools are refused."

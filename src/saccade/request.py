@@ -39,7 +39,6 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     start_after: tuple[int, ...] = ()  # token ids; empty: from the first token
 
 
-
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Resolved sampling parameters. Stop strings are not among them: the detokenizer finds those."""
 

@@ -31,8 +31,25 @@ from saccade.lod.types import DETAILS
 Message = dict[str, Any]
 Scalar = str | int | float | bool | None
 RESERVED_VARIABLES = frozenset(
-    "messages tools documents add_generation_prompt raise_exception strftime_now self loop caller"
-    " namespace range dict lipsum cycler joiner varargs kwargs".split()
+    [
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+        "self",
+        "loop",
+        "caller",
+        "namespace",
+        "range",
+        "dict",
+        "lipsum",
+        "cycler",
+        "joiner",
+        "varargs",
+        "kwargs",
+    ]
 )
 # Characters that mark a control token; without them, its first character that is not alphanumeric.
 _BARS = "|｜"
@@ -209,7 +226,9 @@ class ChatTemplate:
         takes_parts = as_text is not None and as_parts == as_text
         if not takes_parts or with_image is None or as_parts is None:
             return takes_parts, False
-        return True, len(self._tokenizer.split_control(with_image)) > len(self._tokenizer.split_control(as_parts))
+        return True, len(self._tokenizer.split_control(with_image)) > len(
+            self._tokenizer.split_control(as_parts)
+        )
 
     def _render(
         self,
@@ -231,7 +250,15 @@ class ChatTemplate:
         except TemplateError as error:
             message = f"The model's chat template does not take these messages: {error.message}"
             raise InvalidValue(message, param="messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            IndexError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             message = "The model's chat template does not take messages of this shape."
             raise InvalidValue(message, param="messages") from error
 

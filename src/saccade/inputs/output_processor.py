@@ -279,7 +279,9 @@ class OutputProcessor:
         sampling = request.sampling
         self.choices = [CompletionOutput(index) for index in range(sampling.n)]
         self._detokenizers = [
-            Detokenizer(tokenizer, stop, include_stop, skip_special, sampling.min_tokens, _kept(plan, tokenizer))
+            Detokenizer(
+                tokenizer, stop, include_stop, skip_special, sampling.min_tokens, _kept(plan, tokenizer)
+            )
             for _ in range(sampling.n)
         ]
         self._reasoning = plan.format.reasoning if plan is not None else None

@@ -19,10 +19,21 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from saccade.errors import InvalidValue
+from saccade.inputs.chat_template import Scalar
 from saccade.inputs.media.image_names import MAX_UUID_LENGTH
 from saccade.lod.types import Detail
 from saccade.sampling_params import LIMITS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
+from saccade.server.conversation import effort_variables
 from saccade.server.json_body import StrictModel, short_repr, validation_error
+from saccade.server.tool_schema import (
+    MAX_CALLS,
+    MAX_TOOLS,
+    AssistantCall,
+    ChatTool,
+    Choice,
+    NamedChoice,
+    ToolOptions,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024  # of one message
@@ -32,6 +43,8 @@ MAX_STOP_IDS = 256
 MAX_BIASES = 1024
 MAX_INT = (1 << 31) - 1
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+MAX_TEMPLATE_KWARGS = 32
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 # --- messages: text from every role; images and videos from the user -----------------------------------
@@ -126,6 +139,13 @@ AnyPart = Annotated[
     _tag_by("type"),
     _check_part("in a user's message", "text", "image_url", "image_ref", "video_url"),
 ]
+ToolPart = Annotated[
+    Annotated[TextPart, Tag("~text")]
+    | Annotated[ImagePart, Tag("~image_url")]
+    | Annotated[ImageRefPart, Tag("~image_ref")],
+    _tag_by("type"),
+    _check_part("in a tool's message", "text", "image_url", "image_ref"),
+]
 OnlyText = Annotated[TextPart, _check_part("in a message of this role", "text")]
 
 
@@ -143,9 +163,33 @@ TextParts = Annotated[
 AnyParts = Annotated[list[AnyPart], Tag("~parts"), Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
+ToolParts = Annotated[
+    list[ToolPart], Tag("~parts"), Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
+]
+
+
 class TextMessage(StrictModel):
-    role: Literal["system", "developer", "assistant"]
+    role: Literal["system", "developer"]
     content: Annotated[Text | TextParts, _CONTENT]
+
+
+class AssistantMessage(StrictModel):
+    """What the model answered before; content may be absent next to tool calls."""
+
+    role: Literal["assistant"]
+    tool_calls: list[AssistantCall] | None = Field(
+        default=None, min_length=1, max_length=MAX_CALLS, fail_fast=True
+    )
+    content: Annotated[Text | TextParts, _CONTENT] | None = Field(default=None, validate_default=True)
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _content_or_calls(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and not info.data.get("tool_calls"):
+            raise PydanticCustomError("content", "should be a string or a list of parts")
+        return value
 
 
 class UserMessage(StrictModel):
@@ -155,7 +199,7 @@ class UserMessage(StrictModel):
 
 class ToolMessage(StrictModel):
     role: Literal["tool"]
-    content: Annotated[Text | TextParts, _CONTENT]
+    content: Annotated[Text | ToolParts, _CONTENT]
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
@@ -163,7 +207,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 ChatMessage = Annotated[
     Annotated[TextMessage, Tag("~system")]
     | Annotated[TextMessage, Tag("~developer")]
-    | Annotated[TextMessage, Tag("~assistant")]
+    | Annotated[AssistantMessage, Tag("~assistant")]
     | Annotated[UserMessage, Tag("~user")]
     | Annotated[ToolMessage, Tag("~tool")],
     _tag_by("role"),
@@ -194,6 +238,15 @@ class ResponseFormat(StrictModel):
             raise PydanticCustomError("unsupported", "structured output is not supported; use 'text'")
         return value
 
+
+ChatToolChoice = Annotated[
+    Annotated[Choice, Tag("~string")] | Annotated[NamedChoice, Tag("~named")],
+    Discriminator(
+        lambda value: "~string" if isinstance(value, str) else "~named",
+        custom_error_type="choice",
+        custom_error_message="should be 'none', 'auto', 'required' or a function",
+    ),
+]
 
 # fail_fast: a list of a million wrong items gives one error, not a million.
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -276,6 +329,11 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
+    tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = Field(default=None, max_length=MAX_TEMPLATE_KWARGS)
     visual_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     lod: bool | None = None
 
@@ -286,6 +344,20 @@ class ChatBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def tool_options(self) -> ToolOptions:
+        choice, named = self.tool_choice or "auto", isinstance(self.tool_choice, NamedChoice)
+        return ToolOptions(
+            tools=[one.model_dump(exclude_none=True) for one in self.tools or ()],
+            choice=choice.function.name if isinstance(choice, NamedChoice) else choice,
+            named=named,
+            parallel=self.parallel_tool_calls is not False,
+        )
+
+    @property
+    def template_variables(self) -> dict[str, Scalar]:
+        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
 
 
 def _tag_prompt(value: Any) -> str | None:
