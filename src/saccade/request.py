@@ -25,13 +25,13 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a sequence may write: structured output, and tool calls that a request enforces.
 
     Put it into `Sampling.grammar`; that is all a caller does. Pass it through `GrammarCompiler.validate`
-    (`saccade.grammar.compiler`) first, which raises `InvalidValue` with the request's field for a grammar that
-    is invalid or too large. The answer ends when the grammar is complete, with finish reason "stop".
+    (`saccade.grammar.compiler`) first, which raises `InvalidValue` with the request's field for a grammar
+    that is invalid or too large. The answer ends when the grammar is complete, with finish reason "stop".
 
-    A caller that keeps reasoning apart sets `start_after` to the ids that end it (`</think>`): the sequence is
-    free up to the first of them, and the grammar applies to what follows. A caller that enforces tool calls
-    builds a `lark` grammar of the model's format: tags are strings or special tokens (`<tool_call>`), arguments
-    are `%json { ...schema... }`.
+    A caller that keeps reasoning apart sets `start_after` to the ids that end it (`</think>`): the sequence
+    is free up to the first of them, and the grammar applies to what follows. A caller that enforces tool
+    calls builds a `lark` grammar of the model's format: tags are strings or special tokens (`<tool_call>`),
+    arguments are `%json { ...schema... }`.
     """
 
     kind: GrammarKind

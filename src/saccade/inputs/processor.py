@@ -103,10 +103,10 @@ class InputProcessor:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
         self._check_counts(parts, call)
-        self._check_bytes(content_texts(plain), call)
+        self._check_bytes(content_texts(plain), call.param)
         called = [message["tool_calls"] for message in plain if "tool_calls" in message]
         if tools or called:
-            self._check_bytes(all_texts((tools or (), called)), call)
+            self._check_bytes(all_texts((tools or (), called)), call.param)
         with call.timing.measure("tokenise"):
             ids = self._template.encode(plain, tools, template_variables)
         request = self._request(ids, parts, call)
@@ -171,7 +171,7 @@ class InputProcessor:
 
     def _prompt_ids(self, prompt: str | Sequence[int], call: _Call) -> list[int]:
         if isinstance(prompt, str):
-            self._check_bytes([prompt], call)
+            self._check_bytes([prompt], call.param)
             encode = self.tokenizer.encode if call.trusted else self.tokenizer.encode_plain
             return encode(prompt, add_special_tokens=True)
         return [_token_id(token, self.checkpoint.vocab_size) for token in _token_list(prompt)]
@@ -196,7 +196,11 @@ class InputProcessor:
             queues[placeholder] = iter(parts)
         return [next(queues[token]) for token in ids if token in queues]
 
-    def _check_bytes(self, texts: Iterable[str], call: _Call) -> None:
+    def check_text(self, text: str, param: str = "prompt") -> None:
+        """Raise if a text cannot fit into the context."""
+        self._check_bytes([text], param)
+
+    def _check_bytes(self, texts: Iterable[str], param: str) -> None:
         """Before tokenising, which takes a second for every megabyte or two."""
         count = sum(
             len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts
@@ -206,7 +210,7 @@ class InputProcessor:
             raise ContextTooLong(
                 f"The text has {count} bytes; the {self.max_model_len} tokens this model holds, of at most"
                 f" {self.tokenizer.longest} bytes each, cannot spell more than {most}. Send a shorter text.",
-                param=call.param,
+                param=param,
             )
 
     def _check_counts(self, parts: Sequence[MediaPart], call: _Call) -> None:

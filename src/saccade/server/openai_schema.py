@@ -27,8 +27,8 @@ from saccade.server.conversation import effort_variables
 from saccade.server.json_body import StrictModel, short_repr, validation_error
 from saccade.server.tool_schema import (
     MAX_CALLS,
-    MAX_TOOLS,
     AssistantCall,
+    AtMostMaxTools,
     ChatTool,
     Choice,
     NamedChoice,
@@ -106,7 +106,7 @@ class VideoPart(StrictModel):
 
 
 # Union tags start with "~" so that `parameter_name` can leave them out.
-def _tag_by(field: str) -> Discriminator:
+def tag_by(field: str) -> Discriminator:
     return Discriminator(
         lambda value: f"~{value[field] if isinstance(value, dict) else getattr(value, field)}"
     )
@@ -126,7 +126,7 @@ def _check_tag(field: str, shape: str, unknown: str, allowed: Sequence[str]) -> 
     return BeforeValidator(check)
 
 
-def _check_part(where: str, *allowed: str) -> BeforeValidator:
+def check_part(where: str, *allowed: str) -> BeforeValidator:
     unknown = f"part type {{given}} is not known {where}; use {' or '.join(allowed)}"
     return _check_tag("type", "should be an object with a type", unknown, allowed)
 
@@ -136,17 +136,17 @@ AnyPart = Annotated[
     | Annotated[ImagePart, Tag("~image_url")]
     | Annotated[ImageRefPart, Tag("~image_ref")]
     | Annotated[VideoPart, Tag("~video_url")],
-    _tag_by("type"),
-    _check_part("in a user's message", "text", "image_url", "image_ref", "video_url"),
+    tag_by("type"),
+    check_part("in a user's message", "text", "image_url", "image_ref", "video_url"),
 ]
 ToolPart = Annotated[
     Annotated[TextPart, Tag("~text")]
     | Annotated[ImagePart, Tag("~image_url")]
     | Annotated[ImageRefPart, Tag("~image_ref")],
-    _tag_by("type"),
-    _check_part("in a tool's message", "text", "image_url", "image_ref"),
+    tag_by("type"),
+    check_part("in a tool's message", "text", "image_url", "image_ref"),
 ]
-OnlyText = Annotated[TextPart, _check_part("in a message of this role", "text")]
+OnlyText = Annotated[TextPart, check_part("in a message of this role", "text")]
 
 
 def _tag_by_shape(value: Any) -> str | None:
@@ -210,7 +210,7 @@ ChatMessage = Annotated[
     | Annotated[AssistantMessage, Tag("~assistant")]
     | Annotated[UserMessage, Tag("~user")]
     | Annotated[ToolMessage, Tag("~tool")],
-    _tag_by("role"),
+    tag_by("role"),
     _check_tag(
         "role",
         "should be an object with role and content",
@@ -239,6 +239,13 @@ class ResponseFormat(StrictModel):
         return value
 
 
+def _check_scalar(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise PydanticCustomError("scalar", "should be a string, a number, true, false or null")
+    return value
+
+
+TemplateValue = Annotated[Any, BeforeValidator(_check_scalar)]
 ChatToolChoice = Annotated[
     Annotated[Choice, Tag("~string")] | Annotated[NamedChoice, Tag("~named")],
     Discriminator(
@@ -296,6 +303,10 @@ class GenerationBody(StrictModel):
         return self.max_tokens
 
     @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def num_logprobs(self) -> int | None:
         """Alternatives to report per token; None reports no log-probabilities."""
         raise NotImplementedError
@@ -329,11 +340,13 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS, fail_fast=True)
+    tools: Annotated[list[ChatTool] | None, AtMostMaxTools] = Field(default=None, fail_fast=True)
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
-    chat_template_kwargs: dict[str, Scalar] | None = Field(default=None, max_length=MAX_TEMPLATE_KWARGS)
+    chat_template_kwargs: dict[str, TemplateValue] | None = Field(
+        default=None, max_length=MAX_TEMPLATE_KWARGS
+    )
     visual_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     lod: bool | None = None
 
@@ -425,6 +438,7 @@ def parse_body(
         old, new = body.max_tokens, body.max_completion_tokens
         agree = None in (old, new) or old == new
         _require(agree, "max_tokens", f"{old} contradicts max_completion_tokens, {new}; give one")
+        _require(body.tool_choice is None or bool(body.tools), "tool_choice", "it is only allowed with tools")
         allowed = body.top_logprobs is None or body.logprobs is True
         _require(allowed, "top_logprobs", "it is only allowed together with logprobs: true")
     elif isinstance(body, CompletionBody):

@@ -19,7 +19,6 @@ from saccade.server.openai_schema import (
     BodyType,
     ChatBody,
     CompletionBody,
-    GenerationBody,
     TextPart,
     parse_body,
 )
@@ -55,7 +54,7 @@ class ChatHandler(OpenAIHandler):
         contents = [one.content for one in body.messages if isinstance(one.content, list)]
         conversation = Conversation(
             model=body.model,
-            messages=lambda: [_message(one) for one in body.messages],
+            messages=lambda: [message_dict(one) for one in body.messages],
             has_media=any(not isinstance(part, TextPart) for parts in contents for part in parts),
             params=body.sampling_params(),
             stream=bool(body.stream),
@@ -66,11 +65,11 @@ class ChatHandler(OpenAIHandler):
             ),
             user=body.user,
         )
-        encoder = ChatEncoder(self.request_id, self.state.fingerprint, body)
+        encoder = ChatEncoder(self.request_id, self.state.fingerprint, body.model, body.include_usage)
         return parse_conversation(self.state, conversation, encoder)
 
 
-def _message(message: StrictModel) -> dict[str, Any]:
+def message_dict(message: StrictModel) -> dict[str, Any]:
     """A message as chat templates take it: reasoning under both its names."""
     plain = message.model_dump(exclude_none=True)
     reasoning = plain.get("reasoning_content", plain.get("reasoning"))
@@ -85,13 +84,14 @@ class CompletionHandler(OpenAIHandler):
     def parse(self, data: object) -> ParsedRequest:
         body = self._parse_body(CompletionBody, data)
         params = body.sampling_params()
+        head = (self.request_id, self.state.fingerprint, body.model)
         return ParsedRequest(
             model=body.model,
             params=params,
             prompts=[partial(self.state.processor.prepare_prompt, prompt, params) for prompt in body.prompts],
             has_media=False,
             stream=bool(body.stream),
-            encoder=CompletionEncoder(self.request_id, self.state.fingerprint, body),
+            encoder=CompletionEncoder(*head, body.include_usage),
             user=body.user,
         )
 
@@ -220,9 +220,9 @@ class ResponseBody(msgspec.Struct):
 class OpenAIEncoder(ResponseEncoder):
     chunk_object: str
 
-    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
-        self._head = (request_id, int(time.time()), body.model, fingerprint)
-        self._include_usage = body.stream_options is not None and body.stream_options.include_usage
+    def __init__(self, request_id: str, fingerprint: str, model: str, include_usage: bool = False) -> None:
+        self._head = (request_id, int(time.time()), model, fingerprint)
+        self._include_usage = include_usage
 
     def _body(self, kind: str, choices: Choices, usage: Usage | UnsetType | None = UNSET) -> bytes:
         request_id, created, model, fingerprint = self._head
@@ -248,8 +248,8 @@ class OpenAIEncoder(ResponseEncoder):
 class ChatEncoder(OpenAIEncoder):
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
-        super().__init__(request_id, fingerprint, body)
+    def __init__(self, request_id: str, fingerprint: str, model: str, include_usage: bool = False) -> None:
+        super().__init__(request_id, fingerprint, model, include_usage)
         self._opened: set[int] = set()  # choices whose role has been sent
         self._called: set[int] = set()  # choices with tool calls
 
@@ -319,8 +319,8 @@ def _response_message(choice: CompletionOutput) -> ResponseMessage:
 class CompletionEncoder(OpenAIEncoder):
     chunk_object = "text_completion"
 
-    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
-        super().__init__(request_id, fingerprint, body)
+    def __init__(self, request_id: str, fingerprint: str, model: str, include_usage: bool = False) -> None:
+        super().__init__(request_id, fingerprint, model, include_usage)
         self._offsets: dict[int, int] = {}  # characters of each choice's tokens so far
 
     def chunk(self, index: int, piece: TextDelta) -> bytes:

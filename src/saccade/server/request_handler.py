@@ -91,7 +91,6 @@ class GenerationHandler(ABC):
     """An ASGI application for one request."""
 
     id_prefix: ClassVar[str]
-    encode_error: ClassVar[Callable[[SaccadeError], bytes]] = staticmethod(error_body)
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
@@ -109,6 +108,10 @@ class GenerationHandler(ABC):
     @abstractmethod
     def parse(self, data: object) -> ParsedRequest:
         """Validate a JSON body; SaccadeError names the parameter that is wrong."""
+
+    def encode_error(self, error: SaccadeError) -> bytes:
+        """The body of an error response."""
+        return error_body(error)
 
     def abort(self, reason: SaccadeError) -> None:
         """Cancel the request; the client gets `reason`."""

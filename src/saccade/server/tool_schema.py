@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from saccade.request import GrammarSpec
@@ -29,6 +29,14 @@ def _check_depth(value: Any) -> Any:
     return value
 
 
+def _check_count(value: Any) -> Any:
+    """Before the tools themselves are looked at."""
+    if isinstance(value, list) and len(value) > MAX_TOOLS:
+        raise PydanticCustomError("count", f"{len(value)} tools are more than the {MAX_TOOLS} allowed")
+    return value
+
+
+AtMostMaxTools = BeforeValidator(_check_count)
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-]+$")]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_check_depth)]
 

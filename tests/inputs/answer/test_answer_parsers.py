@@ -1,5 +1,6 @@
 """Reasoning and tool calls found in answers, whole or split anywhere."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -217,7 +218,7 @@ def test_any_text_gives_the_same_answer_however_it_is_split(
     reasoning = "think" if thinks else None
     whole = parse(kind, [text], reasoning, opened)
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     assert parse(kind, pieces, reasoning, opened) == whole
     assert parse(kind, list(text), reasoning, opened) == whole
     if not whole[2] and not thinks:
