@@ -104,7 +104,10 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     (as_role("assistant", None), "messages[0].content"),
     ({"messages": [{"content": "x"}]}, "messages[0]"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].id",
+    ),
     # Structured output is refused before anything parses it.
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.type"),

@@ -13,6 +13,7 @@ from saccade.inputs.answer.answer_format import TOOL_PARSERS, AnswerParser
 from saccade.inputs.answer.events import ParsedAnswer
 from saccade.inputs.answer.json_tool_parsers import ListToolParser
 from saccade.inputs.answer.reasoning import REASONING_FORMATS, ReasoningParser
+from saccade.inputs.answer.tool_parser import ToolParser
 
 TOOLS: dict[str, dict[str, Any]] = {
     "look": {
@@ -26,7 +27,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     },
     "stop": {"type": "object", "properties": {}},
 }
-PARSERS = {**TOOL_PARSERS, "list": ListToolParser}
+PARSERS: dict[str, type[ToolParser]] = {**TOOL_PARSERS, "list": ListToolParser}
 Result = tuple[str, str, list[tuple[str, str]]]
 
 
