@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import InvalidValue
-from saccade.inputs.output_processor import Detokenizer
+from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.tiny_tokenizer import token_id, tokenizer_json, tokens
 

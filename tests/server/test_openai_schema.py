@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from saccade.errors import InvalidValue
 from saccade.sampling_params import LIMITS, SamplingParams
 from saccade.server.json_body import UNSUPPORTED
-from saccade.server.openai_schema import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody, parse_body
+from saccade.server.message_schema import MAX_MESSAGES
+from saccade.server.openai_schema import MAX_PROMPTS, ChatBody, CompletionBody, parse_body
 from tests.server.client_checks import picture
 from tests.server.conftest import Site
 from tests.server.fakes import CONTEXT, END, IMAGE, VOCAB

@@ -8,7 +8,8 @@ from saccade.errors import InvalidValue
 from saccade.inputs.chat_template import Scalar
 from saccade.sampling_params import LIMITS, MAX_STOPS, SamplingParams
 from saccade.server.json_body import StrictModel, validation_error
-from saccade.server.openai_schema import MAX_INT, MAX_MESSAGES, MAX_PARTS, MAX_STOP_CHARS, check_part, tag_by
+from saccade.server.message_schema import MAX_MESSAGES, MAX_PARTS, check_part, tag_by
+from saccade.server.openai_schema import MAX_INT, MAX_STOP_CHARS
 from saccade.server.tool_schema import AtMostMaxTools, JsonObject, ToolName, ToolOptions
 
 MIN_THINKING_BUDGET = 1024  # Anthropic's

@@ -15,13 +15,8 @@ from saccade.lod.detail import DetailRequest
 from saccade.request import FinishReason
 from saccade.server.conversation import Conversation, parse_conversation
 from saccade.server.json_body import StrictModel, error_body
-from saccade.server.openai_schema import (
-    BodyType,
-    ChatBody,
-    CompletionBody,
-    TextPart,
-    parse_body,
-)
+from saccade.server.message_schema import TextPart
+from saccade.server.openai_schema import BodyType, ChatBody, CompletionBody, parse_body
 from saccade.server.request_handler import GenerationHandler, ParsedRequest, ResponseEncoder
 
 LOGPROBS_SLICE = 64  # tokens encoded at once; other threads wait for the interpreter meanwhile

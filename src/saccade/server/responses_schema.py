@@ -10,16 +10,8 @@ from saccade.lod.types import Detail
 from saccade.sampling_params import LIMITS, SamplingParams
 from saccade.server.conversation import effort_variables
 from saccade.server.json_body import StrictModel, UnsupportedParameter, validation_error
-from saccade.server.openai_schema import (
-    MAX_INT,
-    MAX_MESSAGES,
-    MAX_PARTS,
-    MAX_TEMPLATE_KWARGS,
-    Effort,
-    TemplateValue,
-    check_part,
-    tag_by,
-)
+from saccade.server.message_schema import MAX_MESSAGES, MAX_PARTS, check_part, tag_by
+from saccade.server.openai_schema import MAX_INT, MAX_TEMPLATE_KWARGS, Effort, TemplateValue
 from saccade.server.tool_schema import AtMostMaxTools, Choice, JsonObject, ToolName, ToolOptions
 
 # Fields of OpenAI's API that need what this server does not have, and what to do instead.

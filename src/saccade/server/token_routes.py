@@ -14,14 +14,8 @@ from saccade.sampling_params import SamplingParams
 from saccade.server.conversation import Conversation, parse_conversation
 from saccade.server.generation import Generation
 from saccade.server.json_body import StrictModel, send_body, validation_error
-from saccade.server.openai_schema import (
-    MAX_MESSAGES,
-    MAX_TEMPLATE_KWARGS,
-    ChatMessage,
-    TemplateValue,
-    TextPart,
-    TokenId,
-)
+from saccade.server.message_schema import MAX_MESSAGES, ChatMessage, TextPart
+from saccade.server.openai_schema import MAX_TEMPLATE_KWARGS, TemplateValue, TokenId
 from saccade.server.openai_serving import ChatEncoder, message_dict
 from saccade.server.request_handler import GenerationHandler, ParsedRequest, ResponseEncoder
 from saccade.server.tool_schema import AtMostMaxTools, ChatTool, ToolOptions
