@@ -174,6 +174,18 @@ def messages_stream(url: str) -> None:
     assert call.input == {"where": "left", "count": 2}
     assert final.stop_reason == "tool_use"
     assert final.usage.output_tokens > 0
+    assert final.usage.output_tokens_details is not None
+    assert final.usage.output_tokens_details.thinking_tokens == len("Why?</think>")
+    results: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": "seen"}]
+    history: list[Any] = [*user(text), {"role": "assistant", "content": final.content}]
+    done = claude(url).messages.create(
+        model=MODEL,
+        max_tokens=200,
+        messages=[*history, {"role": "user", "content": results}],
+        tools=[MESSAGE_TOOL],
+        output_config={"effort": "low"},
+    )
+    assert done.content  # the blocks of the stream helper can be sent back
 
 
 def messages_errors(url: str) -> None:

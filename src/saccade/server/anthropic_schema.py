@@ -7,9 +7,10 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from saccade.errors import InvalidValue
 from saccade.inputs.chat_template import Scalar
 from saccade.sampling_params import LIMITS, MAX_STOPS, SamplingParams
+from saccade.server.conversation import effort_variables
 from saccade.server.json_body import StrictModel, validation_error
 from saccade.server.message_schema import MAX_MESSAGES, MAX_PARTS, check_part, tag_by
-from saccade.server.openai_schema import MAX_INT, MAX_STOP_CHARS
+from saccade.server.openai_schema import MAX_INT, MAX_STOP_CHARS, Effort
 from saccade.server.tool_schema import AtMostMaxTools, JsonObject, ToolName, ToolOptions
 
 MIN_THINKING_BUDGET = 1024  # Anthropic's
@@ -30,6 +31,7 @@ class TextBlock(AnthropicBlock):
     type: Literal["text"]
     text: str
     citations: None = None
+    parsed_output: None = None  # of blocks that the client's stream helper built
 
 
 class Base64Source(StrictModel):
@@ -146,6 +148,10 @@ class ThinkingOptions(StrictModel):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputConfig(StrictModel):
+    effort: Effort | None = None
+
+
 class AnthropicMetadata(StrictModel):
     user_id: str | None = Field(default=None, max_length=512)
 
@@ -160,6 +166,11 @@ class CountTokensBody(StrictModel):
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingOptions | None = None
     cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        return self.thinks and (self.thinking is None or self.thinking.display != "omitted")
 
     @property
     def thinks(self) -> bool:
@@ -168,7 +179,8 @@ class CountTokensBody(StrictModel):
     @property
     def template_variables(self) -> dict[str, Scalar]:
         budget = self.thinking.budget_tokens if self.thinking is not None else None
-        variables: dict[str, Scalar] = {"enable_thinking": self.thinks}
+        effort = self.output_config.effort if self.output_config is not None else None
+        variables: dict[str, Scalar] = {**effort_variables(effort), "enable_thinking": self.thinks}
         return variables if budget is None else {**variables, "thinking_budget": budget}
 
     @property

@@ -61,7 +61,7 @@ class MessagesHandler(GenerationHandler):
             template_variables=body.template_variables,
             user=metadata.user_id if metadata is not None else None,
         )
-        encoder = MessagesEncoder(self.request_id, body.model, shows_thinking=body.thinks)
+        encoder = MessagesEncoder(self.request_id, body.model, shows_thinking=body.shows_thinking)
         return parse_conversation(self.state, conversation, encoder)
 
 
@@ -202,10 +202,11 @@ def _stop_reason(finish: FinishReason | None, sequence: str | None, called: bool
     return "tool_use" if called else "end_turn"
 
 
-def _usage(usage: Usage, output_tokens: int | None = None) -> dict[str, int]:
+def _usage(usage: Usage, output_tokens: int | None = None) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.completion_tokens if output_tokens is None else output_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
