@@ -98,6 +98,7 @@ class ToolParser(ABC):
         self._after_call = False  # white space is dropped until the next text
         self._raw = ""  # consumed text of a possible call, which becomes content if it is none
         self._scanner = JsonScanner()
+        self._undecided: tuple[JsonScanner, int] | None = None  # of an object whose end is not known yet
         self._state: Callable[[bool], bool] = self._read_content
 
     def push(self, text: str) -> list[AnswerEvent]:
@@ -186,7 +187,7 @@ class ToolParser(ABC):
             self._events.append(ToolCallArguments(self._calls - 1, text))
 
     def _start_call(self, name: str) -> None:
-        self._raw = ""
+        self._raw, self._undecided = "", None
         self._after_call = True
         self._events.append(ToolCallStart(self._calls, make_call_id(self.id_length), name))
         self._calls += 1
@@ -194,7 +195,7 @@ class ToolParser(ABC):
     def _reject(self) -> bool:
         """What was consumed since the marker is content."""
         self._emit_content(self._raw)
-        self._raw = ""
+        self._raw, self._undecided = "", None
         self._state = self._read_content
         return True
 
@@ -212,9 +213,10 @@ class ToolParser(ABC):
         body = self._buffer.lstrip()
         if body[:1] != "{":
             return None if not body and not final else False
-        scanner = JsonScanner()
-        count = scanner.feed(body)
+        scanner, count = self._undecided or (JsonScanner(), 0)
+        count += scanner.feed(body[count:])  # only what is new: long objects come in many pieces
         if not scanner.ended:
+            self._undecided = (scanner, count)
             return False if final else None
         call = parse_call(body[:count])
         if call is None or (known_only and call[0] not in self._tools):
