@@ -102,6 +102,7 @@ def test_server_and_media_options_reach_their_configs(
 ) -> None:
     words = "--host 0.0.0.0 --port 0 --api-key a --api-key b --served-model-name m --max-body-bytes 1MiB"
     words += " --request-timeout 9 --read-timeout 7 --shutdown-timeout 2 --slow-request-seconds 4"
+    words += " --reasoning-parser think --tool-parser hermes"
     words += " --limit-mm-per-prompt image=2,video=0 --max-image-pixels 1000"
     words += " --allowed-media-domains x.example --media-fetch-timeout 3"
     assert run("serve", *words.split(), "--allowed-local-media-path", str(tmp_path)).exit_code == 0
@@ -124,6 +125,8 @@ def test_server_and_media_options_reach_their_configs(
         read_timeout=7.0,
         shutdown_timeout=2.0,
         slow_request_seconds=4.0,
+        reasoning_parser="think",
+        tool_parser="hermes",
         media=media,
     )
 

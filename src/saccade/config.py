@@ -15,6 +15,8 @@ LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "torch", "triton"]
 Switch = Literal["auto", "on", "off"]
 Tuning = Literal["cached", "auto", "off"]
+ReasoningParserName = Literal["auto", "none", "think", "mistral", "gemma"]
+ToolParserName = Literal["auto", "none", "hermes", "qwen-xml", "llama3", "mistral", "gemma"]
 
 GIB = 1 << 30
 _UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -327,6 +329,13 @@ class ServeConfig:
     )
     shutdown_timeout: float = option_field(
         30.0, "Seconds to finish running requests after SIGTERM.", seconds=True
+    )
+    reasoning_parser: ReasoningParserName = option_field(
+        "auto",
+        "How answers mark reasoning. auto: from the checkpoint; none: it stays in the text.",
+    )
+    tool_parser: ToolParserName = option_field(
+        "auto", "How answers write tool calls. auto: from the chat template; none: tools are refused."
     )
     max_choices: int = 16  # limit of `n`
     media: MediaLimits = MediaLimits()

@@ -17,7 +17,26 @@ from saccade.lod.types import Grid, LodParams, Region, RelevanceMaps, ZoomChoice
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MeasuredStage = Literal["tokenise", "fetch", "unpack"]
 Pixels = NDArray[np.uint8]
+GrammarKind = Literal["json_schema", "regex", "lark", "choice"]
 _NUMBERS = Struct("<7q")
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sequence may write: structured output, and tool calls that a request enforces.
+
+    Put it into `Sampling.grammar`; that is all a caller does. Pass it through `GrammarCompiler.validate`
+    (`saccade.grammar.compiler`) first, which raises `InvalidValue` with the request's field for a grammar
+    that is invalid or too large. The answer ends when the grammar is complete, with finish reason "stop".
+
+    A caller that keeps reasoning apart sets `start_after` to the ids that end it (`</think>`): the sequence
+    is free up to the first of them, and the grammar applies to what follows. A caller that enforces tool
+    calls builds a `lark` grammar of the model's format: tags are strings or special tokens (`<tool_call>`),
+    arguments are `%json { ...schema... }`.
+    """
+
+    kind: GrammarKind
+    text: str  # a JSON schema, a regular expression, a Lark grammar, or a JSON list of strings
+    start_after: tuple[int, ...] = ()  # token ids; empty: from the first token
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +56,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # alternatives per token; 0 reports only the sampled one
     stop_token_ids: tuple[int, ...] = ()  # with the checkpoint's end tokens unless ignore_eos
     n: int = 1
+    grammar: GrammarSpec | None = None
 
 
 class View(msgspec.Struct, frozen=True):

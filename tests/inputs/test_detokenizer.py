@@ -1,6 +1,7 @@
 """Text in increments: the same text however the ids come, ending where the first stop string is complete."""
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import InvalidValue
-from saccade.inputs.output_processor import Detokenizer
+from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.tiny_tokenizer import token_id, tokenizer_json, tokens
 
@@ -123,3 +124,13 @@ def test_special_tokens_are_skipped_unless_wanted() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(InvalidValue, match="empty"):
         Detokenizer(tokens(), [""])
+
+
+@pytest.mark.parametrize("make", [tokens, window_tokens])
+def test_kept_special_tokens_stay_in_the_text(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    kept, dropped = token_id("<|vision_start|>"), token_id("<|vision_end|>")
+    detokenizer = Detokenizer(tokenizer, kept_ids=frozenset({kept}))
+    text = tokenizer.encode("Hello")
+    pieces = [detokenizer.push([token]).text for token in (*text, kept, *text, dropped)]
+    assert "".join(pieces) + detokenizer.finish() == "Hello<|vision_start|>Hello"

@@ -62,6 +62,35 @@ TEMPLATE = """\
 """
 
 
+# With tools, reasoning and images in tool messages, as the templates of Qwen have them.
+AGENT_TEMPLATE = """\
+{%- macro parts(content) -%}
+{%- if content is string -%}{{- content -}}
+{%- else -%}
+{%- for part in content -%}
+{%- if part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- else -%}{{- part.text -}}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- if tools -%}
+{{- '<|im_start|>system\\nTools, called in <tool_call> tags:' + tools | tojson + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.reasoning_content -%}{{- '<think>' + message.reasoning_content + '</think>' -}}{%- endif -%}
+{{- parts(message.content or '') -}}
+{%- for call in message.tool_calls or [] -%}
+{%- set function = {'name': call.function.name, 'arguments': call.function.arguments} -%}
+{{- '<tool_call>' + function | tojson + '</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if enable_thinking -%}{{- '<think>\\n' -}}{%- endif -%}
+"""
+
+
 def byte_tokenizer() -> Tokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
     tokenizer = Tokenizer(
@@ -86,10 +115,10 @@ def _byte_of(letter: str) -> int:
     return [byte for byte in range(256) if byte not in kept][ord(letter) - 256]
 
 
-def write_checkpoint(folder: Path) -> Path:
+def write_checkpoint(folder: Path, template: str = TEMPLATE) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template)
     identity = {name: 256 + SPECIAL.index(token) for name, token in _MARKS.items()}
     _write(
         folder / "config.json",
@@ -121,16 +150,17 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value))
 
 
-def make_processor(folder: Path) -> InputProcessor:
+def make_processor(folder: Path, template: str = TEMPLATE) -> InputProcessor:
     return InputProcessor(
-        open_checkpoint(str(write_checkpoint(folder))), CONTEXT, MediaLimits(allowed_domains=())
+        open_checkpoint(str(write_checkpoint(folder, template))), CONTEXT, MediaLimits(allowed_domains=())
     )
 
 
 def said(request: Request) -> str:
     """The last message (or the whole prompt) as text."""
     text = bytes(token for token in request.prompt if token < 256).decode(errors="replace")
-    return text.rsplit("user\n", 1)[-1].removesuffix("\nassistant\n")
+    text = text.rsplit("user\n", 1)[-1]
+    return text.removesuffix("<think>\n").removesuffix("\nassistant\n")
 
 
 class FakeLink:

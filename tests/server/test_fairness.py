@@ -16,7 +16,7 @@ import pytest
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.request import Delta, Request
 from saccade.server import generation, openai_serving, request_handler
-from saccade.server.openai_schema import UserMessage
+from saccade.server.message_schema import UserMessage
 from tests.server.client_checks import picture
 from tests.server.conftest import MODEL, Site
 from tests.server.fakes import FakeLink

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from saccade.errors import InvalidValue
 from saccade.sampling_params import LIMITS, SamplingParams
 from saccade.server.json_body import UNSUPPORTED
-from saccade.server.openai_schema import MAX_MESSAGES, MAX_PROMPTS, ChatBody, CompletionBody, parse_body
+from saccade.server.message_schema import MAX_MESSAGES
+from saccade.server.openai_schema import MAX_PROMPTS, ChatBody, CompletionBody, parse_body
 from tests.server.client_checks import picture
 from tests.server.conftest import Site
 from tests.server.fakes import CONTEXT, END, IMAGE, VOCAB
@@ -98,13 +99,16 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ],
     *[
         (as_role(role, [URL]), "messages[0].content[0]")
-        for role in ("system", "developer", "assistant", "tool")
+        for role in ("system", "developer", "assistant")
     ],
     (as_role("robot", "x"), "messages[0]"),
     (as_role("assistant", None), "messages[0].content"),
     ({"messages": [{"content": "x"}]}, "messages[0]"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].id",
+    ),
     # Structured output is refused before anything parses it.
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.type"),
@@ -117,7 +121,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "auto"}, "tool_choice"),
     # Templates.
     ({"chat_template": "{% for x in range(10**9) %}{% endfor %}"}, "chat_template"),
-    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": [True]}}, "chat_template_kwargs.a"),
     # Anything else.
     ({"shiny": 1}, "shiny"),
     ({"max_new_tokens": 1}, "max_new_tokens"),

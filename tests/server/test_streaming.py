@@ -53,6 +53,7 @@ async def test_usage_chunk_is_last_and_null_before(site: Site) -> None:
             "visual_tokens": 0,
             "full_visual_tokens": 0,
         },
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -11,6 +11,7 @@ text.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
@@ -28,6 +29,28 @@ from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.types import DETAILS
 
 Message = dict[str, Any]
+Scalar = str | int | float | bool | None
+RESERVED_VARIABLES = frozenset(
+    [
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+        "self",
+        "loop",
+        "caller",
+        "namespace",
+        "range",
+        "dict",
+        "lipsum",
+        "cycler",
+        "joiner",
+        "varargs",
+        "kwargs",
+    ]
+)
 # Characters that mark a control token; without them, its first character that is not alphanumeric.
 _BARS = "|｜"
 # Private-use planes 15 and 16.
@@ -120,17 +143,25 @@ class ChatTemplate:
         self._marked = _marked_characters(tokenizer.control)
         self._takes_parts = self._probe()
 
-    def encode(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[int]:
-        """Prompt ids of a conversation, ending where the answer begins."""
+    def encode(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Scalar] | None = None,
+    ) -> list[int]:
+        """Prompt ids of a conversation, ending where the answer begins. The template sees `variables`."""
         if not messages:
             raise InvalidValue("There are no messages; give at least one.", param="messages")
         prepared = list(messages) if self._takes_parts else [_join_parts(message) for message in messages]
+        if any(message.get("role") == "tool" for message in prepared):
+            prepared = self._fit_tool_messages(prepared)
         listed = list(tools) if tools else None
-        plain = self._render(prepared, listed)
-        hide, restore = self._substitutions((prepared, listed))
+        given = self._check_variables(variables or {})
+        plain = self._render(prepared, listed, given)
+        hide, restore = self._substitutions((prepared, listed, given))
         if not hide:
             return self._tokenizer.encode(plain)
-        hidden = self._render(_map_text(prepared, hide), _map_text(listed, hide))
+        hidden = self._render(_map_text(prepared, hide), _map_text(listed, hide), _map_text(given, hide))
         pieces = self._tokenizer.split_control(hidden)
         if self._tokenizer.split_control(plain)[1::2] == pieces[1::2]:
             return self._tokenizer.encode(plain)  # nothing the caller wrote reads as a control token
@@ -142,7 +173,69 @@ class ChatTemplate:
                 ids.extend(self._tokenizer.encode_plain(piece.translate(restore)))
         return ids
 
-    def _render(self, messages: list[Message], tools: list[Message] | None) -> str:
+    def _check_variables(self, variables: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        for name in variables:
+            if not name.isidentifier() or name in RESERVED_VARIABLES or name in self._special_tokens:
+                raise InvalidValue(
+                    f"{name[:64]!r} cannot be set for the chat template; leave it out.",
+                    param="chat_template_kwargs",
+                )
+        return dict(variables)
+
+    def _fit_tool_messages(self, messages: list[Message]) -> list[Message]:
+        """Tool messages as the template takes them.
+
+        Their parts are joined where it takes only text; images that it would drop follow in a user message.
+        """
+        takes_parts, takes_images = self._tool_content
+        if takes_parts and takes_images:
+            return messages
+        fitted: list[Message] = []
+        images: list[Message] = []
+        for message in messages:
+            if message.get("role") != "tool" and images:
+                fitted.append({"role": "user", "content": images})
+                images = []
+            content = message.get("content")
+            if message.get("role") == "tool" and isinstance(content, list):
+                texts = [part for part in content if part["type"] == "text"]
+                images += [part for part in content if part["type"] != "text"] if not takes_images else []
+                kept = texts if not takes_images else content
+                whole = "\n".join(part["text"] for part in texts)
+                message = {**message, "content": kept if takes_parts else whole}
+            fitted.append(message)
+        if images:
+            fitted.append({"role": "user", "content": images})
+        return fitted
+
+    @cached_property
+    def _tool_content(self) -> tuple[bool, bool]:
+        """Whether the template takes a tool message as a list of parts, and images in it."""
+
+        def render(content: Any) -> str | None:
+            call = {"type": "function", "id": "a1b2c3d4e", "function": {"name": "probe", "arguments": {}}}
+            asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+            answered = {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": "probe", "content": content}
+            try:
+                return self._render([{"role": "user", "content": "probe"}, asked, answered], None)
+            except (InvalidValue, CheckpointError):
+                return None
+
+        as_text, as_parts = render("word"), render([{"type": "text", "text": "word"}])
+        with_image = render([{"type": "image"}, {"type": "text", "text": "word"}])
+        takes_parts = as_text is not None and as_parts == as_text
+        if not takes_parts or with_image is None or as_parts is None:
+            return takes_parts, False
+        return True, len(self._tokenizer.split_control(with_image)) > len(
+            self._tokenizer.split_control(as_parts)
+        )
+
+    def _render(
+        self,
+        messages: list[Message],
+        tools: list[Message] | None,
+        variables: Mapping[str, Scalar] | None = None,
+    ) -> str:
         try:
             return self._template.render(
                 messages=messages,
@@ -150,13 +243,22 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
+                **(variables or {}),
             )
         except SecurityError as error:
             raise CheckpointError("the chat template uses what the sandbox forbids") from error
         except TemplateError as error:
             message = f"The model's chat template does not take these messages: {error.message}"
             raise InvalidValue(message, param="messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            IndexError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             message = "The model's chat template does not take messages of this shape."
             raise InvalidValue(message, param="messages") from error
 
@@ -172,7 +274,7 @@ class ChatTemplate:
 
     def _substitutions(self, written: object) -> tuple[dict[int, str], dict[int, str]]:
         """Tables from marked characters to private-use ones and back; empty if the text has none."""
-        text = "".join(_texts(written))
+        text = "".join(all_texts(written))
         present = [character for character in self._marked if character in text]
         if not present:
             return {}, {}
@@ -217,16 +319,16 @@ def content_texts(messages: Iterable[Message]) -> Iterator[str]:
             yield from (part["text"] for part in content if part["type"] == "text")
 
 
-def _texts(value: object) -> Iterable[str]:
+def all_texts(value: object) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _texts(key)
-            yield from _texts(inner)
+            yield from all_texts(key)
+            yield from all_texts(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _texts(inner)
+            yield from all_texts(inner)
 
 
 def _map_text(value: Any, table: dict[int, str]) -> Any:

@@ -1,14 +1,14 @@
 """The `Delta`s of one request to text, finish reasons and usage, for streaming and complete answers alike."""
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from operator import add
-from typing import Protocol
 
 import msgspec
 
-from saccade.errors import InvalidValue
+from saccade.inputs.answer.answer_format import AnswerParser, AnswerPlan
+from saccade.inputs.answer.events import AnswerEvent, ContentText, ParsedAnswer
+from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.request import Delta, FinishReason, Request, ZoomResult
 
@@ -44,6 +44,13 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     stop: str | None = None  # the stop string that ended it
     error: str | None = None
     code: str | None = None  # of the error
+    events: tuple[AnswerEvent, ...] | None = None  # reasoning, content, tool calls; None: not parsed
+
+    @property
+    def parts(self) -> tuple[AnswerEvent, ...]:
+        if self.events is not None:
+            return self.events
+        return (ContentText(self.text),) if self.text else ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Usage:
     full_visual_tokens: int = 0  # of the same images and videos at full detail
     # Of each image, in order: the reference to send in its place; None if its features are not cached.
     images: tuple[str | None, ...] = ()
+    reasoning_tokens: int = 0  # of the completion
 
     @property
     def total_tokens(self) -> int:
@@ -74,6 +82,18 @@ class CompletionOutput:
     logprobs: list[DecodedLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    stop: str | None = None  # the stop string that ended it
+    events: list[AnswerEvent] | None = None  # None: not parsed
+
+    @property
+    def parts(self) -> list[AnswerEvent]:
+        if self.events is not None:
+            return self.events
+        return [ContentText(self.text)] if self.text else []
+
+    @property
+    def answer(self) -> ParsedAnswer:
+        return ParsedAnswer(content=self.text) if self.events is None else ParsedAnswer.join(self.events)
 
     @property
     def text(self) -> str:
@@ -86,145 +106,6 @@ class CompletionOutput:
         """Tokens to serialise: its own, and with log-probabilities the alternatives."""
         alternatives = len(self.logprobs[0].top) if self.logprobs else 0
         return len(self.token_ids) * (1 + alternatives)
-
-
-class DecodedText(msgspec.Struct, frozen=True, gc=False):
-    text: str
-    tokens_used: int  # of the ids pushed; fewer than all if a stop string ended the text
-    stopped: bool  # by a stop string; later ids are ignored
-
-
-class _Decoder(Protocol):
-    def feed(self, *tokens: int) -> str: ...
-    def flush(self) -> str: ...
-
-
-class _ByteDecoder:
-    """For byte-level vocabularies: constant work per token."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, *tokens: int) -> str:
-        return self._utf8.decode(self._tokenizer.joined_bytes(tokens, skip_special=self._skip))
-
-    def flush(self) -> str:
-        return self._utf8.decode(b"", final=True)
-
-
-class _WindowDecoder:
-    """For other vocabularies: decodes a window of recent ids and returns what is new in it.
-
-    The window begins with ids already returned, because decoders may treat the first token differently.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special
-        self._ids: list[int] = []
-        self._returned = 0  # ids of the window that have been returned as text
-        self._text = ""  # decoding of those
-
-    def feed(self, *tokens: int) -> str:
-        return "".join([self._feed(token) for token in tokens])
-
-    def _feed(self, token: int) -> str:
-        self._ids.append(token)
-        text = self._tokenizer.decode(self._ids, skip_special=self._skip)
-        if text.endswith("\ufffd") or len(text) <= len(self._text):
-            return ""  # part of a character, or nothing visible yet
-        return self._advance(text)
-
-    def flush(self) -> str:
-        return self._advance(self._tokenizer.decode(self._ids, skip_special=self._skip))
-
-    def _advance(self, text: str) -> str:
-        new = text[len(self._text) :]
-        self._ids = self._ids[self._returned :]
-        self._returned = len(self._ids)
-        self._text = self._tokenizer.decode(self._ids, skip_special=self._skip)
-        return new
-
-
-class Detokenizer:
-    """The text of one sequence, decoded incrementally up to a stop string.
-
-    Text is final once it is returned: never part of a character, never the beginning of a possible stop
-    string. It ends at the stop string that is complete first (of two complete at the same character, the
-    longer), so it does not depend on how the ids were grouped.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stop: Sequence[str] = (),
-        include_stop: bool = False,
-        skip_special: bool = True,
-        min_tokens: int = 0,
-    ) -> None:
-        if any(not one for one in stop):
-            raise InvalidValue("A stop string is empty; remove it.", param="stop")
-        decoder = _ByteDecoder if tokenizer.byte_level else _WindowDecoder
-        self._decoder: _Decoder = decoder(tokenizer, skip_special)
-        self._stop = tuple(stop)
-        self._include = include_stop
-        self._unchecked = min_tokens  # tokens that are not searched for stop strings
-        self._held = ""
-        self.stopped = False
-        self.stop_found: str | None = None
-
-    def push(self, token_ids: Sequence[int]) -> DecodedText:
-        """Decodes the next ids; after a stop string they are ignored."""
-        if self.stopped:
-            return DecodedText("", 0, True)
-        if not self._stop:
-            return DecodedText(self._decoder.feed(*token_ids), len(token_ids), False)
-        pieces = []
-        for index, token in enumerate(token_ids):
-            self._held += self._decoder.feed(token)
-            if self._unchecked > 0:
-                self._unchecked -= 1
-                pieces.append(self._take(len(self._held)))
-                continue
-            if self._cut():
-                pieces.append(self._take(len(self._held)))
-                return DecodedText("".join(pieces), index + 1, True)
-            pieces.append(self._take(len(self._held) - self._pending()))
-        return DecodedText("".join(pieces), len(token_ids), False)
-
-    def finish(self) -> str:
-        """The text held back, when there are no more tokens."""
-        if self.stopped:
-            return ""
-        self._held += self._decoder.flush()
-        if self._stop:
-            self._cut()
-        text, self._held = self._held, ""
-        return text
-
-    def _take(self, count: int) -> str:
-        text, self._held = self._held[:count], self._held[count:]
-        return text
-
-    def _cut(self) -> bool:
-        """Ends the held text at the first complete stop string and returns whether there is one."""
-        found = [(start + len(one), start, one) for one in self._stop if (start := self._held.find(one)) >= 0]
-        if not found:
-            return False
-        end, start, self.stop_found = min(found)
-        self._held = self._held[: end if self._include else start]
-        self.stopped = True
-        return True
-
-    def _pending(self) -> int:
-        """Characters at the end that may be the beginning of a stop string."""
-        longest = 0
-        for one in self._stop:
-            most = min(len(one) - 1, len(self._held))
-            longest = max(longest, next((n for n in range(most, 0, -1) if self._held.endswith(one[:n])), 0))
-        return longest
 
 
 class OutputProcessor:
@@ -242,12 +123,22 @@ class OutputProcessor:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
+        plan: AnswerPlan | None = None,
     ) -> None:
+        """`plan` splits answers into reasoning, content and tool calls."""
         sampling = request.sampling
         self.choices = [CompletionOutput(index) for index in range(sampling.n)]
         self._detokenizers = [
-            Detokenizer(tokenizer, stop, include_stop, skip_special, sampling.min_tokens)
+            Detokenizer(
+                tokenizer, stop, include_stop, skip_special, sampling.min_tokens, _kept(plan, tokenizer)
+            )
             for _ in range(sampling.n)
+        ]
+        self._reasoning = plan.format.reasoning if plan is not None else None
+        opened = self._reasoning is not None and self._reasoning.opened_by(request.prompt, tokenizer)
+        self._reasoning_opened = opened
+        self._parsers: list[AnswerParser | None] = [
+            None if plan is None else plan.parser(opened) for _ in range(sampling.n)
         ]
         self._pending = [0] * sampling.n  # of each sequence: tokens not detokenised yet
         self._open = sampling.n  # sequences that have not ended
@@ -285,6 +176,16 @@ class OutputProcessor:
             visual_tokens=self._visual_tokens,
             full_visual_tokens=self._full_visual_tokens,
             images=tuple(name if slot in self._kept else None for slot, name in self._names.items()),
+            reasoning_tokens=self._reasoning_tokens,
+        )
+
+    @property
+    def _reasoning_tokens(self) -> int:
+        if self._reasoning is None:
+            return 0
+        return sum(
+            self._reasoning.count_tokens(choice.token_ids, self._tokenizer, self._reasoning_opened)
+            for choice in self.choices
         )
 
     def accumulate(self, delta: Delta) -> bool:
@@ -316,6 +217,10 @@ class OutputProcessor:
         choice.logprobs.extend(piece.logprobs)
         choice.finish_reason = piece.finish
         choice.error = piece.error
+        choice.stop = piece.stop
+        if piece.events is not None:
+            choice.events = choice.events if choice.events is not None else []
+            choice.events.extend(piece.events)
         self._open -= piece.finish is not None
         return piece
 
@@ -350,6 +255,10 @@ class OutputProcessor:
             text += detokenizer.finish()
         if detokenizer.stopped:
             finish = "stop"
+        parser = self._parsers[delta.index]
+        events = None
+        if parser is not None:
+            events = tuple(parser.push(text) if finish is None else parser.finish(text))
         return TextDelta(
             index=delta.index,
             text=text,
@@ -359,6 +268,7 @@ class OutputProcessor:
             stop=detokenizer.stop_found,
             error=delta.error,
             code=delta.code,
+            events=events,
         )
 
     def _decode_logprobs(self, delta: Delta, count: int) -> tuple[DecodedLogprobs, ...]:
@@ -373,3 +283,11 @@ class OutputProcessor:
     def _token(self, index: int, logprob: float) -> DecodedLogprob:
         text, spelled = self._tokenizer.spelling(index)
         return DecodedLogprob(index, text, spelled, logprob)
+
+
+def _kept(plan: AnswerPlan | None, tokenizer: Tokenizer) -> frozenset[int]:
+    """Special tokens that stay in the text: the markers of reasoning and tool calls."""
+    if plan is None:
+        return frozenset()
+    ids = (tokenizer.id_of(marker) for marker in plan.format.kept_markers(bool(plan.tools)))
+    return frozenset(index for index in ids if index is not None)

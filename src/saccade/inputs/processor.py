@@ -17,7 +17,8 @@ from msgspec.structs import replace as replace_field
 from saccade.checkpoint import Checkpoint
 from saccade.config import MediaLimits
 from saccade.errors import ContextTooLong, InvalidValue, MediaRefused
-from saccade.inputs.chat_template import ChatTemplate, content_texts, split_media
+from saccade.inputs.answer.answer_format import AUTO, AnswerFormat, AnswerPlan
+from saccade.inputs.chat_template import ChatTemplate, Scalar, all_texts, content_texts, split_media
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.media.fetch import MediaKind
 from saccade.inputs.media.loader import tenant_hash
@@ -26,7 +27,7 @@ from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.detail import DetailRequest, PlaceholderIds, ViewPlanner, reject_without_images
-from saccade.request import Media, Request, RequestTiming
+from saccade.request import GrammarSpec, Media, Request, RequestTiming
 from saccade.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,15 @@ class _Call:
 class InputProcessor:
     """Prepares requests for one checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, max_model_len: int, limits: MediaLimits | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_model_len: int,
+        limits: MediaLimits | None = None,
+        *,
+        reasoning_parser: str = AUTO,
+        tool_parser: str = AUTO,
+    ) -> None:
         self.checkpoint = checkpoint
         self.max_model_len = max_model_len
         self.limits = limits or MediaLimits()
@@ -61,6 +70,7 @@ class InputProcessor:
         self._template = (
             None if template is None else ChatTemplate(template, self.tokenizer, checkpoint.special_tokens)
         )
+        self.answer_format = AnswerFormat.detect(template, self.tokenizer, reasoning_parser, tool_parser)
         self._loader = MediaLoader(checkpoint.image, checkpoint.video, self.limits)
         self._lod = _lod(checkpoint)
 
@@ -76,22 +86,38 @@ class InputProcessor:
         salt: bytes = b"",
         tools: Sequence[dict[str, Any]] | None = None,
         *,
+        template_variables: Mapping[str, Scalar] | None = None,
+        grammar: GrammarSpec | None = None,
         trusted: bool = False,
         cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
         detail_req: DetailRequest = FULL_DETAIL,
     ) -> Request:
-        """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects."""
+        """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects.
+
+        If the prompt opens the reasoning, `grammar` applies to what follows it.
+        """
         cancel, timing = cancel or CancelToken(), timing or RequestTiming()
         call = _Call(params, request_id, salt, trusted, "messages", cancel, timing, detail_req)
         if self._template is None:
             raise InvalidValue("This model has no chat template; use completions.", param="messages")
         plain, parts = split_media(messages)
         self._check_counts(parts, call)
-        self._check_bytes(content_texts(plain), call)
+        self._check_bytes(content_texts(plain), call.param)
+        called = [message["tool_calls"] for message in plain if "tool_calls" in message]
+        if tools or called:
+            self._check_bytes(all_texts((tools or (), called)), call.param)
         with call.timing.measure("tokenise"):
-            ids = self._template.encode(plain, tools)
-        return self._request(ids, parts, call)
+            ids = self._template.encode(plain, tools, template_variables)
+        request = self._request(ids, parts, call)
+        return request if grammar is None else self._with_grammar(request, grammar)
+
+    def _with_grammar(self, request: Request, grammar: GrammarSpec) -> Request:
+        reasoning = self.answer_format.reasoning
+        if reasoning is not None and reasoning.opened_by(request.prompt, self.tokenizer):
+            end = self.tokenizer.id_of(reasoning.end)
+            grammar = replace_field(grammar, start_after=() if end is None else (end,))
+        return replace_field(request, sampling=replace_field(request.sampling, grammar=grammar))
 
     def prepare_prompt(
         self,
@@ -129,20 +155,23 @@ class InputProcessor:
         """Forgets a uuid if it still names the image of that reference."""
         self._loader.names.forget(salt, name, reference)
 
-    def output_processor(self, request: Request, params: SamplingParams) -> OutputProcessor:
+    def output_processor(
+        self, request: Request, params: SamplingParams, plan: AnswerPlan | None = None
+    ) -> OutputProcessor:
         return OutputProcessor(
             request,
             self.tokenizer,
             params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             skip_special=params.skip_special_tokens,
+            plan=plan,
         )
 
     # --- prompts -------------------------------------------------------------------------------------------
 
     def _prompt_ids(self, prompt: str | Sequence[int], call: _Call) -> list[int]:
         if isinstance(prompt, str):
-            self._check_bytes([prompt], call)
+            self._check_bytes([prompt], call.param)
             encode = self.tokenizer.encode if call.trusted else self.tokenizer.encode_plain
             return encode(prompt, add_special_tokens=True)
         return [_token_id(token, self.checkpoint.vocab_size) for token in _token_list(prompt)]
@@ -167,7 +196,11 @@ class InputProcessor:
             queues[placeholder] = iter(parts)
         return [next(queues[token]) for token in ids if token in queues]
 
-    def _check_bytes(self, texts: Iterable[str], call: _Call) -> None:
+    def check_text(self, text: str, param: str = "prompt") -> None:
+        """Raise if a text cannot fit into the context."""
+        self._check_bytes([text], param)
+
+    def _check_bytes(self, texts: Iterable[str], param: str) -> None:
         """Before tokenising, which takes a second for every megabyte or two."""
         count = sum(
             len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts
@@ -177,7 +210,7 @@ class InputProcessor:
             raise ContextTooLong(
                 f"The text has {count} bytes; the {self.max_model_len} tokens this model holds, of at most"
                 f" {self.tokenizer.longest} bytes each, cannot spell more than {most}. Send a shorter text.",
-                param=call.param,
+                param=param,
             )
 
     def _check_counts(self, parts: Sequence[MediaPart], call: _Call) -> None:

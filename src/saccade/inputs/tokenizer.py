@@ -141,12 +141,14 @@ class Tokenizer:
             return bytes([int(match[1], 16)])
         return spelling.replace("▁", " ").encode()
 
-    def joined_bytes(self, ids: Sequence[int], *, skip_special: bool) -> bytes:
+    def joined_bytes(
+        self, ids: Sequence[int], *, skip_special: bool, kept_ids: frozenset[int] = frozenset()
+    ) -> bytes:
         """The bytes that a byte-level decoder makes of ids; their text is these bytes as UTF-8."""
         known, special = self._decoded, self._special_ids if skip_special else ()
         parts = []
         for index in ids:
-            if index in special:
+            if index in special and index not in kept_ids:
                 continue
             part = known.get(index)
             if part is None:

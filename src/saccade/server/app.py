@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+from collections.abc import Callable
 
 import msgspec
 from fastapi import FastAPI
@@ -16,21 +17,28 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from saccade import __version__
 from saccade.config import ServeConfig
 from saccade.engine.client import EngineInterface
-from saccade.errors import NotAllowed, NotFound, SaccadeError, TimedOut, WrongMethod
+from saccade.errors import InvalidValue, NotAllowed, NotFound, SaccadeError, TimedOut, WrongMethod
 from saccade.inputs.media.image_names import image_not_found
 from saccade.inputs.processor import InputProcessor
 from saccade.metrics import CONTENT_TYPE
+from saccade.server.anthropic_serving import CountTokensHandler, MessagesHandler, anthropic_error
 from saccade.server.generation import ServerState
 from saccade.server.json_body import TENANT_SALT, error_body, error_headers, internal_error, send_error
 from saccade.server.lod_preview import PreviewHandler
 from saccade.server.openai_serving import ChatHandler, CompletionHandler
 from saccade.server.request_handler import GenerationHandler, GenerationRoute
+from saccade.server.responses_serving import ResponsesHandler
+from saccade.server.token_routes import DetokenizeHandler, TokenizeHandler
 
 log = logging.getLogger("saccade.server")
 
 NO_KEY_NEEDED = frozenset({"/health", "/ready"})  # probes; every other path, known or not, needs a key
 CLIENT_CLOSED = 499  # the client disconnected before a status was sent
-_PLAIN_ROUTES = "/ /v1/chat/completions /v1/completions /v1/lod/preview /health /ready /metrics /version"
+_PLAIN_ROUTES = """
+    / /v1/chat/completions /v1/completions /v1/messages /v1/messages/count_tokens /v1/responses /v1/embeddings
+    /tokenize /detokenize /v1/lod/preview /health /ready /metrics /version
+"""
+_ANTHROPIC = "/v1/messages"  # errors below it have Anthropic's format
 _NAMED_ROUTES = ("/v1/models", "/v1/images")  # a name may follow
 ROUTES = frozenset((*_PLAIN_ROUTES.split(), *_NAMED_ROUTES))
 
@@ -62,11 +70,11 @@ class AuthMiddleware:
             scope[TENANT_SALT] = self._authenticate(scope)
             await self._app(scope, receive, counted)
         except NotAllowed as error:
-            await send_error(counted, error)
+            await send_error(counted, error, encode=_error_encoder(scope["path"]))
         except Exception:
             log.exception("a request to %r failed", scope["path"][:64])
             if status == CLIENT_CLOSED:
-                await send_error(counted, internal_error())
+                await send_error(counted, internal_error(), encode=_error_encoder(scope["path"]))
         finally:
             path = scope["path"]
             for route in _NAMED_ROUTES:
@@ -78,13 +86,16 @@ class AuthMiddleware:
         """The tenant's salt for caches; empty on a server without keys."""
         if not self._digests or scope["path"] in NO_KEY_NEEDED:
             return b""
+        # Anthropic's clients send the key as x-api-key.
         given = [value for name, value in scope["headers"] if name == b"authorization"]
+        given += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         digest = _digest(key.strip())
         # Constant time: every key is compared, as digests of equal length.
         matches = sum(hmac.compare_digest(digest, one) for one in self._digests)
         if scheme.lower() != b"bearer" or not matches:
-            raise NotAllowed("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+            message = "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+            raise NotAllowed(message)
         return digest
 
 
@@ -99,6 +110,11 @@ def create_app(processor: InputProcessor, engine: EngineInterface, config: Serve
     handlers: dict[str, type[GenerationHandler]] = {
         "/v1/chat/completions": ChatHandler,
         "/v1/completions": CompletionHandler,
+        "/v1/messages": MessagesHandler,
+        "/v1/messages/count_tokens": CountTokensHandler,
+        "/v1/responses": ResponsesHandler,
+        "/tokenize": TokenizeHandler,
+        "/detokenize": DetokenizeHandler,
         "/v1/lod/preview": PreviewHandler,
     }
     for path, handler in handlers.items():
@@ -166,7 +182,7 @@ def _add_images(app: FastAPI, state: ServerState) -> None:
 def _add_status(app: FastAPI, state: ServerState) -> None:
     @app.get("/")
     async def index() -> Response:
-        generation = "POST /v1/chat/completions, /v1/completions, /v1/lod/preview"
+        generation = "POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/completions"
         routes = f"{generation}, GET /v1/models, /v1/images/HASH, /health, /ready, /metrics"
         return _json({"message": f"Saccade {__version__} serves {state.model_names[0]}: {routes}"})
 
@@ -184,31 +200,42 @@ def _add_status(app: FastAPI, state: ServerState) -> None:
     async def metrics() -> Response:
         return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
+    @app.post("/v1/embeddings")
+    async def embeddings() -> Response:
+        message = "this model generates text and has no embeddings; use an embedding model for them"
+        raise InvalidValue(message, param="model")
+
     @app.get("/version")
     async def version() -> Response:
         return _json({"version": __version__})
 
 
-def _error_response(error: SaccadeError) -> Response:
+def _error_encoder(path: str) -> Callable[[SaccadeError], bytes]:
+    return anthropic_error if path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/") else error_body
+
+
+def _error_response(error: SaccadeError, path: str) -> Response:
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return Response(error_body(error), error.status, headers)
+    return Response(_error_encoder(path)(error), error.status, headers)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
     async def on_error(request: HTTPRequest, error: Exception) -> Response:
-        return _error_response(error if isinstance(error, SaccadeError) else internal_error())
+        known = error if isinstance(error, SaccadeError) else internal_error()
+        return _error_response(known, request.url.path)
 
     async def on_routing_error(request: HTTPRequest, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status == 404:
-            return _error_response(NotFound(f"there is no route {request.method} {request.url.path[:64]}"))
+            missing = NotFound(f"there is no route {request.method} {request.url.path[:64]}")
+            return _error_response(missing, request.url.path)
         if status == 405 and isinstance(error, HTTPException):
             allowed = (error.headers or {}).get("Allow", "")
             message = f"{request.url.path[:64]} does not take {request.method[:16]}; use {allowed}"
-            response = _error_response(WrongMethod(message))
+            response = _error_response(WrongMethod(message), request.url.path)
             response.headers["allow"] = allowed
             return response
-        return _error_response(internal_error())
+        return _error_response(internal_error(), request.url.path)
 
     app.add_exception_handler(SaccadeError, on_error)
     app.add_exception_handler(HTTPException, on_routing_error)

@@ -214,6 +214,8 @@ class Generation:
         last_token_at[delta.index] = now
 
     def observe_end(self) -> None:
+        if not self.prompts or self.prompts[0].timing.sent is None:
+            return  # it never reached the engine
         metrics = self.state.metrics
         now = time.monotonic()
         metrics.end_to_end.observe(now - self.prompts[0].timing.arrived)

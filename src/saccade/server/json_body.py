@@ -159,18 +159,17 @@ def _refuse_lone_surrogates(value: object) -> None:
 # Parameters of OpenAI's API, or of other servers, that this server does not have. Setting one is an error
 # that says so; null is the same as absent.
 _UNSUPPORTED_GROUPS = {
-    "tools are not supported": "tools tool_choice parallel_tool_calls tool_calls",
-    "functions are not supported": "functions function_call",
+    "use tools and tool_choice": "functions function_call",
     "structured output is not supported": (
         "guided_json guided_regex guided_grammar guided_choice structured_outputs"
     ),
     "the checkpoint's chat template is used as it is": (
-        "chat_template chat_template_kwargs add_generation_prompt continue_final_message"
+        "chat_template add_generation_prompt continue_final_message"
     ),
     "it is not supported by this server": (
         "audio modalities prompt_embeds mm_processor_kwargs best_of suffix use_beam_search length_penalty"
-        " logits_processors metadata store service_tier prediction web_search_options reasoning_effort"
-        " verbosity prompt_cache_key safety_identifier name refusal annotations reasoning_content"
+        " logits_processors metadata store service_tier prediction web_search_options"
+        " verbosity prompt_cache_key safety_identifier name refusal annotations"
         " include_obfuscation prompt_logprobs priority"
     ),
 }
@@ -270,9 +269,14 @@ def error_headers(error: SaccadeError) -> Headers:
     return headers
 
 
-async def send_error(send: Send, error: SaccadeError, *extra: tuple[bytes, bytes]) -> None:
+async def send_error(
+    send: Send,
+    error: SaccadeError,
+    *extra: tuple[bytes, bytes],
+    encode: Callable[[SaccadeError], bytes] = error_body,
+) -> None:
     """Send the whole response for an error; nothing may have been sent before."""
-    await send_body(send, error.status, error_body(error), [*error_headers(error), *extra])
+    await send_body(send, error.status, encode(error), [*error_headers(error), *extra])
 
 
 async def send_body(send: Send, status: int, body: bytes, headers: Headers) -> None:

@@ -112,7 +112,13 @@ async def _start_and_serve(engine: EngineConfig, config: ServeConfig) -> int:
         client = EngineClient(engine)
         await client.start()
         try:
-            processor = InputProcessor(checkpoint, client.info.max_model_len, config.media)
+            processor = InputProcessor(
+                checkpoint,
+                client.info.max_model_len,
+                config.media,
+                reasoning_parser=config.reasoning_parser,
+                tool_parser=config.tool_parser,
+            )
             names = config.served_model_names or (checkpoint.name,)
 
             def on_started(url: str) -> None:

@@ -3,8 +3,7 @@
 docs/serving.md lists every parameter with its range.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     BeforeValidator,
@@ -12,168 +11,32 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
-    ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from saccade.errors import InvalidValue
-from saccade.inputs.media.image_names import MAX_UUID_LENGTH
-from saccade.lod.types import Detail
+from saccade.inputs.chat_template import Scalar
 from saccade.sampling_params import LIMITS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
-from saccade.server.json_body import StrictModel, short_repr, validation_error
+from saccade.server.conversation import effort_variables
+from saccade.server.json_body import StrictModel, validation_error
+from saccade.server.message_schema import MAX_MESSAGES, ChatMessage, tag_by_shape
+from saccade.server.tool_schema import (
+    AtMostMaxTools,
+    ChatTool,
+    Choice,
+    NamedChoice,
+    ToolOptions,
+)
 
-MAX_MESSAGES = 4096
-MAX_PARTS = 1024  # of one message
 MAX_PROMPTS = 64
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
 MAX_INT = (1 << 31) - 1
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-
-
-# --- messages: text from every role; images and videos from the user -----------------------------------
-
-
-class ImageURL(StrictModel):
-    url: str = Field(min_length=1)
-    detail: Detail | None = None
-
-
-class VideoURL(StrictModel):
-    url: str = Field(min_length=1)
-
-
-class TextPart(StrictModel):
-    type: Literal["text"]
-    text: str
-
-
-ImageName = Annotated[str, Field(min_length=1, max_length=MAX_UUID_LENGTH)]
-
-
-class ImagePart(StrictModel):
-    """An image, optionally named by `uuid`; a `uuid` alone refers to the image sent with it before."""
-
-    type: Literal["image_url"]
-    uuid: ImageName | None = None
-    image_url: ImageURL | None = Field(default=None, validate_default=True)
-
-    @field_validator("image_url")
-    @classmethod
-    def _url_or_uuid(cls, value: ImageURL | None, info: ValidationInfo) -> ImageURL | None:
-        if value is None and info.data.get("uuid") is None:
-            raise PydanticCustomError(
-                "source", "should be an image, or absent next to the uuid of one sent before"
-            )
-        return value
-
-
-class ImageRef(StrictModel):
-    hash: ImageName | None = None
-    uuid: ImageName | None = None
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.hash is None) == (self.uuid is None):
-            raise PydanticCustomError("name", "give either a hash or a uuid")
-        return self
-
-
-class ImageRefPart(StrictModel):
-    type: Literal["image_ref"]
-    image_ref: ImageRef
-
-
-class VideoPart(StrictModel):
-    type: Literal["video_url"]
-    video_url: VideoURL
-
-
-# Union tags start with "~" so that `parameter_name` can leave them out.
-def _tag_by(field: str) -> Discriminator:
-    return Discriminator(
-        lambda value: f"~{value[field] if isinstance(value, dict) else getattr(value, field)}"
-    )
-
-
-def _check_tag(field: str, shape: str, unknown: str, allowed: Sequence[str]) -> BeforeValidator:
-    """Check the field of a union first: the union's own error message is unreadable."""
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise PydanticCustomError("shape", shape)
-        tag = value.get(field)
-        if not isinstance(tag, str) or tag not in allowed:
-            raise PydanticCustomError("tag", unknown, {"given": short_repr(tag)})
-        return value
-
-    return BeforeValidator(check)
-
-
-def _check_part(where: str, *allowed: str) -> BeforeValidator:
-    unknown = f"part type {{given}} is not known {where}; use {' or '.join(allowed)}"
-    return _check_tag("type", "should be an object with a type", unknown, allowed)
-
-
-AnyPart = Annotated[
-    Annotated[TextPart, Tag("~text")]
-    | Annotated[ImagePart, Tag("~image_url")]
-    | Annotated[ImageRefPart, Tag("~image_ref")]
-    | Annotated[VideoPart, Tag("~video_url")],
-    _tag_by("type"),
-    _check_part("in a user's message", "text", "image_url", "image_ref", "video_url"),
-]
-OnlyText = Annotated[TextPart, _check_part("in a message of this role", "text")]
-
-
-def _tag_by_shape(value: Any) -> str | None:
-    return "~string" if isinstance(value, str) else "~parts" if isinstance(value, list) else None
-
-
-_CONTENT = Discriminator(
-    _tag_by_shape, custom_error_type="content", custom_error_message="should be a string or a list of parts"
-)
-Text = Annotated[str, Tag("~string")]
-TextParts = Annotated[
-    list[OnlyText], Tag("~parts"), Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
-]
-AnyParts = Annotated[list[AnyPart], Tag("~parts"), Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-
-
-class TextMessage(StrictModel):
-    role: Literal["system", "developer", "assistant"]
-    content: Annotated[Text | TextParts, _CONTENT]
-
-
-class UserMessage(StrictModel):
-    role: Literal["user"]
-    content: Annotated[Text | AnyParts, _CONTENT]
-
-
-class ToolMessage(StrictModel):
-    role: Literal["tool"]
-    content: Annotated[Text | TextParts, _CONTENT]
-    tool_call_id: str | None = Field(default=None, max_length=256)
-
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-ChatMessage = Annotated[
-    Annotated[TextMessage, Tag("~system")]
-    | Annotated[TextMessage, Tag("~developer")]
-    | Annotated[TextMessage, Tag("~assistant")]
-    | Annotated[UserMessage, Tag("~user")]
-    | Annotated[ToolMessage, Tag("~tool")],
-    _tag_by("role"),
-    _check_tag(
-        "role",
-        "should be an object with role and content",
-        f"role {{given}} is not one of {', '.join(ROLES)}",
-        ROLES,
-    ),
-]
+MAX_TEMPLATE_KWARGS = 32
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 # --- bodies --------------------------------------------------------------------------------------------
@@ -195,13 +58,29 @@ class ResponseFormat(StrictModel):
         return value
 
 
+def _check_scalar(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise PydanticCustomError("scalar", "should be a string, a number, true, false or null")
+    return value
+
+
+TemplateValue = Annotated[Any, BeforeValidator(_check_scalar)]
+ChatToolChoice = Annotated[
+    Annotated[Choice, Tag("~string")] | Annotated[NamedChoice, Tag("~named")],
+    Discriminator(
+        lambda value: "~string" if isinstance(value, str) else "~named",
+        custom_error_type="choice",
+        custom_error_message="should be 'none', 'auto', 'required' or a function",
+    ),
+]
+
 # fail_fast: a list of a million wrong items gives one error, not a million.
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[
     Annotated[StopString, Tag("~string")]
     | Annotated[list[StopString], Tag("~parts"), Field(max_length=MAX_STOPS, fail_fast=True)],
     Discriminator(
-        _tag_by_shape,
+        tag_by_shape,
         custom_error_type="stop",
         custom_error_message="should be a string or a list of strings",
     ),
@@ -243,6 +122,10 @@ class GenerationBody(StrictModel):
         return self.max_tokens
 
     @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def num_logprobs(self) -> int | None:
         """Alternatives to report per token; None reports no log-probabilities."""
         raise NotImplementedError
@@ -276,6 +159,13 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
+    tools: Annotated[list[ChatTool] | None, AtMostMaxTools] = Field(default=None, fail_fast=True)
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = Field(
+        default=None, max_length=MAX_TEMPLATE_KWARGS
+    )
     visual_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     lod: bool | None = None
 
@@ -286,6 +176,20 @@ class ChatBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def tool_options(self) -> ToolOptions:
+        choice, named = self.tool_choice or "auto", isinstance(self.tool_choice, NamedChoice)
+        return ToolOptions(
+            tools=[one.model_dump(exclude_none=True) for one in self.tools or ()],
+            choice=choice.function.name if isinstance(choice, NamedChoice) else choice,
+            named=named,
+            parallel=self.parallel_tool_calls is not False,
+        )
+
+    @property
+    def template_variables(self) -> dict[str, Scalar]:
+        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
 
 
 def _tag_prompt(value: Any) -> str | None:
@@ -353,6 +257,7 @@ def parse_body(
         old, new = body.max_tokens, body.max_completion_tokens
         agree = None in (old, new) or old == new
         _require(agree, "max_tokens", f"{old} contradicts max_completion_tokens, {new}; give one")
+        _require(body.tool_choice is None or bool(body.tools), "tool_choice", "it is only allowed with tools")
         allowed = body.top_logprobs is None or body.logprobs is True
         _require(allowed, "top_logprobs", "it is only allowed together with logprobs: true")
     elif isinstance(body, CompletionBody):

@@ -9,19 +9,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from saccade.errors import SaccadeError
-from saccade.inputs.media.cancellation import CancelToken
+from saccade.inputs.answer.events import AnswerEvent, ContentText, ReasoningText, ToolCallStart
 from saccade.inputs.output_processor import CompletionOutput, DecodedLogprobs, TextDelta, Usage
 from saccade.lod.detail import DetailRequest
-from saccade.request import Request, RequestTiming
-from saccade.server.json_body import error_body
-from saccade.server.openai_schema import (
-    BodyType,
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    TextPart,
-    parse_body,
-)
+from saccade.request import FinishReason
+from saccade.server.conversation import Conversation, parse_conversation
+from saccade.server.json_body import StrictModel, error_body
+from saccade.server.message_schema import TextPart
+from saccade.server.openai_schema import BodyType, ChatBody, CompletionBody, parse_body
 from saccade.server.request_handler import GenerationHandler, ParsedRequest, ResponseEncoder
 
 LOGPROBS_SLICE = 64  # tokens encoded at once; other threads wait for the interpreter meanwhile
@@ -51,33 +46,29 @@ class ChatHandler(OpenAIHandler):
         return self._parsed_chat(self._parse_body(ChatBody, data))
 
     def _parsed_chat(self, body: ChatBody, *, preview_only: bool = False) -> ParsedRequest:
-        params = body.sampling_params()
-
-        def prepare(request_id: str, salt: bytes, *, cancel: CancelToken, timing: RequestTiming) -> Request:
-            messages: list[dict[str, Any]] = [one.model_dump(exclude_none=True) for one in body.messages]
-            detail_req = DetailRequest(
-                lod=body.lod, visual_tokens=body.visual_tokens, preview_only=preview_only
-            )
-            return self.state.processor.prepare_chat(
-                messages,
-                params,
-                request_id,
-                salt,
-                cancel=cancel,
-                timing=timing,
-                detail_req=detail_req,
-            )
-
-        contents = [one.content for one in body.messages if not isinstance(one.content, str)]
-        return ParsedRequest(
+        contents = [one.content for one in body.messages if isinstance(one.content, list)]
+        conversation = Conversation(
             model=body.model,
-            params=params,
-            prompts=[prepare],
+            messages=lambda: [message_dict(one) for one in body.messages],
             has_media=any(not isinstance(part, TextPart) for parts in contents for part in parts),
+            params=body.sampling_params(),
             stream=bool(body.stream),
-            encoder=ChatEncoder(self.request_id, self.state.fingerprint, body),
+            tools=body.tool_options,
+            template_variables=body.template_variables,
+            detail_req=DetailRequest(
+                lod=body.lod, visual_tokens=body.visual_tokens, preview_only=preview_only
+            ),
             user=body.user,
         )
+        encoder = ChatEncoder(self.request_id, self.state.fingerprint, body.model, body.include_usage)
+        return parse_conversation(self.state, conversation, encoder)
+
+
+def message_dict(message: StrictModel) -> dict[str, Any]:
+    """A message as chat templates take it: reasoning under both its names."""
+    plain = message.model_dump(exclude_none=True)
+    reasoning = plain.get("reasoning_content", plain.get("reasoning"))
+    return plain if reasoning is None else {**plain, "reasoning_content": reasoning, "reasoning": reasoning}
 
 
 class CompletionHandler(OpenAIHandler):
@@ -88,13 +79,14 @@ class CompletionHandler(OpenAIHandler):
     def parse(self, data: object) -> ParsedRequest:
         body = self._parse_body(CompletionBody, data)
         params = body.sampling_params()
+        head = (self.request_id, self.state.fingerprint, body.model)
         return ParsedRequest(
             model=body.model,
             params=params,
             prompts=[partial(self.state.processor.prepare_prompt, prompt, params) for prompt in body.prompts],
             has_media=False,
             stream=bool(body.stream),
-            encoder=CompletionEncoder(self.request_id, self.state.fingerprint, body),
+            encoder=CompletionEncoder(*head, body.include_usage),
             user=body.user,
         )
 
@@ -108,6 +100,10 @@ class PromptTokensDetails(msgspec.Struct):
     full_visual_tokens: int  # the images' tokens at full detail
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class UsageImage(msgspec.Struct):
     hash: str | None  # may be sent in place of the image; null if its features are not cached
 
@@ -117,6 +113,7 @@ class ResponseUsage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
     images: list[UsageImage] | UnsetType = UNSET  # of the prompt, in order; absent without images
 
 
@@ -141,6 +138,23 @@ class ChatLogprobs(msgspec.Struct):
 class ChatDelta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # the same text under both names that clients know
+    reasoning: str | UnsetType = UNSET
+    tool_calls: "list[ToolCallChunk] | UnsetType" = UNSET
+
+
+class FunctionChunk(msgspec.Struct):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallChunk(msgspec.Struct):
+    """A tool call or, in a stream, what it adds: first id and name, then pieces of the arguments."""
+
+    function: FunctionChunk
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -152,8 +166,11 @@ class ChatChunkChoice(msgspec.Struct):
 
 class ResponseMessage(msgspec.Struct):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -198,9 +215,9 @@ class ResponseBody(msgspec.Struct):
 class OpenAIEncoder(ResponseEncoder):
     chunk_object: str
 
-    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
-        self._head = (request_id, int(time.time()), body.model, fingerprint)
-        self._include_usage = body.stream_options is not None and body.stream_options.include_usage
+    def __init__(self, request_id: str, fingerprint: str, model: str, include_usage: bool = False) -> None:
+        self._head = (request_id, int(time.time()), model, fingerprint)
+        self._include_usage = include_usage
 
     def _body(self, kind: str, choices: Choices, usage: Usage | UnsetType | None = UNSET) -> bytes:
         request_id, created, model, fingerprint = self._head
@@ -210,6 +227,9 @@ class OpenAIEncoder(ResponseEncoder):
 
     def _chunk_event(self, choices: Choices) -> bytes:
         return _EVENT % self._body(self.chunk_object, choices, None if self._include_usage else UNSET)
+
+    def start(self, usage: Usage) -> bytes:
+        return b""
 
     def end(self, usage: Usage) -> bytes:
         no_choices: list[ChatChunkChoice] = []
@@ -223,40 +243,79 @@ class OpenAIEncoder(ResponseEncoder):
 class ChatEncoder(OpenAIEncoder):
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
-        super().__init__(request_id, fingerprint, body)
+    def __init__(self, request_id: str, fingerprint: str, model: str, include_usage: bool = False) -> None:
+        super().__init__(request_id, fingerprint, model, include_usage)
         self._opened: set[int] = set()  # choices whose role has been sent
+        self._called: set[int] = set()  # choices with tool calls
 
     def chunk(self, index: int, piece: TextDelta) -> bytes:
         chunks = b""
         if index not in self._opened:
             self._opened.add(index)
             chunks = self._chunk_event([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
-        if piece.text or piece.logprobs:
-            logprobs = _chat_logprobs(piece.logprobs)
-            chunks += self._chunk_event([ChatChunkChoice(index, ChatDelta(content=piece.text), logprobs)])
+        logprobs = _chat_logprobs(piece.logprobs)
+        deltas = [ChatDelta(content=piece.text)] if piece.text or piece.logprobs else []
+        if piece.events is not None:
+            deltas = [_chat_delta(event) for event in piece.events]
+            if any(isinstance(event, ToolCallStart) for event in piece.events):
+                self._called.add(index)
+            if logprobs is not None and not deltas:  # the text is held back
+                deltas = [ChatDelta(content="")]
+        for delta in deltas:
+            chunks += self._chunk_event([ChatChunkChoice(index, delta, logprobs)])
+            logprobs = None
         if piece.finish is not None:
-            chunks += self._chunk_event([ChatChunkChoice(index, ChatDelta(), None, piece.finish)])
+            finish = _finish(piece.finish, index in self._called)
+            chunks += self._chunk_event([ChatChunkChoice(index, ChatDelta(), None, finish)])
         return chunks
 
     def full(self, choices: Iterable[tuple[int, CompletionOutput]], usage: Usage) -> bytes:
         encoded = [
             ChatChoice(
                 index,
-                ResponseMessage("assistant", choice.text),
+                _response_message(choice),
                 _chat_logprobs(choice.logprobs),
-                choice.finish_reason,
+                _finish(choice.finish_reason, bool(choice.answer.tool_calls)),
             )
             for index, choice in choices
         ]
         return self._body("chat.completion", encoded, usage)
 
 
+def _finish(reason: FinishReason | None, called: bool) -> str | None:
+    return "tool_calls" if called and reason == "stop" else reason
+
+
+def _chat_delta(event: AnswerEvent) -> ChatDelta:
+    if isinstance(event, ContentText):
+        return ChatDelta(content=event.text)
+    if isinstance(event, ReasoningText):
+        return ChatDelta(reasoning_content=event.text, reasoning=event.text)
+    if isinstance(event, ToolCallStart):
+        call = ToolCallChunk(FunctionChunk(event.name, ""), event.index, event.id, "function")
+    else:
+        call = ToolCallChunk(FunctionChunk(arguments=event.text), event.index)
+    return ChatDelta(tool_calls=[call])
+
+
+def _response_message(choice: CompletionOutput) -> ResponseMessage:
+    answer = choice.answer
+    message = ResponseMessage("assistant", answer.content or (None if answer.tool_calls else ""))
+    if answer.reasoning:
+        message.reasoning_content = message.reasoning = answer.reasoning
+    if answer.tool_calls:
+        message.tool_calls = [
+            ToolCallChunk(FunctionChunk(call.name, call.arguments), id=call.id, type="function")
+            for call in answer.tool_calls
+        ]
+    return message
+
+
 class CompletionEncoder(OpenAIEncoder):
     chunk_object = "text_completion"
 
-    def __init__(self, request_id: str, fingerprint: str, body: GenerationBody) -> None:
-        super().__init__(request_id, fingerprint, body)
+    def __init__(self, request_id: str, fingerprint: str, model: str, include_usage: bool = False) -> None:
+        super().__init__(request_id, fingerprint, model, include_usage)
         self._offsets: dict[int, int] = {}  # characters of each choice's tokens so far
 
     def chunk(self, index: int, piece: TextDelta) -> bytes:
@@ -294,7 +353,10 @@ class CompletionEncoder(OpenAIEncoder):
 def _response_usage(usage: Usage) -> ResponseUsage:
     details = PromptTokensDetails(usage.cached_tokens, usage.visual_tokens, usage.full_visual_tokens)
     images = [UsageImage(name) for name in usage.images] or UNSET
-    return ResponseUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details, images)
+    completion = CompletionTokensDetails(usage.reasoning_tokens)
+    return ResponseUsage(
+        usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details, completion, images
+    )
 
 
 def _chat_logprobs(tokens: Sequence[DecodedLogprobs]) -> ChatLogprobs | None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from saccade.errors import SaccadeError, TimedOut
+from saccade.inputs.answer.answer_format import AnswerPlan
 from saccade.inputs.media.cancellation import CancelToken
 from saccade.inputs.output_processor import CompletionOutput, TextDelta, Usage
 from saccade.request import Request, RequestTiming
@@ -29,6 +30,7 @@ from saccade.server.json_body import (
     Disconnected,
     Headers,
     check_content_type,
+    error_body,
     internal_error,
     parse_json,
     read_body,
@@ -56,6 +58,7 @@ _EVENT_STREAM: Headers = [
 class ResponseEncoder(Protocol):
     """The bytes of one response, as server-sent events or as one body."""
 
+    def start(self, usage: Usage) -> bytes: ...
     def chunk(self, index: int, piece: TextDelta) -> bytes: ...
     def end(self, usage: Usage) -> bytes: ...
     def error(self, error: SaccadeError) -> bytes: ...
@@ -81,6 +84,7 @@ class ParsedRequest:
     stream: bool
     encoder: ResponseEncoder
     user: str | None = None
+    plan: AnswerPlan | None = None  # None: answers are plain text
 
 
 class GenerationHandler(ABC):
@@ -104,6 +108,10 @@ class GenerationHandler(ABC):
     @abstractmethod
     def parse(self, data: object) -> ParsedRequest:
         """Validate a JSON body; SaccadeError names the parameter that is wrong."""
+
+    def encode_error(self, error: SaccadeError) -> bytes:
+        """The body of an error response."""
+        return error_body(error)
 
     def abort(self, reason: SaccadeError) -> None:
         """Cancel the request; the client gets `reason`."""
@@ -227,7 +235,7 @@ class GenerationHandler(ABC):
                 raise
         prompts = []
         for number, (request, timing) in enumerate(zip(requests, timings, strict=True)):
-            output = state.processor.output_processor(request, parsed.params)
+            output = state.processor.output_processor(request, parsed.params, parsed.plan)
             prompts.append(PromptRun(request, output, number * parsed.params.n, timing))
         return Generation(state, self.request_id, prompts), parsed.encoder, parsed.stream
 
@@ -265,6 +273,8 @@ class GenerationHandler(ABC):
                         headers = [*_EVENT_STREAM, *self._response_headers(generation)]
                         await send({"type": "http.response.start", "status": 200, "headers": headers})
                         self._stream_encoder = encoder
+                        if opening := encoder.start(generation.usage):
+                            await send({"type": "http.response.body", "body": opening, "more_body": True})
             if chunk := encoder.chunk(index, piece):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
@@ -284,7 +294,8 @@ class GenerationHandler(ABC):
         try:
             async with asyncio.timeout(ERROR_SECONDS):
                 if not self._response_started:
-                    await send_error(send, error, (b"x-request-id", self.request_id.encode()))
+                    extra = (b"x-request-id", self.request_id.encode())
+                    await send_error(send, error, extra, encode=self.encode_error)
                     return
                 if self._stream_encoder is not None:
                     event = self._stream_encoder.error(error)
