@@ -302,29 +302,11 @@ async def test_three_apis_make_the_same_prompt(site: Site) -> None:
     assert len(texts) == 1
 
 
-async def test_a_required_call_carries_a_grammar(site: Site) -> None:
-    schema = {
-        **PARAMETERS,
-        "$defs": {"n": {"type": "integer"}},
-        "properties": {"count": {"$ref": "#/$defs/n"}},
-    }
-    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
-    other = {"type": "function", "function": {"name": "stop"}}
-    reply = json.dumps([{"name": "stop", "arguments": {}}])
-    named = {"type": "function", "function": {"name": "look"}}
-    for choice, count in (("required", 2), (named, 1)):
-        answer = await site.chat(f"say: {reply}", tools=[tool, other], tool_choice=choice)
-        grammar = site.link.requests[-1].sampling.grammar
-        assert grammar is not None
-        options = json.loads(grammar.text)["items"]["anyOf"]
-        assert len(options) == count
-        arguments = options[0]["properties"]["arguments"]
-        assert arguments["properties"]["count"]["$ref"] == "#/items/anyOf/0/properties/arguments/$defs/n"
-        assert not grammar.start_after
-        message = answer.json()["choices"][0]["message"]
-        assert [one["function"]["name"] for one in message["tool_calls"]] == ["stop"]
-    await site.chat("say: hi", tools=[tool], tool_choice="auto")
-    assert site.link.requests[-1].sampling.grammar is None
+async def test_a_required_call_is_refused_while_nothing_enforces_it(site: Site) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    for choice in ("required", {"type": "function", "function": {"name": "look"}}):
+        answer = await site.chat("say: hi", tools=[tool], tool_choice=choice)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
 
 
 async def test_tools_are_hidden_and_unparsed_with_choice_none(site: Site) -> None:

@@ -156,11 +156,15 @@ class Qwen2VLVideoProcessor(VideoProcessor):
         return cls(
             min_pixels=least,
             max_pixels=most,
-            fps=_number(processor, where, "fps", 2.0),
-            min_frames=int(_number(processor, where, "min_frames", 4)),
-            max_frames=int(_number(processor, where, "max_frames", 768)),
-            video_tokens=int(_number(processor, where, "max_video_tokens", 128000)) if capped else None,
-            tokens_per_second=_number(vision, "config.json", "tokens_per_second", 4) if timed else None,
+            fps=positive_number(processor, where, "fps", 2.0),
+            min_frames=int(positive_number(processor, where, "min_frames", 4)),
+            max_frames=int(positive_number(processor, where, "max_frames", 768)),
+            video_tokens=int(positive_number(processor, where, "max_video_tokens", 128000))
+            if capped
+            else None,
+            tokens_per_second=positive_number(vision, "config.json", "tokens_per_second", 4)
+            if timed
+            else None,
             **settings,
         )
 

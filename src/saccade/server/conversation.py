@@ -101,6 +101,9 @@ def check_tools(state: ServerState, options: ToolOptions) -> None:
     if options.named and options.choice not in names:
         message = f"no tool is named '{options.choice[:64]}'; name one of tools"
         raise InvalidValue(f"invalid 'tool_choice': {message}", param="tool_choice")
+    if options.forced:
+        reason = "calls are not enforced yet; use 'auto' or 'none'"
+        raise UnsupportedParameter(f"unsupported parameter 'tool_choice': {reason}", param="tool_choice")
     if options.offered and state.processor.answer_format.tool_parser is None:
         message = "the chat template of this model takes no tools; leave them out"
         raise InvalidValue(f"invalid 'tools': {message}", param="tools")
