@@ -17,6 +17,7 @@ from saccade.lod.detail import DetailRequest
 from saccade.request import Request, RequestTiming
 from saccade.sampling_params import SamplingParams
 from saccade.server.generation import ServerState
+from saccade.server.json_body import UnsupportedParameter
 from saccade.server.request_handler import ParsedRequest, ResponseEncoder
 from saccade.server.tool_schema import ToolOptions
 
