@@ -1,7 +1,6 @@
 """User input to `Request`: tokenises text, loads media, checks that everything fits and resolves sampling.
 
-It blocks on the network and on decoding, so servers call it in worker threads and cancel it with a
-`CancelToken`. It is thread-safe and never tokenises or decodes what cannot fit into the context.
+It blocks on network and decoding: call it in worker threads, cancel it with a `CancelToken`. Thread-safe.
 """
 
 import logging
@@ -27,7 +26,7 @@ from saccade.inputs.output_processor import OutputProcessor
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.lod.checkpoint_views import checkpoint_views
 from saccade.lod.detail import DetailRequest, PlaceholderIds, ViewPlanner, reject_without_images
-from saccade.request import GrammarSpec, Media, Request, RequestTiming
+from saccade.request import Media, Request, RequestTiming
 from saccade.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -87,16 +86,12 @@ class InputProcessor:
         tools: Sequence[dict[str, Any]] | None = None,
         *,
         template_variables: Mapping[str, Scalar] | None = None,
-        grammar: GrammarSpec | None = None,
         trusted: bool = False,
         cancel: CancelToken | None = None,
         timing: RequestTiming | None = None,
         detail_req: DetailRequest = FULL_DETAIL,
     ) -> Request:
-        """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects.
-
-        If the prompt opens the reasoning, `grammar` applies to what follows it.
-        """
+        """A conversation. Its text has no control tokens; `trusted` lets media be paths and objects."""
         cancel, timing = cancel or CancelToken(), timing or RequestTiming()
         call = _Call(params, request_id, salt, trusted, "messages", cancel, timing, detail_req)
         if self._template is None:
@@ -104,20 +99,10 @@ class InputProcessor:
         plain, parts = split_media(messages)
         self._check_counts(parts, call)
         self._check_bytes(content_texts(plain), call.param)
-        called = [message["tool_calls"] for message in plain if "tool_calls" in message]
-        if tools or called:
-            self._check_bytes(all_texts((tools or (), called)), call.param)
+        self._check_bytes(all_texts((tools or (), [one.get("tool_calls", ()) for one in plain])), call.param)
         with call.timing.measure("tokenise"):
             ids = self._template.encode(plain, tools, template_variables)
-        request = self._request(ids, parts, call)
-        return request if grammar is None else self._with_grammar(request, grammar)
-
-    def _with_grammar(self, request: Request, grammar: GrammarSpec) -> Request:
-        reasoning = self.answer_format.reasoning
-        if reasoning is not None and reasoning.opened_by(request.prompt, self.tokenizer):
-            end = self.tokenizer.id_of(reasoning.end)
-            grammar = replace_field(grammar, start_after=() if end is None else (end,))
-        return replace_field(request, sampling=replace_field(request.sampling, grammar=grammar))
+        return self._request(ids, parts, call)
 
     def prepare_prompt(
         self,

@@ -73,7 +73,6 @@ def parse_conversation(
             salt,
             tools or None,
             template_variables=conversation.template_variables,
-            grammar=options.grammar(),
             cancel=cancel,
             timing=timing,
             detail_req=conversation.detail_req,
