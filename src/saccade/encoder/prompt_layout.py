@@ -51,20 +51,7 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
         tokens += prompt[done : item.placeholder]
         view = item.view
         whole, begin = _whole_image(item, wholes, position)
-        place, following = b"", position + max(view.token_grid)
-        if request.sequential:
-            following = position + view.tokens
-            grid = np.arange(position, following, dtype=np.float32)
-        elif request.registered:
-            grid = _registered_positions(view, whole) + begin
-            grid[0] = position
-            place = np.array([begin, *whole.full], dtype="<i8").tobytes()
-            following = position + (max(whole.full) if whole is item else 1)
-        elif item.time is not None:
-            grid, following = _later_positions(view, item.time, position), position
-            place = item.time.to_bytes(8, "little")
-        else:
-            grid = _grid_positions(*view.token_grid) + position
+        grid, place, following = _media_positions(request, item, whole, begin, position)
         part: Role = "whole" if item.full == view.token_grid else "global"
         role = part if item.origin is None else "zoom"
         is_target = item.placeholder in targets
@@ -79,6 +66,27 @@ def lay_out_prompt(request: Request, begun: PromptLayout | None = None, done: in
     tokens += prompt[done:]
     position = max(position, _highest_time(request, positions) + 1)
     return PromptLayout(tuple(tokens), tuple(spans), positions, position - len(tokens))
+
+
+def _media_positions(
+    request: Request, item: Media, whole: Media, begin: int, position: int
+) -> tuple[NDArray[np.float32], bytes, int]:
+    """A view's positions, what its features' identity adds for them, and the position of the next token.
+
+    `whole` is the whole image the view belongs to, which begins at position `begin`.
+    """
+    view = item.view
+    if request.sequential:
+        following = position + view.tokens
+        return np.arange(position, following, dtype=np.float32), b"", following
+    if request.registered:
+        grid = _registered_positions(view, whole) + begin
+        grid[0] = position
+        place = np.array([begin, *whole.full], dtype="<i8").tobytes()
+        return grid, place, position + (max(whole.full) if whole is item else 1)
+    if item.time is not None:
+        return _later_positions(view, item.time, position), item.time.to_bytes(8, "little"), position
+    return _grid_positions(*view.token_grid) + position, b"", position + max(view.token_grid)
 
 
 def _sorted_media(request: Request, last: int) -> list[Media]:
