@@ -40,7 +40,9 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        return next(pid for pid in children(self.process.pid) if b"saccade.engine.process" in _command(pid))
+        return next(
+            pid for pid in children(self.process.pid) if b"saccade.engine.process" in command_line(pid)
+        )
 
     def gauge(self, name: str) -> float:
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():
@@ -74,7 +76,7 @@ def children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def _command(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 

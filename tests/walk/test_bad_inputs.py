@@ -88,7 +88,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an unknown role": {"messages": [{"role": "god", "content": "hello"}]},
     "a lone surrogate": saying("\ud800"),
     "a template in the request": saying("hello", chat_template="{{ 1 }}"),
-    "template arguments": saying("hello", chat_template_kwargs={"a": 1}),
+    "template arguments": saying("hello", chat_template_kwargs={"a": [1]}),
     # numbers
     "negative temperature": saying("hello", temperature=-1),
     "a bool for an int": saying("hello", max_tokens=True),

@@ -148,7 +148,14 @@ OF_ANSWERS: dict[str, Any] = {
     "stop_token_ids": [1],
     "ignore_eos": True,
     "response_format": {"type": "text"},
+    "tools": [{"type": "function", "function": {"name": "look"}}],
+    "parallel_tool_calls": False,
+    "reasoning_effort": "low",
+    "chat_template_kwargs": {"a": 1},
 }
+
+# Refused without the field they belong to, by any route.
+WITH_OTHERS = ("top_logprobs", "stream_options", "tool_choice")
 
 
 def test_a_preview_refuses_what_is_about_an_answer(looking: Server) -> None:
@@ -158,7 +165,7 @@ def test_a_preview_refuses_what_is_about_an_answer(looking: Server) -> None:
         error = response.json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert ask(looking, LARGE, route="lod/preview", **dict.fromkeys(OF_ANSWERS)).status_code == 200
-    assert {*OF_ANSWERS, *USED_FIELDS, "top_logprobs", "stream_options"} == {*PreviewBody.model_fields}
+    assert {*OF_ANSWERS, *USED_FIELDS, *WITH_OTHERS} == {*PreviewBody.model_fields}
     response = ask(looking, LARGE, route="lod/preview", format="png", png=False)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "png")
 

@@ -22,7 +22,7 @@ from PIL import Image
 from saccade import LLM, SamplingParams
 from tests.parity.oracle import picture
 from tests.server import client_checks
-from tests.walk.conftest import Server, children
+from tests.walk.conftest import Server, children, command_line
 
 
 def data_uri(image: Image.Image) -> str:
@@ -143,7 +143,9 @@ def test_a_signal_during_startup_ends_both_processes(
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     engine = None
     while engine is None and process.poll() is None:
-        engine = next(iter(children(process.pid)), None)
+        engine = next(
+            (one for one in children(process.pid) if b"saccade.engine.process" in command_line(one)), None
+        )
     process.send_signal(number)
     status = process.wait(30)
     told = (tmp_path / "log").read_text()
